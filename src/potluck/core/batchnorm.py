@@ -1,0 +1,57 @@
+"""BatchNorm's running statistics: when they are kept as they are, and how they are measured afresh."""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+# The shared base of all BatchNorm layers has no public name in torch.
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:
+    """The BatchNorm layers of `net` by name."""
+    return {name: module for name, module in net.named_modules() if isinstance(module, BATCH_NORMS)}
+
+
+@contextmanager
+def keep_statistics(net: nn.Module) -> Generator[None]:
+    """Inside the block, training-mode forwards normalise with batch statistics and leave the buffers alone."""
+    layers = [layer for layer in batch_norms(net).values() if layer.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
+    """Set the running statistics to plain means over `batches` of batch mean and unbiased batch variance.
+
+    HeteroFL's static BatchNorm: statistics are measured once for fixed weights instead of tracked while they
+    change. Batches of one example are skipped, since they have no variance.
+
+    Returns:
+        The number of batches measured; with none the statistics are those of a fresh layer.
+    """
+    layers = list(batch_norms(net).values())
+    momenta = [layer.momentum for layer in layers]
+    training = net.training
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # torch's name for a cumulative mean
+    net.train()
+    measured = 0
+    with torch.no_grad():
+        for inputs in batches:
+            if len(inputs) > 1:
+                net(inputs)
+                measured += 1
+    net.train(training)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    return measured

@@ -1,0 +1,116 @@
+"""Who takes part: every client's data, model and capacity, and what the server has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Size, Tensor, nn
+
+from potluck.core.examples import Examples
+from potluck.core.rng import Key, isolated
+
+ClientId = int
+Builder = Callable[..., nn.Module]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One client's place: what it holds and never sends.
+
+    Attributes:
+        id: the client's stable number.
+        architecture: name of its model in the federation's `architectures`.
+        train: examples it learns from.
+        validation: examples it chooses by; may be empty.
+        test: examples its model is judged on; may be empty.
+        capacity: share of the full model it can train, above 0 and at most 1.
+    """
+
+    id: ClientId
+    architecture: str
+    train: Examples
+    validation: Examples
+    test: Examples
+    capacity: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.capacity <= 1:
+            raise ValueError(
+                f"capacity of client {self.id}: expected above 0 and at most 1, found {self.capacity}"
+            )
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the server knows of a client without asking: its model's shapes, its capacity, how much data.
+
+    Attributes:
+        shapes: shape of every tensor in the model's state dict.
+        parameters: which of those names are trained; the rest are buffers.
+        examples: number of training examples.
+    """
+
+    id: ClientId
+    architecture: str
+    capacity: float
+    shapes: Mapping[str, Size]
+    parameters: frozenset[str]
+    examples: int
+
+
+Roster = Mapping[ClientId, Member]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Dataset x partition x models x capacities.
+
+    Attributes:
+        sites: the clients by id.
+        architectures: named builders; each call makes a new module. A builder that takes `rate` can make
+            narrower nets whose tensors are leading slices of the full net's.
+        server_architecture: what `server.build()` makes: the common or global model.
+        criterion: (outputs, targets) to a scalar; the task's loss.
+        public: unlabelled examples that everyone has; their targets are never read.
+        test: the common test set.
+        num_classes: classes of the task.
+    """
+
+    sites: Mapping[ClientId, Site]
+    architectures: Mapping[str, Builder]
+    server_architecture: str
+    num_classes: int
+    criterion: Criterion = field(default=nn.functional.cross_entropy)
+    public: Examples | None = None
+    test: Examples | None = None
+
+    def build(self, architecture: str | None, key: Key, rate: float = 1.0) -> nn.Module:
+        """A new module, initialised by draws from `key` alone; None for the server's architecture."""
+        builder = self.architectures[architecture or self.server_architecture]
+        with isolated(key):
+            return builder() if rate == 1.0 else builder(rate=rate)
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The members that the server sees, by id in ascending order."""
+        plans = {
+            name: self._plan(name) for name in sorted({site.architecture for site in self.sites.values()})
+        }
+        return {
+            id: Member(
+                id, site.architecture, site.capacity, *plans[site.architecture], examples=len(site.train)
+            )
+            for id, site in sorted(self.sites.items())
+        }
+
+    def _plan(self, architecture: str) -> tuple[Mapping[str, Size], frozenset[str]]:
+        net = self.build(architecture, Key((architecture,)))
+        shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+        return shapes, frozenset(name for name, _ in net.named_parameters())
+
+
+def empty_like(examples: Examples) -> Examples:
+    """No examples, of the same kind."""
+    return examples.take(torch.empty(0, dtype=torch.int64))

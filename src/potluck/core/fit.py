@@ -1,0 +1,138 @@
+"""Local training as a value: a client yields a `Fit`, the engine trains and sends back a `FitReport`."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from potluck.core.examples import Batch, Examples
+from potluck.core.weights import Weights
+
+Extras = Mapping[str, Any]
+Observed = dict[str, Tensor]
+Objective = Callable[[nn.Module, Batch, Extras], Tensor | tuple[Tensor, Observed]]
+Combine = Callable[[list[Weights], Extras], Weights]
+AfterStep = Callable[[Weights, Extras, float], Weights]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a net is trained on local data; the optimiser starts fresh with every fit.
+
+    The defaults are the setting that the FedIN papers give to every method: Adam, 0.001, batches of 16.
+
+    Attributes:
+        optimizer: "adam" (betas 0.9, 0.999) or "sgd".
+        lr: learning rate.
+        epochs: passes over the local data, the last incomplete batch included.
+        steps: optimiser steps instead of epochs, if given.
+        batch_size: examples a step.
+        momentum: of SGD.
+        weight_decay: L2 term added to the gradient by the optimiser.
+        clip_norm: limit of the gradient's global norm, applied after gradients are combined; None for no limit.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 0.001
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("lr", self.lr, 0)
+        _at_least("epochs", self.epochs, 1)
+        _at_least("batch_size", self.batch_size, 1)
+        _at_least("weight_decay", self.weight_decay, 0)
+        if self.steps is not None:
+            _at_least("steps", self.steps, 1)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum: expected a number from 0 to below 1, found {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError("momentum: belongs to the optimizer 'sgd'; Adam has its own")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm: expected a number above 0, found {self.clip_norm}")
+
+
+@dataclass(eq=False)
+class Fit:
+    """A request to train `net` in place. Objectives are written for one client and hold no state.
+
+    Attributes:
+        net: what is trained; several nets go into an `nn.ModuleDict`.
+        objectives: (net, batch, extras) to a scalar loss, or to a loss and named per-example observations
+            (batch, ...). With several, each step computes the gradient of each.
+        data: what batches are drawn from.
+        training: optimiser, length, batch size.
+        extras: tensors that objectives and hooks read: control variates, another client's features ...
+        combine: gradients by objective (a name is missing where the objective does not depend on it) and
+            extras to the gradient that the optimiser takes. Default: their sum.
+        after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
+        trainable: prefixes of the parameter names to train; None for all.
+        keep: how many examples of the last epoch to report observations of, drawn uniformly.
+    """
+
+    net: nn.Module
+    objectives: Objective | Sequence[Objective]
+    data: Examples
+    training: LocalTraining
+    extras: Extras = field(default_factory=dict)
+    combine: Combine | None = None
+    after_step: AfterStep | None = None
+    trainable: tuple[str, ...] | None = None
+    keep: int = 0
+    done: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if (built := _built.get()) is not None:
+            built.append(self)
+
+    @property
+    def losses(self) -> tuple[Objective, ...]:
+        """The objectives as a tuple, also when there is only one."""
+        return (self.objectives,) if callable(self.objectives) else tuple(self.objectives)
+
+    def trains(self, name: str) -> bool:
+        """Whether the parameter of this name is to be trained."""
+        return self.trainable is None or name.startswith(self.trainable)
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What the engine answers to a `Fit`.
+
+    Attributes:
+        loss: mean over the steps of the first objective.
+        steps: optimiser steps taken.
+        examples: examples seen, counted once a pass.
+        kept: observations of the kept examples of the last epoch, by name, (kept, ...), rows aligned.
+    """
+
+    loss: float
+    steps: int
+    examples: int
+    kept: Observed
+
+
+_built: ContextVar[list[Fit] | None] = ContextVar("built", default=None)
+
+
+@contextmanager
+def watching() -> Generator[list[Fit]]:
+    """Collect every `Fit` built inside the block, so that an engine notices one that was never yielded."""
+    built: list[Fit] = []
+    token = _built.set(built)
+    try:
+        yield built
+    finally:
+        _built.reset(token)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ValueError(f"{name}: expected at least {least}, found {value}")

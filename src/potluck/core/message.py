@@ -1,0 +1,109 @@
+"""What crosses the wire between server and clients, and what it weighs."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from potluck.core.errors import WireError
+from potluck.core.tree import pack, unpack
+
+_NUMBER_BYTES = 8
+
+
+class Message(Mapping[str, Any]):
+    """Named entries: tensors, nested dicts of tensors, numbers, text. An entry that is None is absent.
+
+    Reading an absent entry gives None, so `message["features"]` serves the round in which there are none yet.
+    A typo in a name therefore reads None as well; the conformance suite compares the names that were sent
+    with the method's Wire section.
+    """
+
+    def __init__(self, **entries: Any) -> None:
+        self._entries = {name: value for name, value in entries.items() if value is not None}
+        for name, value in self._entries.items():
+            _check(value, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._entries.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"Message({', '.join(f'{name}: {size} B' for name, size in self.sizes().items())})"
+
+    def sizes(self) -> dict[str, int]:
+        """Payload bytes of each entry: tensors as stored, 8 for a number, UTF-8 length for text; no framing."""
+        return {name: _payload_bytes(value) for name, value in self._entries.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of the whole message."""
+        return sum(self.sizes().values())
+
+    def encode(self) -> bytes:
+        """The message as bytes that any Potluck can read back."""
+        return pack(self._entries)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Message":
+        """The message in `data`, sharing no memory with the one that was encoded.
+
+        Raises:
+            WireError: `data` is not an encoded message.
+        """
+        entries = unpack(data)
+        if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
+            raise WireError("not a Potluck message: expected named entries")
+        return cls(**entries)
+
+
+@dataclass
+class Traffic:
+    """Payload bytes counted by the engine, per entry name, in each direction."""
+
+    down: Counter[str] = field(default_factory=lambda: Counter())
+    up: Counter[str] = field(default_factory=lambda: Counter())
+
+    @property
+    def bytes_down(self) -> int:
+        """Everything the server sent."""
+        return sum(self.down.values())
+
+    @property
+    def bytes_up(self) -> int:
+        """Everything the clients sent."""
+        return sum(self.up.values())
+
+
+def _check(value: Any, where: str) -> None:
+    if isinstance(value, (Tensor, bool, int, float, str)):
+        return
+    if not isinstance(value, dict):
+        raise WireError(
+            f"message entry {where} is a {type(value).__name__}; expected tensors, numbers or text"
+        )
+    for key, child in value.items():
+        if not isinstance(key, str):
+            raise WireError(f"message entry {where} has the key {key!r}; expected text")
+        if child is not None:
+            _check(child, f"{where}.{key}")
+
+
+def _payload_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(_payload_bytes(child) for child in value.values())
+    if isinstance(value, str):
+        return len(value.encode())
+    return 0 if value is None else _NUMBER_BYTES

@@ -1,0 +1,78 @@
+"""The contract of a method: one frozen dataclass, the server's half in `round`, the clients' half in handlers."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import nn
+
+from potluck.core.federation import ClientId
+from potluck.core.fit import Fit, FitReport
+from potluck.core.message import Message
+from potluck.core.roles import Client, Cohort, Server
+
+S = TypeVar("S")
+ClientWork = Message | Generator[Fit, FitReport, Message]
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Need(Enum):
+    """What a method asks of a federation; checked before a run starts."""
+
+    ONE_ARCHITECTURE = "one architecture for all clients"
+    NESTED_LAYERS = "layers of one name have one shape at all clients"
+    SPLIT_MODEL = "models that split into extractor, intermediate layers and classifier"
+    WIDTH_SLICES = "a model whose width can be cut"
+    PUBLIC_DATA = "public data"
+    VALIDATION = "a validation part for every client"
+
+
+def on_client(handler: Handler) -> Handler:
+    """Mark a method as running on the client: it may use `client` and `message` and nothing of the server's."""
+    handler.on_client = True  # type: ignore[attr-defined]
+    return handler
+
+
+def runs_on_client(handler: object) -> bool:
+    """Whether a handler was marked with `on_client`."""
+    return getattr(handler, "on_client", False)
+
+
+@dataclass(frozen=True)
+class Method(Generic[S]):
+    """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the state between rounds.
+
+    The state may hold tensors, numbers, text and nested dicts and lists of them. `round` returns a new state
+    and must not change the one it was given.
+    """
+
+    keeps_model: ClassVar[bool] = True
+    """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+    def needs(self) -> frozenset[Need]:
+        """What the federation must offer for this method with these hyper-parameters."""
+        return frozenset()
+
+    def init(self, server: Server) -> S:
+        """The state before the first round; the same for the same seed."""
+        raise NotImplementedError
+
+    def round(self, state: S, cohort: Cohort, server: Server) -> S:
+        """One round: ask the cohort, once or more, and return the next state."""
+        raise NotImplementedError
+
+    def inference_message(self, state: S, client_id: ClientId, server: Server) -> Message:
+        """What a client needs from the server to predict; empty by default."""
+        return Message()
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        """The model that this client would use, and that is judged; its own by default. Must not train."""
+        return client.model
+
+    def global_model(self, state: S, server: Server) -> nn.Module | None:
+        """The server's model if the method has one for the whole task."""
+        return None

@@ -1,0 +1,53 @@
+"""Randomness by key: every draw is named by what it is for, so order and parallelism never change a result."""
+
+import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Key:
+    """A place in the tree of random draws, such as (seed, "client", round, exchange, id).
+
+    Keys are values: folding returns a new key and nothing is ever advanced, so no generator state has to be
+    saved with a checkpoint and a resumed run draws what the uninterrupted one would have drawn.
+    """
+
+    path: tuple[int | str, ...]
+
+    def fold(self, *parts: int | str) -> "Key":
+        """The key below this one that `parts` name."""
+        return Key(self.path + parts)
+
+    @property
+    def seed(self) -> int:
+        """A 63-bit integer that depends on the whole path."""
+        digest = hashlib.blake2b(repr(self.path).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+    def generator(self) -> torch.Generator:
+        """A fresh CPU generator seeded by this key."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+def fold_in(seed: int, *parts: int | str) -> Key:
+    """The key for `parts` (purpose, round, exchange, client ...) of a run with this seed."""
+    return Key((seed, *parts))
+
+
+@contextmanager
+def isolated(key: Key) -> Generator[None]:
+    """Seed torch's global CPU generator from `key` inside the block and put its state back afterwards.
+
+    Module initialisers and Dropout can draw only from the global generator; this keeps them reproducible
+    and keeps the caller's own stream where it was.
+    """
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(key.seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)

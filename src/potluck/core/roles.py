@@ -1,0 +1,159 @@
+"""The parties of a round as a method sees them: the server, the cohort, a client."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from potluck.core.errors import PotluckError
+from potluck.core.examples import Batch, Examples
+from potluck.core.federation import ClientId, Criterion, Roster
+from potluck.core.fit import Extras, Fit, FitReport
+from potluck.core.message import Message
+from potluck.core.rng import Key
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client did not answer.
+
+    Attributes:
+        reason: type and text of the error, one line.
+        trace: the client's traceback, for the log.
+    """
+
+    client: ClientId
+    handler: str
+    reason: str
+    trace: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.client} failed in {self.handler}: {self.reason}"
+
+
+class ClientFailure(PotluckError):
+    """A client's handler raised and the run was not told to go on without it."""
+
+
+class Replies(Mapping[ClientId, Message]):
+    """The answers of one exchange in ascending order of client id; who failed is absent and in `failures`."""
+
+    def __init__(self, answers: Mapping[ClientId, Message], failures: Mapping[ClientId, Failure]) -> None:
+        self._answers = {id: answers[id] for id in sorted(answers)}
+        self.failures = dict(failures)
+
+    def __getitem__(self, client: ClientId) -> Message:
+        return self._answers[client]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def entries(self, name: str) -> list[Any]:
+        """One entry of every answer, in order of client id."""
+        return [answer[name] for answer in self._answers.values()]
+
+
+class Cohort(Protocol):
+    """The clients of this round and the one door to them."""
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        """The clients drawn for this round, ascending."""
+        ...
+
+    def ask(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Replies:
+        """Run an `@on_client` handler on each client that has a message, and wait for the replies.
+
+        Args:
+            handler: a bound method of the running Method, marked `@on_client`.
+            messages: one for all of the cohort, or one each; only clients of the cohort may be asked.
+        """
+        ...
+
+
+@dataclass(eq=False)
+class Server:
+    """What the server half of a method may use.
+
+    Attributes:
+        roster: every client of the federation, whether drawn this round or not.
+        rng: generator of this round's server-side draws.
+        public: unlabelled public examples, if the federation has any.
+        num_classes: classes of the task.
+    """
+
+    roster: Roster
+    rng: torch.Generator
+    public: Examples | None
+    num_classes: int
+    _build: Callable[..., nn.Module]
+    _train: Callable[[Fit, Key], FitReport]
+    _key: Key
+    _fits: int = field(default=0, init=False)
+
+    def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
+        """A new module with the run's initial weights, the same at every call; None for the server's own."""
+        return self._build(architecture, rate=rate)
+
+    def fit(self, fit: Fit) -> FitReport:
+        """Train on the server, at once."""
+        self._fits += 1
+        fit.done = True
+        return self._train(fit, self._key.fold("fit", self._fits))
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """The task's own objective: the criterion on the net's outputs."""
+
+    criterion: Criterion
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> torch.Tensor:
+        """Scalar loss of one batch."""
+        inputs, targets = batch
+        return self.criterion(net(inputs), targets)
+
+
+@dataclass(eq=False)
+class Client:
+    """What the client half of a method may use.
+
+    Attributes:
+        id: the client's stable number.
+        model: its own network. If the method says `keeps_model`, it is as this client left it; otherwise it
+            has its initial weights at every call.
+        state: what this client keeps between rounds: a dict of tensors, numbers, text, nested dicts.
+        train: examples to learn from.
+        validation: examples to choose by; may be empty.
+        capacity: share of the full model it can train.
+        rng: generator of this call's draws.
+        public: unlabelled public examples, if the federation has any.
+        criterion: the task's loss.
+        num_classes: classes of the task.
+    """
+
+    id: ClientId
+    model: nn.Module
+    state: dict[str, Any]
+    train: Examples
+    validation: Examples
+    capacity: float
+    rng: torch.Generator
+    public: Examples | None
+    criterion: Criterion
+    num_classes: int
+    _build: Callable[..., nn.Module]
+
+    @property
+    def objective(self) -> Supervised:
+        """The task's loss as an objective for `Fit`."""
+        return Supervised(self.criterion)
+
+    def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
+        """A new module as `server.build` makes it, equal in its initial weights."""
+        return self._build(architecture, rate=rate)

@@ -1,0 +1,145 @@
+"""Who averages weights with whom: across architectures layer by layer, or within each architecture.
+
+Every method that averages weights holds a `Sharing` among its hyper-parameters, so that methods are compared
+under the same aggregation. The server's weights are a pool: groups of clients by name, each with one dict of
+tensors from which its members pick the layers they own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from potluck.core.batchnorm import measure_statistics
+from potluck.core.federation import Member, Roster
+from potluck.core.message import Message
+from potluck.core.method import Need
+from potluck.core.roles import Client, Replies, Server
+from potluck.core.weights import (
+    Weights,
+    buffers_of,
+    load,
+    mean_where_present,
+    parameters_of,
+    pick,
+    weights_of,
+)
+
+Pool = dict[str, Weights]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How weights are averaged.
+
+    Attributes:
+        scope: "layer" averages each layer over all clients that own it, whatever their architecture
+            (FedIN's revision, eq. 19); "architecture" averages among clients of one architecture (eq. 20, 21);
+            "model" demands that there is only one architecture.
+        weighting: "samples" weighs clients by training examples (FedAvg, eq. 21), "uniform" equally (eq. 19, 20).
+        buffers: BatchNorm's running statistics are averaged like weights ("average"), stay at each client
+            ("local"), or are neither sent nor kept ("drop": measured on the client's own training data
+            when its model is judged).
+    """
+
+    scope: Literal["layer", "architecture", "model"] = "layer"
+    weighting: Literal["samples", "uniform"] = "samples"
+    buffers: Literal["average", "local", "drop"] = "average"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
+
+    def needs(self) -> frozenset[Need]:
+        """What this scope asks of the federation."""
+        by_scope = {
+            "layer": {Need.NESTED_LAYERS},
+            "model": {Need.ONE_ARCHITECTURE},
+            "architecture": set[Need](),
+        }
+        return frozenset(by_scope[self.scope])
+
+    def initial(self, server: Server) -> Pool:
+        """The run's initial weights; a layer of several architectures comes from the largest."""
+        pool: Pool = {}
+        members = {member.architecture: member for member in server.roster.values()}
+        for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
+            mine = weights_of(server.build(member.architecture))
+            group = pool.setdefault(self.group(member), {})
+            group.update({name: tensor for name, tensor in mine.items() if name not in group})
+        return pool
+
+    def group(self, member: Member) -> str:
+        """The name of the group that a client averages with."""
+        return member.architecture if self.scope == "architecture" else "all"
+
+    def share(self, pool: Pool, member: Member) -> dict[str, Weights | None]:
+        """The entries of a message that bring a client the weights it owns, and buffers if they are shared."""
+        owned = pick(pool[self.group(member)], member.shapes)
+        weights = {name: tensor for name, tensor in owned.items() if name in member.parameters}
+        buffers = {name: tensor for name, tensor in owned.items() if name not in member.parameters}
+        return {"weights": weights, "buffers": buffers if self.buffers == "average" and buffers else None}
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Load what `share` sent, and this client's own buffers if it keeps them."""
+        buffers = client.state.get("buffers") if self.buffers == "local" else message["buffers"]
+        load(client.model, {**message["weights"], **(buffers or {})}, partial=True)
+
+    def reply(self, client: Client) -> dict[str, Any]:
+        """The entries of a reply that carry the trained weights back."""
+        return {
+            "weights": parameters_of(client.model),
+            "buffers": self.returned_buffers(client),
+            "examples": len(client.train),
+        }
+
+    def returned_buffers(self, client: Client) -> Weights | None:
+        """Buffers to send back; kept in the client's state instead if they are local."""
+        buffers = buffers_of(client.model)
+        if self.buffers == "local":
+            client.state["buffers"] = buffers
+        return buffers if self.buffers == "average" and buffers else None
+
+    def merge(self, pool: Pool, replies: Replies, roster: Roster) -> Pool:
+        """The pool after averaging the weights and buffers of the replies; what nobody sent is unchanged."""
+        merged = self.mean(replies, "weights", roster, keep=pool)
+        return self.mean(replies, "buffers", roster, keep=merged) if self.buffers == "average" else merged
+
+    def mean(self, replies: Replies, entry: str, roster: Roster, keep: Pool) -> Pool:
+        """Group by group, the layer-wise mean of one entry of the replies over `keep`."""
+        merged = dict(keep)
+        for group, members in _grouped(replies, roster, self.group).items():
+            owned = [replies[member.id][entry] or {} for member in members]
+            shares = [self.weight(replies[member.id]) for member in members]
+            merged[group] = mean_where_present(owned, shares, keep.get(group, {}))
+        return merged
+
+    def weight(self, reply: Message) -> float:
+        """A client's weight in the mean."""
+        return float(reply["examples"]) if self.weighting == "samples" else 1.0
+
+    def deploy(self, client: Client, message: Message) -> nn.Module:
+        """The client's model filled from what `share` sent, ready to be judged."""
+        self.receive(client, message)
+        if self.buffers == "drop":
+            measure_statistics(client.model, (inputs for inputs, _ in client.train.batches(64)))
+        return client.model
+
+    def global_model(self, pool: Pool, server: Server) -> nn.Module | None:
+        """The one model of a federation with one architecture and shared buffers; None otherwise."""
+        members = list(server.roster.values())
+        if len({member.architecture for member in members}) > 1:
+            return None
+        if self.buffers != "average" and len(members[0].parameters) < len(members[0].shapes):
+            return None
+        return load(server.build(members[0].architecture), pool[self.group(members[0])])
+
+
+def _grouped(replies: Replies, roster: Roster, group: Callable[[Member], str]) -> dict[str, list[Member]]:
+    groups: dict[str, list[Member]] = {}
+    for id in replies:
+        groups.setdefault(group(roster[id]), []).append(roster[id])
+    return groups
+
+
+def _size(member: Member) -> int:
+    return sum(shape.numel() for shape in member.shapes.values())

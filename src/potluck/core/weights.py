@@ -1,0 +1,155 @@
+"""Algebra on weights: dicts of tensors by state-dict name, matched by name and shape and never by position.
+
+Functions return new tensors and never change their arguments. Means are accumulated in the order given, so
+a fixed order of clients gives the same bits every time.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Size, Tensor, nn
+
+Weights = dict[str, Tensor]
+
+
+def weights_of(net: nn.Module) -> Weights:
+    """A copy of all parameters and buffers."""
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+
+
+def parameters_of(net: nn.Module) -> Weights:
+    """A copy of the trainable tensors only."""
+    return {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
+
+
+def buffers_of(net: nn.Module) -> Weights:
+    """A copy of what is kept but not trained, such as BatchNorm's running statistics."""
+    names = net.state_dict().keys() - dict(net.named_parameters()).keys()
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name in names}
+
+
+def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
+    """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay.
+
+    Raises:
+        ValueError: a name is missing (unless `partial`), unknown, or has another shape.
+    """
+    own = net.state_dict()
+    problems = [f"{name} is not in the model" for name in weights if name not in own]
+    if not partial:
+        problems += [f"{name} is missing" for name in own if name not in weights]
+    for name, tensor in weights.items():
+        if name in own and own[name].shape != tensor.shape:
+            problems.append(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(f"weights do not fit {type(net).__name__}: {'; '.join(problems[:3])}{more}")
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
+    return net
+
+
+def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
+    """Zeros of the same names, shapes and types."""
+    return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+
+
+def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Weights:
+    """A + scale * b; names that `b` lacks keep the value of `a`."""
+    return {name: tensor + scale * b[name] if name in b else tensor.clone() for name, tensor in a.items()}
+
+
+def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
+    """A - b, name by name."""
+    return {name: tensor - b[name] for name, tensor in a.items()}
+
+
+def pick(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
+    """The tensors that a model with these shapes owns, matched by name and shape."""
+    return {
+        name: tensor for name, tensor in weights.items() if name in shapes and shapes[name] == tensor.shape
+    }
+
+
+def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The mean weighted by `shares`, which need not sum to one. Integer tensors (counters) give their maximum.
+
+    One tensor comes back bit for bit: its share is exactly 1.
+    """
+    if not tensors[0].is_floating_point():
+        return torch.stack(list(tensors)).amax(0)
+    whole = sum(shares)
+    total = tensors[0] * (shares[0] / whole)
+    for tensor, share in zip(tensors[1:], shares[1:], strict=True):
+        total.add_(tensor, alpha=share / whole)
+    return total
+
+
+def mean_where_present(
+    owned: Sequence[Mapping[str, Tensor]], shares: Sequence[float], keep: Mapping[str, Tensor]
+) -> Weights:
+    """Layer by layer, the mean over the clients that own the layer; layers nobody owns keep their value.
+
+    This is the layer-wise aggregation of FedIN's revision, eq. 19 (with equal shares) and, among clients
+    of one architecture, FedAvg.
+
+    Raises:
+        ValueError: two clients have a layer of the same name in different shapes.
+    """
+    holders: dict[str, list[int]] = {}
+    for index, weights in enumerate(owned):
+        for name in weights:
+            holders.setdefault(name, []).append(index)
+    merged: Weights = dict(keep)
+    for name, indices in holders.items():
+        tensors = [owned[index][name] for index in indices]
+        _same_shapes(name, [tensor.shape for tensor in [*tensors, keep.get(name, tensors[0])]])
+        merged[name] = mean(tensors, [shares[index] for index in indices])
+    return merged
+
+
+def cut(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
+    """The leading slice of each tensor that fits a narrower model with these shapes (HeteroFL, eq. 1)."""
+    return {name: weights[name][_leading(shape)].clone() for name, shape in shapes.items() if name in weights}
+
+
+def mean_where_covered(
+    slices: Sequence[Mapping[str, Tensor]],
+    keep: Mapping[str, Tensor],
+    rows: Callable[[int, str], Tensor | None] = lambda index, name: None,
+) -> Weights:
+    """Element by element, the mean over the leading slices that cover the element; others keep their value.
+
+    Args:
+        slices: one dict a client, each tensor a leading slice of the one in `keep`.
+        keep: the full tensors before the round.
+        rows: for client `index` and a tensor's name, a boolean mask over the slice's first dimension that
+            limits what the client covers, or None for the whole slice.
+    """
+    merged: Weights = {}
+    for name, old in keep.items():
+        total, count = torch.zeros_like(old), torch.zeros_like(old)
+        for index, weights in enumerate(slices):
+            at = _leading(weights[name].shape)
+            mask = rows(index, name)
+            covered = torch.ones_like(weights[name])
+            if mask is not None:
+                covered *= mask.view(-1, *[1] * (covered.dim() - 1))
+            total[at] += weights[name] * covered
+            count[at] += covered
+        merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
+    return merged
+
+
+def _leading(shape: Iterable[int]) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in shape)
+
+
+def _same_shapes(name: str, shapes: Sequence[Size]) -> None:
+    if len(set(shapes)) > 1:
+        found = " and ".join(sorted({str(tuple(shape)) for shape in shapes}))
+        raise ValueError(
+            f"layer {name} has the shapes {found} at different clients; layers are averaged by name, so use"
+            " models of one nested family, or average within architectures: sharing.scope = 'architecture'"
+        )

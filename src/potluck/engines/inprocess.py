@@ -1,0 +1,191 @@
+"""The engine that plays a federation in this process; every message really passes through serialisation."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from potluck.core.federation import ClientId, Federation
+from potluck.core.message import Message, Traffic
+from potluck.core.method import Method, runs_on_client
+from potluck.core.rng import fold_in
+from potluck.core.roles import ClientFailure, Failure, Replies, Server
+from potluck.engines.executors import Executor
+from potluck.engines.executors.sequential import Sequential
+from potluck.engines.host import Call, ClientHost, ContractError
+from potluck.engines.stores import ClientStore
+from potluck.engines.training import train
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RoundReport:
+    """What the engine saw of one round.
+
+    Attributes:
+        cohort: the clients asked.
+        replied: those who answered every exchange they took part in.
+        failures: by client, the others.
+        loss_local: mean over the clients of their mean training loss; None if nobody trained.
+        seconds_local: time inside client calls.
+    """
+
+    cohort: list[ClientId]
+    traffic: Traffic = field(default_factory=Traffic)
+    failures: dict[ClientId, Failure] = field(default_factory=dict)
+    losses: dict[ClientId, list[float]] = field(default_factory=dict)
+    seconds_local: float = 0.0
+
+    @property
+    def replied(self) -> list[ClientId]:
+        """The clients of the cohort that did not fail."""
+        return [id for id in self.cohort if id not in self.failures]
+
+    @property
+    def loss_local(self) -> float | None:
+        """Mean over clients of the mean loss of their fits."""
+        return fmean(map(fmean, self.losses.values())) if self.losses else None
+
+
+class InProcessEngine:
+    """Runs a method on a federation, round by round.
+
+    Args:
+        tolerate_failures: go on without a client whose handler raises; otherwise the round raises.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        federation: Federation,
+        *,
+        seed: int = 0,
+        store: ClientStore | None = None,
+        executor: Executor | None = None,
+        tolerate_failures: bool = False,
+    ) -> None:
+        self.method = method
+        self.federation = federation
+        self.seed = seed
+        self.store = ClientStore() if store is None else store
+        self.executor = Sequential() if executor is None else executor
+        self.evaluation_traffic = Traffic()
+        self._tolerate_failures = tolerate_failures
+        self._host = ClientHost(method, federation, self.store, seed)
+
+    def start(self) -> Any:
+        """The method's state before the first round."""
+        return self.method.init(self.server(0))
+
+    def server(self, round_number: int) -> Server:
+        """The server's half for one round (0 before the first)."""
+        key = fold_in(self.seed, "server", round_number)
+        return Server(
+            roster=self.federation.roster,
+            rng=key.generator(),
+            public=self.federation.public,
+            num_classes=self.federation.num_classes,
+            _build=self._host.build,
+            _train=train,
+            _key=key,
+        )
+
+    def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
+        """Play round `number` (from 1) with these clients: the next state, and what was seen.
+
+        Raises:
+            ClientFailure: a client failed and failures are not tolerated, or all of them failed.
+            ContractError: the method broke its contract.
+        """
+        report = RoundReport(sorted(ids))
+        cohort = _Cohort(report.cohort, self, number, report)
+        return self.method.round(state, cohort, self.server(number)), report
+
+    def inference_model(self, state: Any, client: ClientId) -> nn.Module:
+        """The model that this client would use after the last round; its message is booked as evaluation."""
+        server = self.server(0)
+        message = self.method.inference_message(state, client, server)
+        self.evaluation_traffic.down.update(message.sizes())
+        return self._host.inference_model(client, Message.decode(message.encode()))
+
+    def global_model(self, state: Any) -> nn.Module | None:
+        """The server's model, if the method has one."""
+        return self.method.global_model(state, self.server(0))
+
+    def exchange(
+        self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place"
+    ) -> Replies:
+        """Send messages, run the handlers, commit what finished, and return the replies."""
+        report = place.report
+        calls: list[Call] = []
+        for client, message in sorted(messages.items()):
+            report.traffic.down.update(message.sizes())
+            key = fold_in(self.seed, "client", place.round, place.exchange, client)
+            calls.append(Call(handler.__name__, client, message.encode(), key))
+        started = time.perf_counter()
+        answers: dict[ClientId, Message] = {}
+        failures: dict[ClientId, Failure] = {}
+        for outcome in self.executor.run(self._host, calls):
+            if isinstance(outcome, Failure):
+                self._refuse_or_note(outcome)
+                failures[outcome.client] = outcome
+                continue
+            self.store.write(outcome.client, outcome.record)
+            answers[outcome.client] = Message.decode(outcome.payload)
+            report.traffic.up.update(answers[outcome.client].sizes())
+            report.losses.setdefault(outcome.client, []).extend(outcome.losses)
+        report.losses = {client: losses for client, losses in report.losses.items() if losses}
+        report.seconds_local += time.perf_counter() - started
+        report.failures.update(failures)
+        if calls and not answers:
+            raise ClientFailure(f"no client answered; {next(iter(failures.values()))}")
+        return Replies(answers, failures)
+
+    def _refuse_or_note(self, failure: Failure) -> None:
+        log.warning("%s\n%s", failure, failure.trace)
+        if not self._tolerate_failures:
+            raise ClientFailure(f"{failure}; run.tolerate_failures = true goes on without it")
+
+
+@dataclass
+class _Place:
+    """Where in the run an exchange happens."""
+
+    round: int
+    exchange: int
+    report: RoundReport
+
+
+class _Cohort:
+    """The door to this round's clients."""
+
+    def __init__(
+        self, ids: Sequence[ClientId], engine: InProcessEngine, round_number: int, report: RoundReport
+    ) -> None:
+        self._ids = tuple(ids)
+        self._engine = engine
+        self._place = _Place(round_number, 0, report)
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        return self._ids
+
+    def ask(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Replies:
+        """See `potluck.core.roles.Cohort.ask`."""
+        if not runs_on_client(handler):
+            raise ContractError(
+                f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients"
+            )
+        addressed = dict.fromkeys(self._ids, messages) if isinstance(messages, Message) else messages
+        strangers = sorted(set(addressed) - set(self._ids))
+        if strangers:
+            raise ContractError(
+                f"{handler.__qualname__} was sent to {strangers}, who are not in this round's cohort"
+            )
+        self._place.exchange += 1
+        return self._engine.exchange(handler, addressed, self._place)

@@ -1,0 +1,94 @@
+"""What clients keep between rounds, as bytes: in memory up to a cap, then in files named by their content."""
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from potluck.core.errors import CheckpointError
+from potluck.core.federation import ClientId
+from potluck.core.tree import digest
+
+_DEFAULT_CAP_BYTES = 4 * 2**30
+
+
+class ClientStore:
+    """One packed record a client.
+
+    Records beyond `cap_bytes` go to disk, least recently used first. A file's name holds the digest of its
+    content, so a record that has changed since the last checkpoint never overwrites the checkpoint's copy.
+    """
+
+    def __init__(self, folder: Path | None = None, cap_bytes: int = _DEFAULT_CAP_BYTES) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="potluck-") if folder is None else None
+        self._folder = Path(self._temporary.name) if self._temporary else Path(folder or "")
+        self._cap_bytes = cap_bytes
+        self._memory: OrderedDict[ClientId, bytes] = OrderedDict()
+        self._files: dict[ClientId, str] = {}  # name of the file that holds the current record, if one does
+
+    def read(self, client: ClientId) -> bytes | None:
+        """The client's record, or None if it has never left one."""
+        if client in self._memory:
+            self._memory.move_to_end(client)
+            return self._memory[client]
+        if client in self._files:
+            return (self._folder / self._files[client]).read_bytes()
+        return None
+
+    def write(self, client: ClientId, record: bytes) -> None:
+        """Replace the client's record."""
+        self._memory[client] = record
+        self._memory.move_to_end(client)
+        self._files.pop(client, None)
+        while len(self._memory) > 1 and sum(map(len, self._memory.values())) > self._cap_bytes:
+            oldest = next(iter(self._memory))
+            self._save(oldest)
+            del self._memory[oldest]
+
+    def save(self) -> dict[ClientId, str]:
+        """Put every record on disk; the file name that holds each client's."""
+        for client in self._memory:
+            if client not in self._files:
+                self._save(client)
+        return dict(sorted(self._files.items()))
+
+    def restore(self, files: Mapping[ClientId, str]) -> None:
+        """Start from the records that `save` left, each checked against the digest in its name.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        for name in files.values():
+            path = self._folder / name
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed")
+            if digest(path.read_bytes()) != name.split(".")[0].split("-")[1]:
+                raise CheckpointError(f"{path} is damaged; the checkpoint cannot be resumed")
+        self._memory.clear()
+        self._files = dict(files)
+
+    def discard_except(self, names: Iterable[str]) -> None:
+        """Delete files that neither a checkpoint (`names`) nor a current record needs."""
+        needed = {*names, *self._files.values()}
+        for path in self._folder.glob("*.safetensors"):
+            if path.name not in needed:
+                path.unlink()
+
+    def _save(self, client: ClientId) -> None:
+        record = self._memory[client]
+        name = f"{client}-{digest(record)}.safetensors"
+        if not (self._folder / name).exists():
+            write_atomically(self._folder / name, record)
+        self._files[client] = name
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is seen whole or not at all, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,176 @@
+"""Local training: how a `Fit` is carried out, one client at a time."""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.batchnorm import batch_norms
+from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.rng import Key, isolated
+from potluck.core.weights import Weights
+
+
+def train(fit: Fit, key: Key) -> FitReport:
+    """Train `fit.net` in place and report.
+
+    The order of examples, their augmentation, Dropout and the kept observations are drawn from keys of their
+    own below `key`, so that asking for observations does not change the training.
+
+    Raises:
+        ValueError: there is nothing to train on.
+    """
+    epochs = schedule(len(fit.data), fit.training, key.fold("order"), bool(batch_norms(fit.net)))
+    order = [positions for epoch in epochs for positions in epoch]
+    observer = _Observer.of_last_epoch(fit, epochs, key.fold("keep"))
+    with isolated(key.fold("forward")), _training(fit) as learner:
+        losses = [
+            learner.step(fit.data.batch(positions, key.fold("augment", step)), observer, step, positions)
+            for step, positions in enumerate(order)
+        ]
+    fit.done = True
+    loss = float(torch.stack(losses).mean())
+    return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
+
+
+def schedule(examples: int, training: LocalTraining, key: Key, batch_statistics: bool) -> list[list[Tensor]]:
+    """Positions of each step's batch, by epoch: every epoch a new permutation, the incomplete last batch kept.
+
+    A last batch of one example is dropped where the net takes batch statistics, which one example has not.
+    """
+    if examples == 0 or (examples == 1 and batch_statistics):
+        raise ValueError(
+            f"{examples} training examples; expected at least {2 if batch_statistics else 1}"
+            + (" because the model has BatchNorm" if batch_statistics else "")
+        )
+    if batch_statistics and training.batch_size == 1:
+        raise ValueError("batch_size: found 1, expected at least 2 because the model has BatchNorm")
+    left = training.steps
+    epochs: list[list[Tensor]] = []
+    while len(epochs) < training.epochs if left is None else left > 0:
+        permutation = torch.randperm(examples, generator=key.fold(len(epochs)).generator())
+        batches = [b for b in permutation.split(training.batch_size) if len(b) > 1 or not batch_statistics]
+        epochs.append(batches[:left])
+        left = None if left is None else left - len(epochs[-1])
+    return epochs
+
+
+@dataclass
+class _Observer:
+    """Keeps observations of a uniform sample of the last epoch's examples, as each is visited."""
+
+    chosen: Tensor
+    first_step: int
+    kept: list[Observed] = field(default_factory=list)
+
+    @classmethod
+    def of_last_epoch(cls, fit: Fit, epochs: list[list[Tensor]], key: Key) -> "_Observer":
+        visited = torch.cat(epochs[-1])
+        drawn = torch.randperm(len(visited), generator=key.generator())[: fit.keep]
+        chosen = torch.zeros(len(fit.data), dtype=torch.bool)
+        chosen[visited[drawn]] = True
+        return cls(chosen, first_step=sum(map(len, epochs[:-1])))
+
+    def see(self, step: int, positions: Tensor, observed: Observed) -> None:
+        """Note the observations of the batch at `positions`, if it belongs to the last epoch."""
+        rows = self.chosen[positions]
+        if step >= self.first_step and bool(rows.any()):
+            self.kept.append({name: tensor.detach()[rows] for name, tensor in observed.items()})
+
+    def collected(self) -> Observed:
+        """The kept rows of every observation, in the order visited."""
+        names = self.kept[0] if self.kept else {}
+        return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
+
+
+@dataclass
+class _Learner:
+    """A net with its optimiser for the length of one fit."""
+
+    fit: Fit
+    weights: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+    def step(self, batch: tuple[Tensor, Tensor], observer: _Observer, step: int, positions: Tensor) -> Tensor:
+        """One optimiser step; the first objective's loss, detached."""
+        losses = [self._loss(objective, batch, observer, step, positions) for objective in self.fit.losses]
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.fit.combine is None:
+            torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
+        else:
+            self._combine(losses)
+        if self.fit.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.weights.values(), self.fit.training.clip_norm)
+        self.optimizer.step()
+        self._correct()
+        return losses[0].detach()
+
+    def _loss(
+        self,
+        objective: Objective,
+        batch: tuple[Tensor, Tensor],
+        observer: _Observer,
+        step: int,
+        positions: Tensor,
+    ) -> Tensor:
+        result = objective(self.fit.net, batch, self.fit.extras)
+        if isinstance(result, Tensor):
+            return result
+        loss, observed = result
+        if self.fit.keep:
+            observer.see(step, positions, observed)
+        return loss
+
+    def _combine(self, losses: list[Tensor]) -> None:
+        """Take one gradient an objective, let the method combine them, and hand the result to the optimiser."""
+        assert self.fit.combine is not None
+        gradients: list[Weights] = []
+        for loss in losses:
+            found = torch.autograd.grad(
+                loss, list(self.weights.values()), allow_unused=True, retain_graph=True
+            )
+            named: Iterable[tuple[str, Tensor | None]] = zip(self.weights, found, strict=True)
+            gradients.append({name: gradient for name, gradient in named if gradient is not None})
+        with torch.no_grad():
+            combined = self.fit.combine(gradients, self.fit.extras)
+        for name, weight in self.weights.items():
+            weight.grad = combined.get(name)
+
+    def _correct(self) -> None:
+        if self.fit.after_step is None:
+            return
+        with torch.no_grad():
+            current: Weights = dict(self.weights)
+            corrected = self.fit.after_step(current, self.fit.extras, self.fit.training.lr)
+            for name, weight in self.weights.items():
+                weight.copy_(corrected[name])
+
+
+@contextmanager
+def _training(fit: Fit) -> Generator[_Learner]:
+    """Training mode, gradients for the trainable parameters only, a fresh optimiser; undone afterwards."""
+    parameters = dict(fit.net.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(fit.trains(name))
+    weights = {name: parameter for name, parameter in parameters.items() if fit.trains(name)}
+    if not weights:
+        raise ValueError(f"no parameter's name starts with {fit.trainable}; there is nothing to train")
+    fit.net.train()
+    try:
+        yield _Learner(fit, weights, _optimizer(fit.training, list(weights.values())))
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+            parameter.grad = None
+
+
+def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    decay = training.weight_decay
+    if training.optimizer == "adam":
+        return torch.optim.Adam(weights, lr=training.lr, weight_decay=decay, fused=True)
+    return torch.optim.SGD(
+        weights, lr=training.lr, momentum=training.momentum, weight_decay=decay, fused=True
+    )

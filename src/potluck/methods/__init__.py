@@ -1,0 +1,47 @@
+"""One file a method; the file's name is the method's name. Nothing is registered anywhere else."""
+
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from potluck.core.discovery import load_file, matching, module_names, plugins, unknown
+from potluck.core.errors import ConfigError
+from potluck.core.method import Method
+
+_GROUP = "potluck.methods"
+
+
+def list_methods(pattern: str = "*") -> list[str]:
+    """Names of all methods, Potluck's and those of other installed packages, without importing them."""
+    return matching(sorted({*module_names(__name__), *plugins(_GROUP)}), pattern)
+
+
+def get_method(name: str) -> type[Method[Any]]:
+    """The method of this name, or the one defined in the Python file at this path.
+
+    Raises:
+        ConfigError: nothing answers to the name, or the module does not define exactly one Method.
+    """
+    if name.endswith(".py"):
+        return _defined_in(load_file(Path(name).resolve()), name)
+    offered = plugins(_GROUP)
+    if name in module_names(__name__):
+        return _defined_in(importlib.import_module(f"{__name__}.{name}"), name)
+    if name in offered:
+        found = offered[name].load()
+        return _defined_in(found, name) if isinstance(found, ModuleType) else found
+    raise unknown("method", name, list_methods(), "potluck list methods")
+
+
+def _defined_in(module: ModuleType, name: str) -> type[Method[Any]]:
+    classes = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        names = ", ".join(cls.__name__ for cls in classes) or "none"
+        raise ConfigError(f"method file {name}: expected one class that derives from Method, found {names}")
+    return classes[0]

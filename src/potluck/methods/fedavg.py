@@ -1,0 +1,89 @@
+"""FedAvg: federated averaging.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629. Algorithm 1.
+
+Clients train the weights they are sent on their own data; the server averages what comes back. With clients of
+several architectures each layer is averaged over the clients that own it, which is the baseline called FedAvg
+(or HeteroAvg) in the papers on heterogeneous models.
+
+Symbols
+    w         state.pool
+    n_k       len(client.train)
+    E, B, eta training.epochs, training.batch_size, training.lr
+
+Wire
+    down      weights |w|, buffers |b|
+    up        weights |w|, buffers |b|, examples 1
+
+Limits
+    descends the gradient
+    misses the optimum
+    sharing.scope="layer" equals fedavg sharing.scope="model" on architectures=1
+    sharing.scope="layer" equals fedavg sharing.scope="architecture" on architectures=1
+
+Departures from the paper
+    1. Layers owned by some clients only are averaged over those (FedIN's revision, eq. 19), or within one
+       architecture (eq. 20, 21): see `sharing`. With one architecture both are the paper's mean.
+    2. Local training defaults to Adam, as the papers that use this baseline have it; the paper has plain SGD.
+    3. BatchNorm's running statistics, which the paper does not mention, are averaged like weights.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from potluck.core.federation import ClientId
+from potluck.core.fit import Fit, LocalTraining
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.roles import Client, Cohort, Server
+from potluck.core.sharing import Pool, Sharing
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's weights, by group of clients."""
+
+    pool: Pool
+
+
+@dataclass(frozen=True)
+class FedAvg(Method[State]):
+    """Hyper-parameters of FedAvg.
+
+    Attributes:
+    training: a client's local training.
+    sharing: who averages with whom, with which weights.
+    """
+
+    training: LocalTraining = LocalTraining()
+    sharing: Sharing = Sharing()
+
+    keeps_model = False
+
+    def needs(self) -> frozenset[Need]:
+        return self.sharing.needs()
+
+    def init(self, server: Server) -> State:
+        return State(self.sharing.initial(server))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        shares = {i: Message(**self.sharing.share(state.pool, server.roster[i])) for i in cohort.ids}
+        replies = cohort.ask(self.local_update, shares)
+        return State(self.sharing.merge(state.pool, replies, server.roster))
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.sharing.receive(client, message)
+        yield Fit(client.model, client.objective, client.train, self.training)
+        return Message(**self.sharing.reply(client))
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        return self.sharing.deploy(client, message)
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        return self.sharing.global_model(state.pool, server)

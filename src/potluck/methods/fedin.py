@@ -1,0 +1,256 @@
+"""FedIN: federated intermediate layers learning.
+
+Chan, Ngai. arXiv 2023, https://arxiv.org/abs/2304.00759; equation numbers below are this text's (S0), those of
+its revision with noise and privacy stand behind the stroke.
+
+Besides averaging the layers they share, clients exchange features: the input and output of their intermediate
+layers for one batch. Each client also trains its intermediate layers to map another client's inputs to that
+client's outputs, and a small quadratic programme reconciles this gradient with the one of its own loss.
+
+Symbols
+    w         state.pool
+    s_in      features["s_in"]      output of the extractor = input of the intermediate layers
+    s_out     features["s_out"]     output of the intermediate layers = input of the classifier
+    S         message["features"]   one batch of pairs, the same for all clients and for all steps of the round
+    G_local   gradient of the local loss, cross-entropy + (mu / 2) |w - w_sent|^2      (eq. 4 / 3)
+    G_IN      gradient of |f(s_in; w_in) - s_out|^2, mean over batch and features      (eq. 8 / 7)
+    Z         what the optimiser takes
+    lambda    multiplier
+
+Wire
+    down      weights |w|, buffers |b|, features batch * (|s_in| + |s_out|)
+    up        weights |w|, buffers |b|, features batch * (|s_in| + |s_out|), examples 1
+
+Limits
+    feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
+    feature_training=true equals fedin feature_training=false on rounds=1
+
+Departures from the paper
+    1. Uploaded pairs are a uniform sample of the last local epoch, features as they were in the forward pass;
+       the paper says that they are collected during training and not which.
+    2. Clients whose features differ in shape keep separate stores, one a signature; the paper assumes one.
+    3. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
+    4. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
+       the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam makes them equal.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck.core.batchnorm import keep_statistics
+from potluck.core.examples import Batch, Examples
+from potluck.core.federation import ClientId, Criterion
+from potluck.core.fit import Extras, Fit, LocalTraining, Observed
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.sharing import Pool, Sharing
+from potluck.core.weights import Weights, parameters_of
+from potluck.losses import squared_distance
+from potluck.models.contract import intermediate_names, split
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's weights, and its feature pairs.
+
+    Attributes:
+        features: by signature, the pairs s_in (n, ...) and s_out (n, width), oldest first.
+        signatures: by architecture, the signature its clients have shown.
+    """
+
+    pool: Pool
+    features: dict[str, Observed]
+    signatures: dict[str, str]
+
+
+@dataclass(frozen=True)
+class FedIN(Method[State]):
+    """Hyper-parameters of FedIN.
+
+    Attributes:
+    training: a client's local training.
+    mu: strength of the proximal term; the papers give mu / 2 = 0.05. 0 is the ablation "w/o Prox".
+    feature_training: False is the ablation "w/o IN": no features are sent, which leaves FedProx.
+    optimization: "joint" reconciles the gradients at every step; "sequential" is the ablation "w/o Opt":
+        the whole local phase, then as many steps on the features alone.
+    rule: "simplified" Z = G_IN + (lambda / 2) G_local (eq. 14 / 13), as in all the papers' experiments;
+        "exact" projects G_IN so that it does not oppose G_local (eq. 13 / 12).
+    multiplier: lambda of the simplified rule.
+    granularity: what the exact rule projects: each "tensor", the "whole" of the layers, or each "kernel".
+    outside: gradient of extractor and classifier, "half" for (lambda / 2) G_local or "unit" for G_local.
+    feature_batch: pairs that a client sends and receives.
+    store_capacity: pairs that the server keeps, the oldest leaving first.
+    sharing: who averages with whom.
+    """
+
+    training: LocalTraining = LocalTraining()
+    mu: float = 0.1
+    feature_training: bool = True
+    optimization: Literal["joint", "sequential"] = "joint"
+    rule: Literal["simplified", "exact"] = "simplified"
+    multiplier: float = 1.0
+    granularity: Literal["tensor", "whole", "kernel"] = "tensor"
+    outside: Literal["half", "unit"] = "half"
+    feature_batch: int = 16
+    store_capacity: int = 5000
+    sharing: Sharing = Sharing(weighting="uniform")
+
+    keeps_model = False
+
+    def __post_init__(self) -> None:
+        for name, least in {"mu": 0, "multiplier": 0, "feature_batch": 2, "store_capacity": 2}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
+
+    def needs(self) -> frozenset[Need]:
+        return self.sharing.needs() | {Need.SPLIT_MODEL}
+
+    def init(self, server: Server) -> State:
+        return State(self.sharing.initial(server), features={}, signatures={})
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        drawn = {name: self._draw(pairs, server.rng) for name, pairs in sorted(state.features.items())}
+        messages: dict[ClientId, Message] = {}
+        for i in cohort.ids:
+            member = server.roster[i]
+            features = drawn.get(state.signatures.get(member.architecture, ""))
+            messages[i] = Message(**self.sharing.share(state.pool, member), features=features)
+        replies = cohort.ask(self.local_update, messages)
+        signatures = {
+            server.roster[i].architecture: signature(r["features"])
+            for i, r in replies.items()
+            if r["features"]
+        }
+        return State(
+            pool=self.sharing.merge(state.pool, replies, server.roster),
+            features=self._stored(state.features, replies),
+            signatures={**state.signatures, **signatures},
+        )
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.sharing.receive(client, message)
+        model, received = client.model, message["features"]
+        joint = received is not None and self.optimization == "joint"
+        inner = intermediate_names(model)
+        report = yield Fit(
+            model,
+            [LocalLoss(client.criterion, self.mu), *([feature_loss] if joint else [])],
+            client.train,
+            self.training,
+            extras={"anchor": parameters_of(model), "features": received},
+            combine=Reconcile(inner, self) if joint else None,
+            keep=self.feature_batch if self.feature_training else 0,
+        )
+        if received is not None and not joint:
+            yield Fit(
+                model,
+                feature_loss,
+                Examples(received["s_in"], received["s_out"]),
+                replace(self.training, steps=report.steps, batch_size=self.feature_batch),
+                extras={"features": received},
+                trainable=tuple(sorted(inner)),
+            )
+        return Message(**self.sharing.reply(client), features=report.kept or None)
+
+    def _draw(self, pairs: Observed, rng: torch.Generator) -> Observed:
+        """One batch S, uniformly without replacement."""
+        rows = torch.randperm(len(pairs["s_in"]), generator=rng)[: self.feature_batch]
+        return {name: tensor[rows] for name, tensor in pairs.items()}
+
+    def _stored(self, store: dict[str, Observed], replies: Replies) -> dict[str, Observed]:
+        """The store after the replies' pairs came in and the oldest went."""
+        store = dict(store)
+        for pairs in replies.entries("features"):
+            if pairs and len(pairs["s_in"]) > 1:  # one pair alone has no batch statistics
+                name = signature(pairs)
+                old = store.get(name, {key: tensor[:0] for key, tensor in pairs.items()})
+                store[name] = {k: torch.cat([old[k], pairs[k]])[-self.store_capacity :] for k in pairs}
+        return store
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        return self.sharing.deploy(client, message)
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        return self.sharing.global_model(state.pool, server)
+
+
+@dataclass(frozen=True)
+class LocalLoss:
+    """Eq. 4 / 3: the task's loss, and the pull towards the weights that were sent."""
+
+    criterion: Criterion
+    mu: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+        inputs, targets = batch
+        parts = split(net)
+        s_in = parts.extractor(inputs)
+        s_out = parts.intermediate(s_in)
+        loss = self.criterion(parts.classifier(s_out), targets)
+        if self.mu:
+            loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
+        return loss, {"s_in": s_in, "s_out": s_out}
+
+
+def feature_loss(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out."""
+    with keep_statistics(net):
+        predicted = split(net).intermediate(extras["features"]["s_in"])
+    return F.mse_loss(predicted, extras["features"]["s_out"])
+
+
+@dataclass(frozen=True)
+class Reconcile:
+    """Z from G_local and G_IN on the intermediate layers, and the gradient of the other layers."""
+
+    inner: frozenset[str]
+    method: FedIN
+
+    def __call__(self, gradients: list[Weights], extras: Extras) -> Weights:
+        local, feature = gradients
+        half = self.method.multiplier / 2
+        outer = half if self.method.outside == "half" and self.method.rule == "simplified" else 1.0
+        z = {name: outer * g for name, g in local.items() if name not in self.inner}
+        local, feature = ({n: g for n, g in found.items() if n in self.inner} for found in (local, feature))
+        if self.method.rule == "exact":
+            return {**z, **projected(feature, local, self.method.granularity)}
+        return {**z, **{n: feature[n] + half * local[n] for n in local}}  # eq. 14 / 13
+
+
+def projected(feature: Weights, local: Weights, granularity: str) -> Weights:
+    """Eq. 13 / 12: the Z nearest to G_IN with <Z, G_local> >= 0.
+
+    Z = G_IN where b = <G_local, G_IN> >= 0, otherwise G_IN - (b / a) G_local with a = <G_local, G_local>.
+    """
+    if granularity == "whole":
+        a = torch.stack([local[n].square().sum() for n in local]).sum()
+        b = torch.stack([(local[n] * feature[n]).sum() for n in local]).sum()
+        return {n: without_conflict(feature[n], local[n], a, b) for n in local}
+    z: Weights = {}
+    for name, g_local in local.items():
+        axes = (-2, -1) if granularity == "kernel" and g_local.dim() == 4 else tuple(range(g_local.dim()))
+        a = g_local.square().sum(axes, keepdim=True)
+        b = (g_local * feature[name]).sum(axes, keepdim=True)
+        z[name] = without_conflict(feature[name], g_local, a, b)
+    return z
+
+
+def without_conflict(g_in: Tensor, g_local: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """G_IN where it does not oppose G_local, otherwise its projection; G_IN as it is where G_local vanishes."""
+    conflict = (b < 0) & (a > 0)
+    return torch.where(conflict, g_in - b / torch.where(a > 0, a, 1.0) * g_local, g_in)
+
+
+def signature(pairs: Observed) -> str:
+    """The shapes that a pair has, as text: only clients of one signature can use one another's features."""
+    return " > ".join("x".join(map(str, pairs[name].shape[1:])) for name in ("s_in", "s_out"))

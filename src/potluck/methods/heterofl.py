@@ -1,0 +1,189 @@
+"""HeteroFL: computation and communication efficient federated learning for heterogeneous clients.
+
+Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264. Algorithm 1.
+
+There is one global network. A client trains the leading channels of every hidden layer, as many as it can, and
+the server averages each weight over the clients that held it.
+
+Symbols
+    W_g       state.weights
+    r         rate, the share of channels that a client trains
+    W_l       cut(W_g, shapes of the net at rate r)
+    Y_k       present, the labels that client k holds
+
+Wire
+    down      weights slice + |w|, rate 1
+    up        weights slice, labels classes, statistics |b|, batches 1
+
+Limits
+    approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1 labels=4
+
+Departures from the paper
+    1. BatchNorm is static as in the paper (batch statistics in training, none averaged), but the statistics to
+       predict with are measured by the cohort in a second exchange, each client on its own data, and averaged by
+       batches; the authors' code runs the server's model over all clients' training data.
+    2. A client judges its slice with statistics measured on its own training data, and does not mask its logits.
+    3. `assignment="capacity"` gives a client the largest level that its capacity allows, the code's "fix";
+       "dynamic" redraws every client's level every round.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.batchnorm import BATCH_NORMS, batch_norms, measure_statistics
+from potluck.core.examples import Batch
+from potluck.core.federation import ClientId, Member
+from potluck.core.fit import Extras, Fit, LocalTraining
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.weights import (
+    Weights,
+    buffers_of,
+    cut,
+    load,
+    mean,
+    mean_where_covered,
+    parameters_of,
+)
+from potluck.losses import masked_cross_entropy
+from potluck.models.contract import classifier_names
+
+
+@dataclass(frozen=True)
+class State:
+    """The global network: its weights, and BatchNorm statistics measured for them."""
+
+    weights: Weights
+    statistics: Weights
+
+
+@dataclass(frozen=True)
+class HeteroFL(Method[State]):
+    """Hyper-parameters of HeteroFL.
+
+    Attributes:
+    training: a client's local training.
+    levels: the rates that clients may have, descending.
+    assignment: "capacity" or "dynamic", see departure 3.
+    mask: whether logits of labels that a client lacks are set to 0 in its loss; the classifier's rows of
+        such labels are left out of the mean in either case.
+    """
+
+    training: LocalTraining = LocalTraining(clip_norm=1.0)
+    levels: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    assignment: Literal["capacity", "dynamic"] = "capacity"
+    mask: bool = True
+
+    keeps_model = False
+
+    def __post_init__(self) -> None:
+        if not self.levels or any(not 0 < level <= 1 for level in self.levels):
+            raise ValueError(f"levels: expected rates above 0 and at most 1, found {self.levels}")
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
+
+    def init(self, server: Server) -> State:
+        net = server.build()
+        return State(parameters_of(net), buffers_of(net))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        rates = {i: self._rate(server.roster[i], server) for i in cohort.ids}
+        slices = {i: Message(weights=cut(state.weights, shapes(server, r)), rate=r) for i, r in rates.items()}
+        replies = cohort.ask(self.local_update, slices)
+        head = classifier_names(server.build())
+        labels = replies.entries("labels")
+        weights = mean_where_covered(
+            replies.entries("weights"),
+            keep=state.weights,
+            rows=lambda index, name: labels[index] if name in head else None,
+        )
+        measured = cohort.ask(self.measure, {i: Message(weights=weights) for i in replies})
+        return State(weights, averaged_statistics(measured, state.statistics))
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        net = load(client.build(rate=message["rate"]), message["weights"], partial=True)
+        present = torch.bincount(client.train.labels, minlength=client.num_classes) > 0
+        with_scaler(net, message["rate"])
+        with_static_batchnorm(net)
+        objective = masked if self.mask else client.objective
+        yield Fit(net, objective, client.train, self.training, extras={"present": present})
+        return Message(weights=parameters_of(net), labels=present)
+
+    @on_client
+    def measure(self, client: Client, message: Message) -> Message:
+        """Static BatchNorm, section 4.1: statistics of the new global model on this client's data."""
+        net = load(client.build(), message["weights"], partial=True)
+        batches = measure_statistics(net, inputs_of(client, self.training.batch_size))
+        return Message(statistics=buffers_of(net) or None, batches=batches)
+
+    def _rate(self, member: Member, server: Server) -> float:
+        if self.assignment == "dynamic":
+            return self.levels[int(torch.randint(len(self.levels), (), generator=server.rng))]
+        return level_within(self.levels, member.capacity)
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        net = load(client.build(rate=message["rate"]), message["weights"], partial=True)
+        measure_statistics(net, inputs_of(client, self.training.batch_size))
+        return net
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        rate = level_within(self.levels, server.roster[client_id].capacity)
+        return Message(weights=cut(state.weights, shapes(server, rate)), rate=rate)
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        return load(server.build(), {**state.weights, **state.statistics})
+
+
+def masked(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    """Section 4.2: cross-entropy over the labels that the client holds."""
+    inputs, targets = batch
+    return masked_cross_entropy(net(inputs), targets, extras["present"])
+
+
+def with_scaler(net: nn.Module, rate: float) -> None:
+    """Section 4.1: in training, divide what enters each norm by the rate; a norm without statistics needs it."""
+
+    def scaled(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0] / rate, *inputs[1:]) if layer.training else inputs
+
+    for layer in net.modules():
+        if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)):
+            layer.register_forward_pre_hook(scaled)
+
+
+def with_static_batchnorm(net: nn.Module) -> None:
+    """Section 4.1: batch statistics in training, and none tracked."""
+    for layer in batch_norms(net).values():
+        layer.track_running_stats = False
+
+
+def averaged_statistics(measured: Replies, keep: Weights) -> Weights:
+    """The cohort's statistics, weighted by batches, as if one machine had measured all of them in a row."""
+    counted = [reply for reply in measured.values() if reply["batches"] and reply["statistics"]]
+    if not counted:
+        return keep
+    shares = [float(reply["batches"]) for reply in counted]
+    return {name: mean([reply["statistics"][name] for reply in counted], shares) for name in keep}
+
+
+def level_within(levels: tuple[float, ...], capacity: float) -> float:
+    """The largest level that a capacity allows; the smallest of all if none does."""
+    return max((level for level in levels if level <= capacity), default=min(levels))
+
+
+def shapes(server: Server, rate: float) -> dict[str, torch.Size]:
+    """Shapes of the trained tensors at a rate, read off the narrow net so that rounding always agrees."""
+    return {name: tensor.shape for name, tensor in server.build(rate=rate).named_parameters()}
+
+
+def inputs_of(client: Client, batch_size: int) -> Iterator[Tensor]:
+    """The client's training inputs, batch by batch."""
+    return (inputs for inputs, _ in client.train.batches(batch_size))

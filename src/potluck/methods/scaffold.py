@@ -1,0 +1,202 @@
+"""SCAFFOLD: stochastic controlled averaging.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs/1910.06378. Algorithm 1.
+
+Each client estimates its own mean gradient by a control variate and corrects every local step by the
+difference to the server's, so that clients with different data do not drift apart.
+
+Symbols
+    x, c      state.pool, state.control
+    c_i       client.state["control"]         kept by the client, also while it is not drawn
+    y_i       client.model after local training
+    K         report.steps                    steps really taken
+    eta_l     training.lr
+    eta_g     server_lr
+
+Wire
+    down      weights |w|, buffers |b|, control |w|
+    up        dy |w|, dc |w|, buffers |b|, examples 1
+
+Limits
+    reaches the optimum
+    option="gradient" reaches the optimum
+    equals fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
+
+Departures from the paper
+    1. The correction is applied after the optimiser's step, y <- y - eta_l (c - c_i): for plain SGD this is
+       the paper's step; under Adam it keeps c_i and the step in one unit (`option="gradient"` corrects
+       gradients).
+    2. A layer that some clients lack is averaged over those that own it, and its control variate divided by
+       the number of all clients that own it; with one architecture both are the paper's.
+    3. With SGD momentum rho, K is replaced by the step's effective length (K - rho (1 - rho^K) / (1 - rho)) /
+       (1 - rho), without which c_i would be 1 / (1 - rho) too large.
+    4. BatchNorm's running statistics are averaged and never corrected; the variates cover parameters only.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from potluck.core.batchnorm import keep_statistics
+from potluck.core.federation import ClientId, Member, Roster
+from potluck.core.fit import Extras, Fit, LocalTraining
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.sharing import Pool, Sharing
+from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's weights x and control variate c, by group of clients."""
+
+    pool: Pool
+    control: Pool
+
+
+@dataclass(frozen=True)
+class Scaffold(Method[State]):
+    """Hyper-parameters of Scaffold.
+
+    Attributes:
+    training: a client's local training.
+    option: "path" sets c_i from the way gone (the paper's option II, and its choice), "gradient" from the
+        full-batch gradient at x (option I) and corrects gradients before the optimiser.
+    server_lr: eta_g.
+    control_weighting: "uniform" as in the paper, whose fixed point is the optimum of the clients' plain
+        mean; "samples" weighs clients by their data, for the optimum of the pooled data.
+    sharing: who averages with whom.
+    """
+
+    training: LocalTraining = LocalTraining()
+    option: Literal["path", "gradient"] = "path"
+    server_lr: float = 1.0
+    control_weighting: Literal["uniform", "samples"] = "uniform"
+    sharing: Sharing = Sharing(weighting="uniform")
+
+    keeps_model = False
+
+    def needs(self) -> frozenset[Need]:
+        return self.sharing.needs()
+
+    def init(self, server: Server) -> State:
+        pool = self.sharing.initial(server)
+        parameters = set[str]().union(*(member.parameters for member in server.roster.values()))
+        control = {
+            group: zeros_like({name: w for name, w in weights.items() if name in parameters})
+            for group, weights in pool.items()
+        }
+        return State(pool, control)
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        replies = cohort.ask(self.local_update, {i: self._brief(state, server.roster[i]) for i in cohort.ids})
+        step = self.sharing.mean(replies, "dy", server.roster, keep={})
+        moved = {
+            g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()
+        }  # Alg. 1, l. 16-17
+        return State(
+            pool=self.sharing.mean(replies, "buffers", server.roster, keep=moved),
+            control=self._moved_control(state.control, replies, server.roster),
+        )
+
+    def _brief(self, state: State, member: Member) -> Message:
+        control = state.control[self.sharing.group(member)]
+        owned = {name: control[name] for name in sorted(member.parameters)}
+        return Message(**self.sharing.share(state.pool, member), control=owned)
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.sharing.receive(client, message)
+        x, c = parameters_of(client.model), message["control"]
+        c_i = client.state.get("control") or zeros_like(c)
+        new_c_i = full_gradient(client) if self.option == "gradient" else None
+        report = yield Fit(
+            client.model,
+            client.objective,
+            client.train,
+            self.training,
+            extras={"c": c, "c_i": c_i},
+            after_step=corrected_step if self.option == "path" else None,
+            combine=corrected_gradient if self.option == "gradient" else None,
+        )
+        y = parameters_of(client.model)
+        if new_c_i is None:  # Alg. 1, l. 12, option II
+            way = 1 / (effective_steps(report.steps, self.training.momentum) * self.training.lr)
+            new_c_i = plus(minus(c_i, c), minus(x, y), way)
+        client.state["control"] = new_c_i
+        return Message(
+            dy=minus(y, x),
+            dc=minus(new_c_i, c_i),
+            buffers=self.sharing.returned_buffers(client),
+            examples=len(client.train),
+        )
+
+    def _moved_control(self, control: Pool, replies: Replies, roster: Roster) -> Pool:
+        """Alg. 1, l. 17: c + (1/N) sum of dc, N counting all clients that own the layer, drawn or not."""
+        moved = dict(control)
+        for id, reply in replies.items():
+            group = self.sharing.group(roster[id])
+            whole = self._shares_by_layer(roster, group)
+            share = self._control_share(roster[id])
+            moved[group] = {
+                name: c + (share / whole[name]) * reply["dc"][name] if name in reply["dc"] else c
+                for name, c in moved[group].items()
+            }
+        return moved
+
+    def _shares_by_layer(self, roster: Roster, group: str) -> dict[str, float]:
+        whole: dict[str, float] = {}
+        for member in roster.values():
+            if self.sharing.group(member) == group:
+                for name in member.parameters:
+                    whole[name] = whole.get(name, 0.0) + self._control_share(member)
+        return whole
+
+    def _control_share(self, member: Member) -> float:
+        return 1.0 if self.control_weighting == "uniform" else float(member.examples)
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        return self.sharing.deploy(client, message)
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        return self.sharing.global_model(state.pool, server)
+
+
+def corrected_step(y: Weights, extras: Extras, lr: float) -> Weights:
+    """Alg. 1, l. 10, the part that the optimiser did not do: y - eta_l (c - c_i)."""
+    return plus(y, minus(extras["c"], extras["c_i"]), -lr)
+
+
+def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
+    """Alg. 1, l. 10, before the optimiser: g - c_i + c."""
+    (gradient,) = gradients
+    return plus(gradient, minus(extras["c"], extras["c_i"]))
+
+
+def full_gradient(client: Client) -> Weights:
+    """Alg. 1, l. 12, option I: the gradient of the client's mean loss at the weights it was sent."""
+    net = client.model.train()
+    net.zero_grad()
+    with keep_statistics(net):
+        for inputs, targets in client.train.batches(256):
+            loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
+            loss.backward()
+    gradient = {
+        n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in net.named_parameters()
+    }
+    net.zero_grad()
+    return gradient
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """How many plain steps of the learning rate `steps` steps with momentum amount to."""
+    if momentum == 0:
+        return steps
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

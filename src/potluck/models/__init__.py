@@ -1,0 +1,95 @@
+"""The model zoo: a family is a module of this package, its variants are the functions in its `VARIANTS`.
+
+    variant(num_classes, input_shape, *, rate=1.0, <options of the family>) -> StagedNet
+
+`input_shape` is (channels, height, width) or (features,). `rate` in (0, 1] scales every hidden width through
+`scaled`, so the leading slices of a full net fit the net of a lower rate; input channels and the rows of the
+head keep their number. Installed distributions add families of their own through the entry-point group
+`potluck.models`: an entry point names a module that has a `VARIANTS`.
+"""
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from potluck.core.discovery import matching, module_names, plugins, unknown
+from potluck.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from potluck.models.contract import StagedNet
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names of all variants that a shell-style pattern selects, numbers in counting order."""
+    return matching(sorted(_variants(), key=_natural), pattern)
+
+
+def get_model(name: str) -> Callable[..., "StagedNet"]:
+    """The function that builds the variant of this name.
+
+    Raises:
+        ConfigError: no family has such a variant.
+    """
+    variants = _variants()
+    if name not in variants:
+        raise unknown("model", name, variants, "potluck list models")
+    return variants[name]
+
+
+def scaled(width: int, rate: float) -> int:
+    """The number of channels that is left of `width` at this rate: ceil(rate * width), in every family.
+
+    Raises:
+        ConfigError: no positive width, or a rate outside (0, 1].
+    """
+    if width < 1:
+        raise ConfigError(f"width {width}; expected at least 1")
+    if not 0 < rate <= 1:
+        raise ConfigError(f"rate {rate}; expected more than 0 and at most 1")
+    return math.ceil(rate * width)
+
+
+def image_size(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int]:
+    """Channels and shorter side of an image of shape (channels, height, width).
+
+    Raises:
+        ConfigError: the shape is not that of an image, or a side is shorter than `smallest`.
+    """
+    if len(input_shape) != 3:
+        raise ConfigError(f"input shape {input_shape}; expected an image (channels, height, width)")
+    channels, height, width = input_shape
+    if min(height, width) < smallest:
+        raise ConfigError(
+            f"image of {height} x {width}; expected at least {smallest} x {smallest} for this model"
+        )
+    return channels, min(height, width)
+
+
+def _variants() -> dict[str, Callable[..., "StagedNet"]]:
+    found: dict[str, Callable[..., StagedNet]] = {}
+    for family in _families():
+        if not hasattr(family, "VARIANTS"):
+            raise ConfigError(f"model family {family.__name__} has no VARIANTS; expected a dict of functions")
+        for name, variant in family.VARIANTS.items():
+            if found.setdefault(name, variant) is not variant:
+                first = found[name].__module__
+                raise ConfigError(
+                    f"model {name!r} is in {first} and in {family.__name__}; rename one of them"
+                )
+    return found
+
+
+def _families() -> Iterator[ModuleType]:
+    for name in module_names(__name__):
+        if name != "contract":
+            yield importlib.import_module(f"{__name__}.{name}")
+    for point in plugins("potluck.models").values():
+        yield point.load()
+
+
+def _natural(name: str) -> list[str | int]:
+    # The parts alternate between text and digits, so like meets like when two names are compared.
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

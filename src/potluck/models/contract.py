@@ -1,0 +1,112 @@
+"""What every model family offers, so that no method has to know a family's attribute names.
+
+A staged network is an ordered row of named stages, a pooling and a head:
+`forward(x) = head(pool(stages(x)))`. FedIN, FeDepth, LG-FedAvg and their kin cut networks through this
+contract alone. Bring your own model by giving its parts to `StagedNet`; a method that only moves weights
+takes any `nn.Module` as it is.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+
+class GlobalPool(nn.Module):
+    """Mean over all positions of a feature map: (batch, channels, ...) to (batch, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Flat inputs (batch, channels) pass unchanged."""
+        return x if x.dim() == 2 else x.flatten(2).mean(2)
+
+
+class StagedNet(nn.Module):
+    """A network cut into named stages and a head.
+
+    Attributes:
+        stages: named blocks, applied in order.
+        pool: stage output to (batch, num_features); holds no parameters.
+        head: the last layer, (batch, num_features) to (batch, classes).
+        num_features: width of the representation that the head reads.
+        extractor_stages: how many leading stages are the extractor when the net is split in three.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[str, nn.Module],
+        head: nn.Linear,
+        pool: nn.Module | None = None,
+        extractor_stages: int = 1,
+    ) -> None:
+        super().__init__()
+        self.stages = nn.Sequential()
+        for name, stage in stages.items():
+            self.stages.add_module(name, stage)
+        self.pool = GlobalPool() if pool is None else pool
+        self.head = head
+        self.num_features = head.in_features
+        self.extractor_stages = extractor_stages
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (batch, ...) to logits (batch, classes)."""
+        return self.head(self.pool(self.stages(x)))
+
+
+def features(net: StagedNet, x: Tensor, upto: int) -> Tensor:
+    """The output of the first `upto` stages on inputs (batch, ...)."""
+    return net.stages[:upto](x)
+
+
+def resume(net: StagedNet, h: Tensor, start: int) -> Tensor:
+    """Logits (batch, classes) from the output `h` of the first `start` stages."""
+    return net.head(net.pool(net.stages[start:](h)))
+
+
+class Split(NamedTuple):
+    """A staged network as three functions whose composition is the network (FedIN, eq. 7)."""
+
+    extractor: Callable[[Tensor], Tensor]
+    intermediate: Callable[[Tensor], Tensor]
+    classifier: Callable[[Tensor], Tensor]
+
+
+def split(net: nn.Module) -> Split:
+    """Extractor, intermediate layers (pooling included) and classifier of a staged network.
+
+    Raises:
+        TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
+    """
+    staged = _staged(net)
+    cut = staged.extractor_stages
+    return Split(
+        extractor=staged.stages[:cut],
+        intermediate=lambda h: staged.pool(staged.stages[cut:](h)),
+        classifier=staged.head,
+    )
+
+
+def intermediate_names(net: nn.Module) -> frozenset[str]:
+    """Names of the parameters that lie between extractor and classifier."""
+    staged = _staged(net)
+    inner = staged.stages[staged.extractor_stages :]
+    ours = {id(parameter) for parameter in inner.parameters()}
+    return frozenset(name for name, parameter in staged.named_parameters() if id(parameter) in ours)
+
+
+def classifier_names(net: nn.Module) -> frozenset[str]:
+    """Names of the classifier's parameters, whose first dimension counts classes."""
+    return frozenset(f"head.{name}" for name, _ in _staged(net).head.named_parameters())
+
+
+def _staged(net: nn.Module) -> StagedNet:
+    if not isinstance(net, StagedNet):
+        raise TypeError(
+            f"{type(net).__name__} cannot be split into extractor, intermediate layers and classifier;"
+            " expected a StagedNet: give its parts to potluck.models.contract.StagedNet"
+        )
+    if not 0 < net.extractor_stages < len(net.stages):
+        raise TypeError(
+            f"{type(net).__name__} has {len(net.stages)} stages, its extractor {net.extractor_stages};"
+            " expected at least one stage before the cut and one after it"
+        )
+    return net

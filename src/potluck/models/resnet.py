@@ -1,0 +1,152 @@
+"""ResNet-10, 14, 18, 22 and 26: residual networks of four stages of basic blocks.
+
+He, Zhang, Ren, Sun. CVPR 2016. https://arxiv.org/abs/1512.03385. The depths other than 18 are those of the
+FedIN experiments: a deeper net adds blocks at the end of a stage, so all five agree on the shape of every
+stage's output, and each has all the parameters of the shallower ones under the same names and shapes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from potluck.core.errors import ConfigError
+from potluck.models import image_size, scaled
+from potluck.models.contract import StagedNet
+
+STRIDES = (1, 2, 2, 2)
+
+
+def resnet10(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    stem: str = "imagenet",
+) -> StagedNet:
+    """ResNet-10; the `stem` "imagenet" shrinks the image fourfold, the stem "cifar" keeps its size."""
+    return _resnet((1, 1, 1, 1), num_classes, input_shape, rate, width, stem)
+
+
+def resnet14(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    stem: str = "imagenet",
+) -> StagedNet:
+    """ResNet-14; options as in `resnet10`."""
+    return _resnet((1, 1, 2, 2), num_classes, input_shape, rate, width, stem)
+
+
+def resnet18(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    stem: str = "imagenet",
+) -> StagedNet:
+    """ResNet-18; options as in `resnet10`."""
+    return _resnet((2, 2, 2, 2), num_classes, input_shape, rate, width, stem)
+
+
+def resnet22(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    stem: str = "imagenet",
+) -> StagedNet:
+    """ResNet-22; options as in `resnet10`."""
+    return _resnet((2, 2, 3, 3), num_classes, input_shape, rate, width, stem)
+
+
+def resnet26(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    stem: str = "imagenet",
+) -> StagedNet:
+    """ResNet-26; options as in `resnet10`."""
+    return _resnet((3, 3, 3, 3), num_classes, input_shape, rate, width, stem)
+
+
+VARIANTS: dict[str, Callable[..., StagedNet]] = {
+    "resnet10": resnet10,
+    "resnet14": resnet14,
+    "resnet18": resnet18,
+    "resnet22": resnet22,
+    "resnet26": resnet26,
+}
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut.
+
+    Maps (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride).
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        # By the stride and not by the widths: a low rate can round two widths to the same number, and the
+        # parameter names must not depend on the rate. Without a stride inputs and outputs are always equal.
+        self.shortcut = nn.Identity() if stride == 1 else _projection(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rectified sum of both branches."""
+        h = self.norm1(self.conv1(x)).relu()
+        h = self.norm2(self.conv2(h))
+        return (h + self.shortcut(x)).relu()
+
+
+def _resnet(
+    blocks: Sequence[int],
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    rate: float,
+    width: int,
+    stem: str,
+) -> StagedNet:
+    channels, _ = image_size(input_shape)
+    inputs = scaled(width, rate)
+    stages: dict[str, nn.Module] = {"stem": _stem(stem, channels, inputs)}
+    for index, (count, stride) in enumerate(zip(blocks, STRIDES, strict=True)):
+        outputs = scaled(width * 2**index, rate)
+        further = [BasicBlock(outputs, outputs) for _ in range(count - 1)]
+        stages[f"layer{index + 1}"] = nn.Sequential(BasicBlock(inputs, outputs, stride), *further)
+        inputs = outputs
+    net = StagedNet(stages, nn.Linear(inputs, num_classes))
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
+
+
+def _stem(kind: str, channels: int, width: int) -> nn.Sequential:
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    if kind == "imagenet":
+        parts["conv"] = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+    elif kind == "cifar":
+        parts["conv"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    else:
+        raise ConfigError(f"stem {kind!r}; expected 'imagenet' or 'cifar'")
+    parts["norm"] = nn.BatchNorm2d(width)
+    parts["relu"] = nn.ReLU()
+    if kind == "imagenet":
+        parts["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    return nn.Sequential(parts)
+
+
+def _projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(outputs)))

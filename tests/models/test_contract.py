@@ -1,0 +1,149 @@
+"""What methods rely on, asked of every registered variant at a small size."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from potluck.core.rng import fold_in, isolated
+from potluck.models import get_model, list_models
+from potluck.models.contract import StagedNet, features, intermediate_names, resume, split
+
+CLASSES = 3
+SHAPE = (2, 8, 8)
+NAMES = list_models()
+
+every_variant = pytest.mark.parametrize("name", NAMES)
+
+
+def build(name: str, seed: int = 0, rate: float = 1.0) -> StagedNet:
+    variant = get_model(name)
+    small = {"width": 8} if "width" in inspect.signature(variant).parameters else {}
+    with isolated(fold_in(seed, "model")):
+        return variant(CLASSES, SHAPE, rate=rate, **small)
+
+
+def images(seed: int = 0) -> Tensor:
+    return torch.randn(2, *SHAPE, generator=fold_in(seed, "images").generator())
+
+
+def used(name: str, seed: int = 0) -> StagedNet:
+    """A net in eval mode whose norms have seen data, so that running statistics matter."""
+    net = build(name, seed)
+    net(images(seed + 1))
+    return net.eval()
+
+
+@every_variant
+def test_signature_is_the_agreed_one(name):
+    parameters = list(inspect.signature(get_model(name)).parameters.values())
+    assert [parameter.name for parameter in parameters[:3]] == ["num_classes", "input_shape", "rate"]
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters[2:])
+    assert all(parameter.default is not parameter.empty for parameter in parameters[2:])
+
+
+@every_variant
+def test_shapes_at_every_stage(name):
+    net = used(name)
+    h = images()
+    for number, stage in enumerate(net.stages, start=1):
+        h = stage(h)
+        assert len(h) == 2
+        assert h.numel() > 0
+        assert torch.equal(h, features(net, images(), number))
+    assert net.pool(h).shape == (2, net.num_features)
+    assert net(images()).shape == (2, CLASSES)
+    assert net.head.out_features == CLASSES
+    assert not list(net.pool.parameters())
+
+
+@every_variant
+def test_resume_continues_where_features_stopped(name):
+    net = used(name)
+    expected = net(images())
+    for cut in range(len(net.stages) + 1):
+        assert torch.equal(resume(net, features(net, images(), cut), cut), expected)
+
+
+@every_variant
+def test_split_composes_to_the_network(name):
+    net = used(name)
+    extractor, intermediate, classifier = split(net)
+    assert torch.equal(classifier(intermediate(extractor(images()))), net(images()))
+    inner = intermediate_names(net)
+    assert inner
+    assert not any(parameter.startswith(("stages.stem.", "head.")) for parameter in inner)
+
+
+@every_variant
+def test_every_parameter_gets_a_gradient(name):
+    net = used(name)
+    net(images()).square().sum().backward()
+    without = [key for key, parameter in net.named_parameters() if parameter.grad is None]
+    assert without == []
+    assert [key for key, parameter in net.named_parameters() if not parameter.grad.any()] == []
+
+
+@every_variant
+def test_builds_under_one_seed_are_equal(name):
+    first, again, other = (
+        build(name, 5).state_dict(),
+        build(name, 5).state_dict(),
+        build(name, 6).state_dict(),
+    )
+    assert list(first) == list(again) == list(other)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+@every_variant
+def test_norm_statistics_are_in_the_state_and_learnt_in_training(name):
+    net = build(name)
+    before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
+    net(images())
+    after = net.state_dict()
+    for key, module in net.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert after[f"{key}.num_batches_tracked"] == 1
+            assert not torch.equal(before[f"{key}.running_mean"], after[f"{key}.running_mean"])
+            assert not torch.equal(before[f"{key}.running_var"], after[f"{key}.running_var"])
+
+
+@every_variant
+def test_vmap_equals_the_loop(name):
+    nets = [used(name, 1), used(name, 2)]
+    parameters, buffers = stack_module_state(nets)
+
+    def forward(parameters, buffers, x):
+        return functional_call(nets[0], (parameters, buffers), (x,))
+
+    together = vmap(forward, in_dims=(0, 0, None))(parameters, buffers, images())
+    one_by_one = torch.stack([net(images()) for net in nets])
+    torch.testing.assert_close(together, one_by_one)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.25, 0.3])
+@every_variant
+def test_leading_slices_fit_the_net_of_a_lower_rate(name, rate):
+    full, lower = build(name).state_dict(), build(name, rate=rate).state_dict()
+    assert list(lower) == list(full)
+    for key, tensor in lower.items():
+        assert tensor.dim() == full[key].dim()
+        for size, whole in zip(tensor.shape, full[key].shape, strict=True):
+            assert size in {whole, math.ceil(rate * whole)}, key
+    slices = {key: full[key][tuple(map(slice, tensor.shape))] for key, tensor in lower.items()}
+    net = build(name, rate=rate)
+    net.load_state_dict(slices, strict=True)
+    assert net.eval()(images()).shape == (2, CLASSES)
+
+
+@every_variant
+def test_rate_spares_the_input_and_the_classes(name):
+    full, lower = build(name), build(name, rate=0.25)
+    first, narrow = next(iter(full.parameters())), next(iter(lower.parameters()))
+    assert narrow.shape[1:] == first.shape[1:]
+    assert lower.head.out_features == full.head.out_features == CLASSES
+    assert lower.num_features == math.ceil(0.25 * full.num_features)

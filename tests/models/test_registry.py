@@ -1,0 +1,95 @@
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
+import pytest
+
+from potluck import models
+from potluck.core.errors import ConfigError
+from potluck.models import get_model, image_size, list_models, scaled
+
+
+def offer(monkeypatch, **contents):
+    """Let an installed distribution offer a family module with these contents."""
+    family = ModuleType("their_family")
+    family.__dict__.update(contents)
+    monkeypatch.setitem(sys.modules, "their_family", family)
+    point = EntryPoint("theirs", "their_family", "potluck.models")
+    monkeypatch.setattr(
+        models, "plugins", lambda group: {"theirs": point} if group == "potluck.models" else {}
+    )
+
+
+def test_numbers_are_listed_in_counting_order(monkeypatch):
+    offer(monkeypatch, VARIANTS={"resnet9": lambda: None})
+    assert list_models("resnet*") == ["resnet9", "resnet10", "resnet14", "resnet18", "resnet22", "resnet26"]
+
+
+def test_pattern_selects():
+    assert list_models("cnn*") == ["cnn2", "cnn3", "cnn4", "cnn5", "cnn6"]
+    assert list_models("nothing*") == []
+    assert {"heterofl_cnn", "preresnet18", "mlp2"} < set(list_models())
+
+
+def test_every_name_leads_to_the_function_of_that_name():
+    assert [get_model(name).__name__ for name in list_models()] == list_models()
+
+
+def test_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError) as caught:
+        get_model("resnet19")
+    assert str(caught.value).startswith("unknown model 'resnet19'; nearest: ")
+    assert "resnet18" in str(caught.value)
+    assert str(caught.value).endswith("; all: potluck list models")
+
+
+def test_installed_families_are_found(monkeypatch):
+    def tiny():
+        pass
+
+    offer(monkeypatch, VARIANTS={"tiny": tiny})
+    assert get_model("tiny") is tiny
+
+
+def test_a_name_may_be_offered_only_once(monkeypatch):
+    offer(monkeypatch, VARIANTS={"mlp2": lambda: None})
+    with pytest.raises(ConfigError, match=r"'mlp2' is in potluck\.models\.mlp and in their_family"):
+        list_models()
+
+
+def test_a_family_without_variants_is_named(monkeypatch):
+    offer(monkeypatch)
+    with pytest.raises(ConfigError, match="their_family has no VARIANTS"):
+        list_models()
+
+
+def test_importing_the_registry_imports_no_family():
+    code = "import sys, potluck.models; print([name for name in sys.modules if 'potluck.models.' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_scaled_rounds_up():
+    assert [scaled(width, 0.25) for width in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    assert scaled(7, 1.0) == 7
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.5, 1.01, float("nan")])
+def test_rate_must_lie_between_zero_and_one(rate):
+    with pytest.raises(ConfigError, match=f"^rate {rate}; expected"):
+        scaled(8, rate)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_variant_refuses_a_width_below_one(name):
+    with pytest.raises(ConfigError, match=r"^width 0; expected at least 1$"):
+        get_model(name)(3, (1, 8, 8), width=0)
+
+
+def test_image_size_asks_for_an_image():
+    assert image_size((3, 32, 24)) == (3, 24)
+    with pytest.raises(ConfigError, match=r"input shape \(10,\); expected an image"):
+        image_size((10,))
+    with pytest.raises(ConfigError, match="image of 32 x 4; expected at least 8 x 8"):
+        image_size((3, 32, 4), smallest=8)
