@@ -33,9 +33,7 @@ class Examples:
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(
-                f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target an input"
-            )
+            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target an input")
 
     def __len__(self) -> int:
         return len(self.targets) if self.rows is None else len(self.rows)

@@ -37,9 +37,7 @@ class Site:
 
     def __post_init__(self) -> None:
         if not 0 < self.capacity <= 1:
-            raise ValueError(
-                f"capacity of client {self.id}: expected above 0 and at most 1, found {self.capacity}"
-            )
+            raise ValueError(f"capacity of client {self.id}: expected above 0 and at most 1, found {self.capacity}")
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,9 @@ class Federation:
     @cached_property
     def roster(self) -> Roster:
         """The members that the server sees, by id in ascending order."""
-        plans = {
-            name: self._plan(name) for name in sorted({site.architecture for site in self.sites.values()})
-        }
+        plans = {name: self._plan(name) for name in sorted({site.architecture for site in self.sites.values()})}
         return {
-            id: Member(
-                id, site.architecture, site.capacity, *plans[site.architecture], examples=len(site.train)
-            )
+            id: Member(id, site.architecture, site.capacity, *plans[site.architecture], examples=len(site.train))
             for id, site in sorted(self.sites.items())
         }
 

@@ -89,9 +89,7 @@ def _check(value: Any, where: str) -> None:
     if isinstance(value, (Tensor, bool, int, float, str)):
         return
     if not isinstance(value, dict):
-        raise WireError(
-            f"message entry {where} is a {type(value).__name__}; expected tensors, numbers or text"
-        )
+        raise WireError(f"message entry {where} is a {type(value).__name__}; expected tensors, numbers or text")
     for key, child in value.items():
         if not isinstance(key, str):
             raise WireError(f"message entry {where} has the key {key!r}; expected text")

@@ -67,9 +67,7 @@ def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
 
 def pick(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
     """The tensors that a model with these shapes owns, matched by name and shape."""
-    return {
-        name: tensor for name, tensor in weights.items() if name in shapes and shapes[name] == tensor.shape
-    }
+    return {name: tensor for name, tensor in weights.items() if name in shapes and shapes[name] == tensor.shape}
 
 
 def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

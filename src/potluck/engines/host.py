@@ -40,11 +40,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: the encoded reply, the record to keep, and the mean loss of the client's fits."""
+    """What came back: the encoded reply, the record to keep (None if there is none), each fit's mean loss."""
 
     client: ClientId
     payload: bytes
-    record: bytes
+    record: bytes | None
     losses: tuple[float, ...]
 
 
@@ -136,7 +136,9 @@ class ClientHost:
         name = architecture or self._federation.server_architecture
         return self._federation.build(name, fold_in(self._seed, "common model", name), rate)
 
-    def _record(self, client: Client) -> bytes:
+    def _record(self, client: Client) -> bytes | None:
+        if not self._method.keeps_model and not client.state and self._store.read(client.id) is None:
+            return None
         record: dict[str, Any] = {"state": client.state}
         if self._method.keeps_model:
             record["model"] = weights_of(client.model)

@@ -117,9 +117,7 @@ class InProcessEngine:
         """The server's model, if the method has one."""
         return self.method.global_model(state, self.server(0))
 
-    def exchange(
-        self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place"
-    ) -> Replies:
+    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Replies:
         """Send messages, run the handlers, commit what finished, and return the replies."""
         report = place.report
         calls: list[Call] = []
@@ -135,7 +133,8 @@ class InProcessEngine:
                 self._refuse_or_note(outcome)
                 failures[outcome.client] = outcome
                 continue
-            self.store.write(outcome.client, outcome.record)
+            if outcome.record is not None:
+                self.store.write(outcome.client, outcome.record)
             answers[outcome.client] = Message.decode(outcome.payload)
             report.traffic.up.update(answers[outcome.client].sizes())
             report.losses.setdefault(outcome.client, []).extend(outcome.losses)
@@ -178,14 +177,10 @@ class _Cohort:
     def ask(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Replies:
         """See `potluck.core.roles.Cohort.ask`."""
         if not runs_on_client(handler):
-            raise ContractError(
-                f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients"
-            )
+            raise ContractError(f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients")
         addressed = dict.fromkeys(self._ids, messages) if isinstance(messages, Message) else messages
         strangers = sorted(set(addressed) - set(self._ids))
         if strangers:
-            raise ContractError(
-                f"{handler.__qualname__} was sent to {strangers}, who are not in this round's cohort"
-            )
+            raise ContractError(f"{handler.__qualname__} was sent to {strangers}, who are not in this round's cohort")
         self._place.exchange += 1
         return self._engine.exchange(handler, addressed, self._place)

@@ -1,8 +1,9 @@
 """Local training: how a `Fit` is carried out, one client at a time."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -128,10 +129,9 @@ class _Learner:
         assert self.fit.combine is not None
         gradients: list[Weights] = []
         for loss in losses:
-            found = torch.autograd.grad(
-                loss, list(self.weights.values()), allow_unused=True, retain_graph=True
-            )
-            named: Iterable[tuple[str, Tensor | None]] = zip(self.weights, found, strict=True)
+            weights = list(self.weights.values())
+            found = torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True)
+            named = zip(self.weights, cast("tuple[Tensor | None, ...]", found), strict=True)
             gradients.append({name: gradient for name, gradient in named if gradient is not None})
         with torch.no_grad():
             combined = self.fit.combine(gradients, self.fit.extras)
@@ -171,6 +171,4 @@ def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.op
     decay = training.weight_decay
     if training.optimizer == "adam":
         return torch.optim.Adam(weights, lr=training.lr, weight_decay=decay, fused=True)
-    return torch.optim.SGD(
-        weights, lr=training.lr, momentum=training.momentum, weight_decay=decay, fused=True
-    )
+    return torch.optim.SGD(weights, lr=training.lr, momentum=training.momentum, weight_decay=decay, fused=True)

@@ -24,6 +24,7 @@ Wire
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
     feature_training=true equals fedin feature_training=false on rounds=1
+    training.lr=0.0 stays at rest
 
 Departures from the paper
     1. Uploaded pairs are a uniform sample of the last local epoch, features as they were in the forward pass;
@@ -122,9 +123,7 @@ class FedIN(Method[State]):
             messages[i] = Message(**self.sharing.share(state.pool, member), features=features)
         replies = cohort.ask(self.local_update, messages)
         signatures = {
-            server.roster[i].architecture: signature(r["features"])
-            for i, r in replies.items()
-            if r["features"]
+            server.roster[i].architecture: signature(r["features"]) for i, r in replies.items() if r["features"]
         }
         return State(
             pool=self.sharing.merge(state.pool, replies, server.roster),

@@ -16,6 +16,7 @@ Wire
 
 Limits
     equals fedmd digestion.lr=0.0 on clients=1
+    training.lr=0.0 digestion.lr=0.0 stays at rest
 
 Departures from the paper
     1. Before its first exchange a client trains once on its own data (`pretrain`); the paper first trains on the

@@ -16,7 +16,8 @@ Wire
     up        weights slice, labels classes, statistics |b|, batches 1
 
 Limits
-    approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1 labels=4
+    approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
+    training.lr=0.0 stays at rest
 
 Departures from the paper
     1. BatchNorm is static as in the paper (batch statistics in training, none averaged), but the statistics to

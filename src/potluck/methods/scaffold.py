@@ -20,7 +20,7 @@ Wire
 Limits
     reaches the optimum
     option="gradient" reaches the optimum
-    equals fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
+    approaches fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
 
 Departures from the paper
     1. The correction is applied after the optimiser's step, y <- y - eta_l (c - c_i): for plain SGD this is
@@ -94,9 +94,7 @@ class Scaffold(Method[State]):
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, {i: self._brief(state, server.roster[i]) for i in cohort.ids})
         step = self.sharing.mean(replies, "dy", server.roster, keep={})
-        moved = {
-            g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()
-        }  # Alg. 1, l. 16-17
+        moved = {g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()}  # Alg. 1, l. 16-17
         return State(
             pool=self.sharing.mean(replies, "buffers", server.roster, keep=moved),
             control=self._moved_control(state.control, replies, server.roster),
@@ -188,9 +186,7 @@ def full_gradient(client: Client) -> Weights:
         for inputs, targets in client.train.batches(256):
             loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
             loss.backward()
-    gradient = {
-        n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in net.named_parameters()
-    }
+    gradient = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in net.named_parameters()}
     net.zero_grad()
     return gradient
 

@@ -1,0 +1,30 @@
+# The two commands of the README: each makes .venv, installs with pip, then runs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint check clean
+
+demo: .venv/installed
+	$(BIN)/potluck run
+
+test: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+check: lint test
+
+clean:
+	rm -rf .venv
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@

@@ -1,0 +1,103 @@
+"""What a run shows on the terminal: a progress bar, and a closing table per architecture."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import rich.progress
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from potluck.experiment.config import Experiment
+from potluck.experiment.evaluate import Evaluation
+from potluck.experiment.records import RoundRecord
+from potluck.experiment.run import Result
+
+_MEGABYTE = 10**6
+
+
+class Progress:
+    """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal."""
+
+    def __init__(self, experiment: Experiment, rounds_done: int) -> None:
+        self._console = Console(stderr=True)
+        self._megabytes = 0.0
+        self._accuracy = "accuracy -"
+        self._bar = rich.progress.Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[traffic]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(
+            "round", total=experiment.run.rounds, completed=rounds_done, accuracy=self._accuracy, traffic=""
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, record: RoundRecord) -> None:
+        """Show a finished round."""
+        self._megabytes += (record.bytes_down + record.bytes_up) / _MEGABYTE
+        if record.accuracy_personal_mean is not None:
+            self._accuracy = f"accuracy {_percent(record.accuracy_personal_mean)}"
+        traffic = f"{self._megabytes:.1f} MB"
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=record.round, accuracy=self._accuracy, traffic=traffic)
+        else:
+            self._console.print(f"round {record.round}  {self._accuracy}  {traffic}", highlight=False)
+
+
+def print_result(folder: Path, experiment: Experiment, result: Result) -> None:
+    """The closing table, where the run lies, and what to do next."""
+    console = Console()
+    console.print(_table(experiment, result.evaluation))
+    evaluation, best = result.evaluation, result.checkpoint
+    if evaluation.accuracy_global is not None:
+        console.print(f"Global model on the common test set: {_percent(evaluation.accuracy_global)}")
+    if best and best.best_round is not None and best.best_validation is not None:
+        console.print(
+            f"Best round on validation data: {best.best_round} ({_percent(best.best_validation)} there)",
+            highlight=False,
+        )
+    failed = sum(len(record.failed) for record in result.rounds)
+    if failed:
+        console.print(f"{failed} client calls failed; see {folder / 'log.txt'}", highlight=False)
+    console.print(f"Records: {folder}", highlight=False, soft_wrap=True)
+    if result.checkpoint:
+        console.print(f"Checkpoint digest: {result.checkpoint.digest}", highlight=False)
+    console.print(f"Next: potluck report {folder}", highlight=False, soft_wrap=True)
+
+
+def _table(experiment: Experiment, evaluation: Evaluation) -> Table:
+    """Accuracy on held-out examples by architecture, and over all clients."""
+    title = f"{experiment.method_name} on {experiment.federation.dataset} after {experiment.run.rounds} rounds"
+    table = Table(title=title, caption="accuracy on held-out examples; means over clients")
+    table.add_column("architecture")
+    for column in ("clients", "own test part", "whole test set"):
+        table.add_column(column, justify="right")
+    personal = evaluation.by_architecture("accuracy_personal")
+    common = evaluation.by_architecture("accuracy_common")
+    clients = [score.architecture for score in evaluation.scores]
+    for name in dict.fromkeys(clients):
+        cells = (str(clients.count(name)), _percent(personal.get(name)), _percent(common.get(name)))
+        table.add_row(name, *cells)
+    table.add_section()
+    means = (_percent(evaluation.mean("accuracy_personal")), _percent(evaluation.mean("accuracy_common")))
+    table.add_row("all clients", str(len(clients)), *means, style="bold")
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,58 @@
+"""`potluck run`: start or resume a run, and show how it goes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from potluck.cli.display import Progress, print_result
+from potluck.core.errors import ConfigError, PotluckError
+from potluck.experiment.assemble import Assembly, assemble
+from potluck.experiment.config import Experiment, override, read_toml, resolve
+from potluck.experiment.folder import CONFIG, logging_to, new_folder, note_status, open_folder, write_manifest
+from potluck.experiment.presets import experiment_for
+from potluck.experiment.run import Run
+
+
+def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> None:
+    """Start a run; the folder is made when nothing is left that could be refused."""
+    experiment = experiment_for(target, assignments)
+    assembly = assemble(experiment)
+    folder = new_folder(parent, experiment)
+    (folder / CONFIG).write_text(experiment.toml())
+    _play(folder, experiment, assembly)
+
+
+def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
+    """Go on with a run from its last checkpoint; only its length may change.
+
+    Raises:
+        ConfigError: something other than run.rounds is to be changed.
+        CheckpointError: the folder is not a run, or is damaged, or its data have changed.
+    """
+    open_folder(folder)
+    changed = [assignment for assignment in assignments if not assignment.startswith("run.rounds=")]
+    if target is not None or changed:
+        raise ConfigError(
+            f"--resume {folder}: found {' '.join([*filter(None, [target]), *changed])}; a run goes on with its own"
+            " configuration and only run.rounds may be given"
+        )
+    experiment = resolve(override(read_toml(folder / CONFIG), assignments), str(folder / CONFIG))
+    assembly = assemble(experiment)
+    Run(experiment.method, assembly.federation, experiment.run, folder)  # refuses a damaged checkpoint
+    (folder / CONFIG).write_text(experiment.toml())
+    _play(folder, experiment, assembly)
+
+
+def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
+    write_manifest(folder, assembly, experiment.run.threads)
+    run = Run(experiment.method, assembly.federation, experiment.run, folder)
+    try:
+        with logging_to(folder), Progress(experiment, run.rounds_done) as progress:
+            result = run.play(progress.show)
+    except KeyboardInterrupt:
+        note_status(folder, "interrupted")
+        raise PotluckError(f"interrupted; go on with: potluck run --resume {folder}") from None
+    except BaseException:
+        note_status(folder, "failed")
+        raise
+    note_status(folder, "finished")
+    print_result(folder, experiment, result)

@@ -1,0 +1,1 @@
+"""Data sets, how they are divided among clients, and how images are prepared."""

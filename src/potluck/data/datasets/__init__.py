@@ -1,0 +1,75 @@
+"""Data sets: one file each, found by its file name; and one's own from a folder, an archive or torch.
+
+Other distributions add data sets through the entry-point group `potluck.datasets`; what it names, a module or
+an object, has `describe()` and `load(augmentation)` (see `Source`).
+"""
+
+import importlib
+from pathlib import Path
+from typing import cast
+
+from potluck.core.discovery import matching, module_names, plugins, unknown
+from potluck.core.errors import ConfigError, DataError
+from potluck.data.dataset import Dataset, Description, Source
+from potluck.data.datasets._files import FolderSource, NpzSource
+from potluck.data.datasets._torch import from_torch
+
+__all__ = ["AUGMENTATIONS", "describe", "from_torch", "list_datasets", "load"]
+
+AUGMENTATIONS = ("paper", "none")
+"""What `load` can do to training images: what the papers do to this data set, or nothing random."""
+
+_GROUP = "potluck.datasets"
+
+
+def list_datasets(pattern: str = "*") -> list[str]:
+    """Names of the data sets that a shell-style pattern selects, without importing them."""
+    return matching(sorted({*module_names(__name__), *plugins(_GROUP)}), pattern)
+
+
+def describe(name_or_path: str | Path) -> Description:
+    """Input shape and classes of a data set, without reading it (an `.npz` file has to be read).
+
+    Raises:
+        ConfigError: no data set has this name.
+        DataError: the path leads to nothing that can be read.
+    """
+    return _source(name_or_path).describe()
+
+
+def load(name_or_path: str | Path, *, augmentation: str = "paper") -> Dataset:
+    """A data set by name, or from a folder of images or an `.npz` file.
+
+    A name goes before a path; write `./digits` for a folder called digits.
+
+    Args:
+        name_or_path: one of `list_datasets()`, or a path. A folder holds `train/<class>/<image>` and
+            `test/<class>/<image>`; an `.npz` file holds the arrays x_train, y_train, x_test, y_test.
+        augmentation: "paper" augments training images as the papers do; "none" leaves all that is random out.
+            What is not random, normalisation and size, is the same for both.
+
+    Raises:
+        ConfigError: no data set has this name, or the augmentation is neither.
+        DataError: the data are not there, cannot be reached, or are not as they should be.
+    """
+    if augmentation not in AUGMENTATIONS:
+        raise ConfigError(f"augmentation: expected 'paper' or 'none', found {augmentation!r}")
+    return _source(name_or_path).load(augmentation)
+
+
+def _source(name_or_path: str | Path) -> Source:
+    name = str(name_or_path)
+    if not isinstance(name_or_path, Path):
+        if name in module_names(__name__):
+            return cast(Source, importlib.import_module(f"{__name__}.{name}"))
+        offered = plugins(_GROUP)
+        if name in offered:
+            return offered[name].load()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return FolderSource(path)
+    if path.is_file():
+        return NpzSource(path)
+    if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
+        raise DataError(f"{path}: no such file or folder; expected a folder of images, an .npz file or a name")
+    raise unknown("data set", name, list_datasets(), "potluck list datasets")

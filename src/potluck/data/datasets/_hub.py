@@ -1,0 +1,210 @@
+"""Data sets of the Hugging Face hub, from a local copy or from the hub, decoded once.
+
+If the environment variable POTLUCK_DATA names a folder that holds `<owner>/<name>`, the parquet files in it
+are read and no network is needed; otherwise the hub is asked, and `datasets` keeps its own copy in the
+Hugging Face cache.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.errors import DataError
+from potluck.data.dataset import Dataset, Description
+from potluck.data.datasets._cache import cache_folder, cached
+from potluck.data.datasets._images import as_inputs, as_targets, stacked
+from potluck.data.transforms import Pipeline
+
+_VERSION = 1
+"""Part of a cache file's name: raise it when decoding changes."""
+
+_PATIENCE_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """An image classification data set of the hub.
+
+    Attributes:
+        name: how Potluck calls it.
+        repository: `<owner>/<name>` on the hub.
+        configuration: the configuration, which is also the folder of its parquet files; None if there is one
+            only.
+        image_shape: (channels, height, width) of a stored image; one channel is grey, three are RGB.
+        num_classes: labels lie in 0 .. num_classes - 1.
+        preprocess: what the papers do to the images.
+        image: name of the column with images.
+        label: name of the column with labels.
+        test_split: the split that is tested on.
+    """
+
+    name: str
+    repository: str
+    configuration: str | None
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    preprocess: Pipeline
+    image: str = "image"
+    label: str = "label"
+    test_split: str = "test"
+
+    def describe(self) -> Description:
+        """Known without any data."""
+        prepared = self.preprocess(torch.zeros(1, *self.image_shape, dtype=torch.uint8), None)
+        return Description(self.name, tuple(prepared.shape[1:]), self.num_classes)
+
+    def load(self, augmentation: str) -> Dataset:
+        """Both splits, from the cache of decoded images if they are there.
+
+        Raises:
+            DataError: the data set is neither local nor to be had from the hub, or is not what it should be.
+        """
+        train_inputs, train_targets = self._split("train")
+        test_inputs, test_targets = self._split(self.test_split)
+        return Dataset(
+            name=self.name,
+            train_inputs=train_inputs,
+            train_targets=train_targets,
+            test_inputs=test_inputs,
+            test_targets=test_targets,
+            num_classes=self.num_classes,
+            preprocess=self.preprocess if augmentation == "paper" else self.preprocess.without_augmentation(),
+        )
+
+    def _split(self, split: str) -> tuple[Tensor, Tensor]:
+        """Images (n, channels, height, width), uint8, and targets (n,) of one split."""
+        files = self._local_files(split)
+        # A local copy that changes is decoded again: names and sizes of its files are part of the key.
+        origin = [(file.name, file.stat().st_size) for file in files] or "hub"
+        key = (
+            _VERSION,
+            self.repository,
+            self.configuration,
+            split,
+            self.image,
+            self.label,
+            self._mode,
+            origin,
+        )
+        stem = "--".join([*self.repository.split("/"), self.configuration or "default", split])
+        digest = blake2b(repr(key).encode(), digest_size=8).hexdigest()
+        path = cache_folder() / "datasets" / f"{stem}--{digest}.safetensors"
+        return cached(path, lambda: self._decode(split, files))
+
+    @property
+    def _mode(self) -> str:
+        """The PIL mode that images are brought to; some of Tiny-ImageNet's are grey among coloured ones."""
+        return "L" if self.image_shape[0] == 1 else "RGB"
+
+    def _local_files(self, split: str) -> list[Path]:
+        """The split's parquet files under POTLUCK_DATA; none if the data set is not in that folder."""
+        named = os.environ.get("POTLUCK_DATA")
+        folder = Path(named or "").expanduser() / self.repository
+        if not named or not folder.is_dir():
+            return []
+        if self.configuration and (folder / self.configuration).is_dir():
+            folder /= self.configuration
+        files = sorted(folder.rglob(f"{split}-*.parquet"))
+        if not files:
+            raise DataError(
+                f"{self.name}: no file {split}-*.parquet in {folder} (from POTLUCK_DATA); "
+                f"complete this copy of {self.repository}, or remove it to use the hub"
+            )
+        return files
+
+    def _decode(self, split: str, files: list[Path]) -> tuple[Tensor, Tensor]:
+        where = f"{self.name}: {', '.join(map(str, files)) or f'{self.repository} from the hub'}"
+        with TemporaryDirectory() as scratch, _without_progress_bars():
+            try:
+                rows = _open_local(files, split, scratch) if files else self._open_hub(split)
+                return self._read_rows(rows, where)
+            except DataError:
+                raise
+            except (OSError, ValueError) as error:
+                raise DataError(f"{where}: cannot be read ({_one_line(error)}); get it anew") from error
+
+    def _open_hub(self, split: str) -> Any:
+        """The split as `datasets` gives it, downloaded if need be into the Hugging Face cache.
+
+        That cache is worth its space here: other tools share it, and with HF_HUB_OFFLINE=1 it serves without
+        a network.
+        """
+        import datasets
+        import huggingface_hub
+
+        try:
+            if not huggingface_hub.constants.HF_HUB_OFFLINE:
+                # Without a network load_dataset tries for half a minute; this question fails at once.
+                huggingface_hub.HfApi().dataset_info(self.repository, timeout=_PATIENCE_SECONDS)
+            return datasets.load_dataset(self.repository, self.configuration, split=split)
+        # An error of datasets, of huggingface_hub, or of whichever HTTP library their versions use.
+        except Exception as error:
+            raise self._unreachable(split, error) from error
+
+    def _unreachable(self, split: str, error: Exception) -> DataError:
+        named = os.environ.get("POTLUCK_DATA")
+        looked = f"not in POTLUCK_DATA={named}" if named else "not on this machine (POTLUCK_DATA is unset)"
+        folder = "/".join(filter(None, [self.repository, self.configuration]))
+        return DataError(
+            f"{self.name}: {self.repository} is {looked} and cannot be had from the Hugging Face hub "
+            f"({_one_line(error)}); connect to the hub, or let POTLUCK_DATA name a folder that holds "
+            f"{folder}/{split}-*.parquet, or set HF_HUB_OFFLINE=1 if it is in the Hugging Face cache"
+        )
+
+    def _read_rows(self, rows: Any, where: str) -> tuple[Tensor, Tensor]:
+        """Decode all images; `rows` is a data set of the `datasets` library, streamed or not."""
+        import datasets
+
+        missing = {self.image, self.label} - set(rows.column_names)
+        if missing:
+            raise DataError(f"{where}: no column {', '.join(sorted(missing))}; found {', '.join(rows.column_names)}")
+        images: list[np.ndarray] = []
+        labels: list[int] = []
+        for row in rows.cast_column(self.image, datasets.Image(mode=self._mode)):
+            images.append(np.asarray(row[self.image]))
+            labels.append(row[self.label])
+        inputs = as_inputs(stacked(images, where), where)
+        if tuple(inputs.shape[1:]) != self.image_shape:
+            raise DataError(f"{where}: images of shape {tuple(inputs.shape[1:])}; expected {self.image_shape}")
+        return inputs, as_targets(np.array(labels), where)
+
+
+def _open_local(files: list[Path], split: str, scratch: str) -> Any:
+    """Parquet files as a streamed data set.
+
+    Streamed, because otherwise `datasets` writes all rows as Arrow files first, a second copy that nobody
+    reads again; what little it still writes goes to the `scratch` folder.
+    """
+    import datasets
+
+    paths = {split: [str(file) for file in files]}
+    return datasets.load_dataset("parquet", data_files=paths, split=split, streaming=True, cache_dir=scratch)
+
+
+@contextmanager
+def _without_progress_bars() -> Generator[None]:
+    """Silence the bars of `datasets` and of the hub's downloads, and put the user's choice back."""
+    import datasets.utils
+    import huggingface_hub.utils
+
+    with ExitStack() as stack:
+        for library in (datasets.utils, huggingface_hub.utils):
+            if not library.are_progress_bars_disabled():
+                library.disable_progress_bars()
+                stack.callback(library.enable_progress_bars)
+        yield
+
+
+def _one_line(error: Exception) -> str:
+    """Type and first line of an error."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

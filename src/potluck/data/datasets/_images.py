@@ -1,0 +1,70 @@
+"""Images as uint8 tensors (n, channels, height, width), whatever they came as."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.errors import DataError
+from potluck.data.transforms import Normalise, Pipeline
+
+_CHANNELS = (1, 3, 4)
+
+
+def stacked(arrays: Iterable[np.ndarray], where: str) -> np.ndarray:
+    """Arrays of one shape and type, one an example, as one array.
+
+    Raises:
+        DataError: shapes differ, or there is none; `where` opens the message.
+    """
+    arrays = list(arrays)
+    if not arrays:
+        raise DataError(f"{where}: no examples; give at least one")
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
+        raise DataError(f"{where}: inputs of different shapes, {shapes[0]} and {shapes[-1]}; bring all to one shape")
+    return np.stack(arrays)
+
+
+def as_inputs(array: np.ndarray, where: str) -> Tensor:
+    """Bytes as images (n, channels, height, width), floats as float32 features of the shape they have.
+
+    Byte arrays are (n, height, width), or have their channels last if the last axis is 1, 3 or 4 long, or
+    else second.
+
+    Raises:
+        DataError: another type or number of axes; `where` opens the message.
+    """
+    if np.issubdtype(array.dtype, np.floating):
+        return torch.from_numpy(array.astype(np.float32))
+    if array.dtype != np.uint8:
+        raise DataError(f"{where}: expected uint8 images or float features, found {array.dtype}; convert them")
+    if array.ndim not in (3, 4):
+        raise DataError(
+            f"{where}: expected uint8 images (n, height, width[, channels]), found shape {array.shape}; "
+            "give features as floats"
+        )
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.shape[3] in _CHANNELS:
+        array = array.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def as_targets(labels: np.ndarray, where: str) -> Tensor:
+    """Whole-number labels (n,) or (n, 1) as int64 (n,).
+
+    Raises:
+        DataError: the labels are no whole numbers; `where` opens the message.
+    """
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{where}: expected whole-number labels, found {labels.dtype}; number the classes from 0")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def plain(inputs: Tensor) -> Pipeline | None:
+    """Preprocessing of data that no paper speaks of: images are scaled to 0 .. 1, features left alone."""
+    return Pipeline(prepare=(Normalise(),)) if inputs.dtype == torch.uint8 else None

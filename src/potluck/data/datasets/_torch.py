@@ -1,0 +1,78 @@
+"""One's own data from any map-style torch data set."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.examples import Preprocess
+from potluck.data.dataset import Dataset
+from potluck.data.datasets._images import as_inputs, as_targets, plain, stacked
+
+
+class MapStyle(Protocol):
+    """What torch calls a map-style data set: items (input, label) by position."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def from_torch(
+    train: MapStyle,
+    test: MapStyle,
+    num_classes: int | None = None,
+    name: str = "custom",
+    preprocess: Preprocess | None = None,
+) -> Dataset:
+    """A Potluck data set from two map-style torch data sets, read into memory once.
+
+    Args:
+        train: items (input, label). An input is a PIL image, an array (height, width[, channels]) of bytes, a
+            tensor (channels, height, width) of bytes, or float features of any one shape. A random transform
+            inside the data set is drawn once and stays: leave it out, or give it as `preprocess`.
+        test: as `train`.
+        num_classes: by default the largest training label and one.
+        name: how runs and records call it.
+        preprocess: by default images are scaled to 0 .. 1 and features kept.
+
+    Raises:
+        DataError: there are no items, inputs differ in shape or are of another type, or a label is no class.
+    """
+    train_inputs, train_targets = _read(train, f"{name}: training part")
+    test_inputs, test_targets = _read(test, f"{name}: test part")
+    return Dataset(
+        name=name,
+        train_inputs=train_inputs,
+        train_targets=train_targets,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        num_classes=int(train_targets.max()) + 1 if num_classes is None else num_classes,
+        preprocess=plain(train_inputs) if preprocess is None else preprocess,
+    )
+
+
+def _read(items: MapStyle, where: str) -> tuple[Tensor, Tensor]:
+    """Inputs (n, ...) and targets (n,) of all items."""
+    pairs = [items[position] for position in range(len(items))]
+    labels = as_targets(np.array([int(label) for _, label in pairs], dtype=np.int64), where)
+    inputs = [value for value, _ in pairs]
+    if inputs and all(isinstance(value, Tensor) for value in inputs):
+        return _from_tensors(inputs, where), labels
+    return as_inputs(stacked([_as_array(value) for value in inputs], where), where), labels
+
+
+def _from_tensors(inputs: list[Tensor], where: str) -> Tensor:
+    """Tensors are channels first, unlike arrays, so images (n, channels, height, width) stay as they are."""
+    images = torch.from_numpy(stacked([value.numpy() for value in inputs], where))
+    is_image_batch = images.dtype == torch.uint8 and images.dim() == 4
+    return images if is_image_batch else as_inputs(images.numpy(), where)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    from PIL import Image
+
+    if isinstance(value, Image.Image) and value.mode not in ("L", "RGB"):
+        value = value.convert("RGB")
+    return np.asarray(value)

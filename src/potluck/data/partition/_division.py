@@ -1,0 +1,60 @@
+"""What the schemes share: checks that a division is possible, and dealing out by sizes."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.errors import DataError
+
+
+def check_above_zero(field: str, value: float) -> None:
+    """Raise ValueError unless a parameter is a finite number above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{field}: expected a number above 0, found {value}")
+
+
+def check_at_least_one(field: str, value: int) -> None:
+    """Raise ValueError unless a parameter is at least 1."""
+    if value < 1:
+        raise ValueError(f"{field}: expected a whole number of at least 1, found {value}")
+
+
+def check_enough(examples: int, clients: int, each: int = 1) -> None:
+    """Raise DataError unless every client can have `each` examples."""
+    check_at_least_one("clients", clients)
+    if clients > examples:
+        raise DataError(f"{clients} clients but only {examples} examples; ask for fewer clients or give more data")
+    if clients * each > examples:
+        raise DataError(
+            f"{clients} clients with at least {each} examples each need {clients * each}, found {examples}; "
+            "lower min_examples or ask for fewer clients"
+        )
+
+
+def members_by_class(targets: Tensor) -> list[np.ndarray]:
+    """Indices of the examples of each class that occurs, classes in ascending order."""
+    labels = targets.numpy()
+    return [np.flatnonzero(labels == label) for label in np.unique(labels)]
+
+
+def deal(members: list[np.ndarray], sizes: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
+    """Shuffle each class and give each client its number of them.
+
+    Args:
+        members: indices of each class.
+        sizes: how many of each class each client gets, (classes, clients); at most as many as there are.
+        rng: the source of the shuffles.
+    """
+    held: list[list[np.ndarray]] = [[] for _ in range(sizes.shape[1])]
+    for indices, row in zip(members, sizes, strict=True):
+        pieces = np.split(rng.permutation(indices), np.cumsum(row))[:-1]  # the last piece is what nobody gets
+        for client, piece in zip(held, pieces, strict=True):
+            client.append(piece)
+    return [sorted_indices(np.concatenate(pieces)) for pieces in held]
+
+
+def sorted_indices(indices: np.ndarray) -> Tensor:
+    """Ascending int64 indices: batches are shuffled anyway, and sorted parts can be compared."""
+    return torch.from_numpy(np.sort(indices).astype(np.int64))

@@ -1,0 +1,126 @@
+"""From a resolved configuration to a federation: data, partition, models, capacities put together."""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from potluck.core.errors import ConfigError
+from potluck.core.examples import Examples
+from potluck.core.federation import Builder, Federation, Site
+from potluck.core.rng import Key, fold_in
+from potluck.data.dataset import Dataset
+from potluck.data.datasets import describe, load
+from potluck.data.federate import fingerprint, matching_test_parts, split_validation
+from potluck.experiment.config import Experiment, ModelSpec
+from potluck.experiment.needs import Offer, check_needs
+from potluck.models import get_model
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A federation, and the facts about its data that a run's manifest records."""
+
+    federation: Federation
+    data_checksum: str
+    partition_fingerprint: str
+
+
+def assemble(experiment: Experiment) -> Assembly:
+    """Load the data and deal it, with models and capacities, to the clients.
+
+    Raises:
+        ConfigError: the federation does not offer what the method needs; told before any data are loaded.
+        DataError: the data are not there or cannot be divided as asked.
+    """
+    config = experiment.federation
+    description = describe(config.dataset)
+    architectures = {
+        str(spec): _builder(spec, description.num_classes, description.input_shape)
+        for spec in (*experiment.models, experiment.server_model)
+    }
+    assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
+    offer = Offer(
+        architectures=architectures,
+        assigned=assigned,
+        server_architecture=str(experiment.server_model),
+        public=config.public != "none",
+        validation=config.validation_fraction > 0,
+    )
+    check_needs(experiment.method.needs(), experiment.method_name, offer)
+
+    dataset = load(config.dataset, augmentation=config.augmentation)
+    key = fold_in(experiment.run.seed, "federation")
+    private, public = _public(dataset, config.public, config.public_fraction, key.fold("public"))
+    parts = [
+        private[part]
+        for part in experiment.partition(dataset.train_targets[private], config.clients, key.fold("partition"))
+    ]
+    tests = matching_test_parts(dataset.train_targets, parts, dataset.test_targets, key.fold("test"))
+    capacities = list(islice(cycle(config.capacities or (1.0,)), config.clients))
+    sites: dict[int, Site] = {}
+    for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
+        fraction, draw = config.validation_fraction, key.fold("validation", client)
+        train, validation = split_validation(part, dataset.train_targets, fraction, draw)
+        sites[client] = Site(
+            id=client,
+            architecture=assigned[client],
+            train=dataset.train.take(train),
+            validation=dataset.train.take(validation),
+            test=dataset.test.take(test),
+            capacity=capacities[client],
+        )
+    federation = Federation(
+        sites=sites,
+        architectures=architectures,
+        server_architecture=str(experiment.server_model),
+        num_classes=dataset.num_classes,
+        public=public,
+        test=dataset.test,
+    )
+    return Assembly(federation, dataset.checksum, fingerprint(parts))
+
+
+def _builder(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
+    build = partial(get_model(spec.name), num_classes, input_shape, **spec.options)
+    try:
+        build()
+    except TypeError as error:
+        raise ConfigError(f"federation.models: {spec}: {error}") from error
+    return build
+
+
+def _public(dataset: Dataset, source: str, fraction: float, key: Key) -> tuple[Tensor, Examples | None]:
+    """Rows of the training set that stay private, and the public examples, whose labels are blotted out."""
+    everything = torch.arange(len(dataset.train_targets))
+    if source == "none":
+        return everything, None
+    if source == "holdout":
+        shuffled = everything[torch.randperm(len(everything), generator=key.generator())]
+        count = round(fraction * len(everything))
+        if count < 1:
+            raise ConfigError(f"federation.public_fraction: {fraction} of {len(everything)} examples is none")
+        private = shuffled[count:].sort().values
+        return private, _unlabelled(dataset.train_inputs[shuffled[:count]], dataset)
+    other = load(source, augmentation="none")
+    return everything, _unlabelled(_fitted(other.train_inputs, dataset.train_inputs), dataset)
+
+
+def _unlabelled(inputs: Tensor, dataset: Dataset) -> Examples:
+    plain = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64), dataset.preprocess)
+    return plain.labelled(plain.targets)
+
+
+def _fitted(inputs: Tensor, like: Tensor) -> Tensor:
+    """Images in the size and number of channels of the task's, so that the task's preparation fits them."""
+    if inputs.dim() != 4 or like.dim() != 4:
+        raise ConfigError("federation.public: expected a data set of images for a task on images")
+    if inputs.shape[1] != like.shape[1]:
+        inputs = inputs.float().mean(1, keepdim=True).expand(-1, like.shape[1], -1, -1).to(inputs.dtype)
+    if inputs.shape[2:] != like.shape[2:]:
+        sized = F.interpolate(inputs.float(), size=like.shape[2:], mode="bilinear", antialias=True)
+        inputs = sized.round().to(inputs.dtype)
+    return inputs

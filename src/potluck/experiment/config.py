@@ -1,0 +1,348 @@
+"""Configuration: frozen dataclasses are the truth, TOML writes them, dotted keys on the command line override.
+
+Nothing is coerced and nothing unknown is ignored: a wrong key or value is a `ConfigError` that names the file
+or argument, the dotted key, what was found and what was expected.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from potluck.core.errors import ConfigError, nearest
+from potluck.core.method import Method, Need
+from potluck.data.datasets import describe
+from potluck.data.partition import Partition, get_partition
+from potluck.methods import get_method
+from potluck.models import get_model
+
+Tree = dict[str, Any]
+T = TypeVar("T")
+_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
+_FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
+_SMALL_IMAGE = 16
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """Who takes part.
+
+    Attributes:
+        dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file.
+        augmentation: of training images: the "paper"'s, or "none".
+        clients: how many.
+        partition: a scheme of `potluck list partitions` and its parameters.
+        models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
+            ResNets, small ones for small images; one sliceable net for methods that cut widths.
+        server_model: the common or global model; the first of `models` by default.
+        capacities: shares of the full model that clients can train, dealt in turn.
+        validation_fraction: share of a client's examples that it never trains on and chooses by.
+        public: public examples: "none", "holdout" (taken from the training set), or another data set.
+        public_fraction: share of the training set that "holdout" takes.
+    """
+
+    dataset: str = "digits"
+    augmentation: Literal["paper", "none"] = "paper"
+    clients: int = 10
+    partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
+    models: tuple[str | dict[str, Any], ...] | None = None
+    server_model: str | dict[str, Any] | None = None
+    capacities: tuple[float, ...] | None = None
+    validation_fraction: float = 0.1
+    public: str = "none"
+    public_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require("clients", self.clients, self.clients >= 1, "at least 1")
+        _require("models", self.models, self.models is None or len(self.models) > 0, "at least one")
+        for capacity in self.capacities or (1.0,):
+            _require("capacities", capacity, 0 < capacity <= 1, "shares above 0 and at most 1")
+        for name in ("validation_fraction", "public_fraction"):
+            value = getattr(self, name)
+            _require(name, value, 0 <= value < 1, "from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How the federation is played.
+
+    Attributes:
+        rounds: how many.
+        cohort_fraction: share of the clients drawn each round; at least one is.
+        seed: of every draw in the run.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        common_test: whether each client's model is also judged on the whole test set.
+        threads: of torch. More than one changes the last bits of the results.
+        memory_gib: client states kept in memory; the rest goes to disk.
+        tolerate_failures: go on without a client that fails, and record it.
+    """
+
+    rounds: int = 20
+    cohort_fraction: float = 1.0
+    seed: int = 0
+    evaluate_every: int = 1
+    common_test: bool = True
+    threads: int = 1
+    memory_gib: float = 4.0
+    tolerate_failures: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "evaluate_every", "threads"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _require("seed", self.seed, self.seed >= 0, "at least 0")
+        _require("cohort_fraction", self.cohort_fraction, 0 < self.cohort_fraction <= 1, "above 0 and at most 1")
+        _require("memory_gib", self.memory_gib, self.memory_gib >= 0, "at least 0")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by name with its options; the same text always means the same network."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(self.options.items()))
+        return f"{self.name}({shown})" if shown else self.name
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A resolved configuration: every default filled in, everything checked that can be without the data."""
+
+    federation: FederationConfig
+    partition: Partition
+    models: tuple[ModelSpec, ...]
+    server_model: ModelSpec
+    method_name: str
+    method: Method[Any]
+    run: RunConfig
+
+    def tree(self) -> Tree:
+        """The configuration as nested tables that resolve to the same experiment."""
+        federation = dataclasses.asdict(self.federation)
+        federation["partition"] = {
+            **self.federation.partition,
+            **dataclasses.asdict(_dataclass(self.partition)),
+        }
+        method = {"name": self.method_name, **dataclasses.asdict(self.method)}
+        return _without_none({"federation": federation, "method": method, "run": dataclasses.asdict(self.run)})
+
+    def toml(self) -> str:
+        """The configuration as a TOML file."""
+        return tomli_w.dumps(self.tree())
+
+    @property
+    def hash8(self) -> str:
+        """Eight hex digits that runs of one experiment with different seeds and lengths have in common."""
+        tree = self.tree()
+        for key in ("seed", "rounds"):
+            del tree["run"][key]
+        return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def read_toml(path: Path) -> Tree:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: there is no such file, or it is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def override(tree: Tree, assignments: Sequence[str]) -> Tree:
+    """The tables with `dotted.key=value` assignments applied; a value is TOML, or text if it is not.
+
+    Raises:
+        ConfigError: an assignment has no `=`, or leads through something that is not a table.
+    """
+    tree = json.loads(json.dumps(tree))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
+        *tables, last = key.strip().split(".")
+        place = tree
+        for name in tables:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: {name} is not a table; give it whole, as {'.'.join(tables)}=...")
+        if last == "partition" and isinstance(_value(text), str):
+            place[last] = {"name": _value(text)}
+        else:
+            place[last] = _value(text)
+    return tree
+
+
+def resolve(tree: Tree, source: str = "configuration") -> Experiment:
+    """Check the tables and fill in every default.
+
+    Raises:
+        ConfigError: something in them is unknown, of the wrong type, or out of range.
+    """
+    _known(tree, ("federation", "method", "run"), "", source)
+    method_tree = {"name": "fedin", **_table(tree, "method", source)}
+    method_name = method_tree.pop("name")
+    if not isinstance(method_name, str):
+        raise ConfigError(f"{source}: method.name: expected text, found {method_name!r}")
+    method = typed(get_method(method_name), method_tree, "method", source)
+    run = typed(RunConfig, _table(tree, "run", source), "run", source)
+    federation = typed(FederationConfig, _table(tree, "federation", source), "federation", source)
+    partition_tree = dict(federation.partition)
+    partition_name = partition_tree.pop("name", "dirichlet")
+    if not isinstance(partition_name, str):
+        raise ConfigError(f"{source}: federation.partition.name: expected a name; all: potluck list partitions")
+    partition = typed(get_partition(partition_name), partition_tree, "federation.partition", source)
+    federation = _with_defaults(federation, method)
+    models = tuple(_model(model, source) for model in federation.models or ())
+    server_model = models[0] if federation.server_model is None else _model(federation.server_model, source)
+    return Experiment(federation, partition, models, server_model, method_name, method, run)
+
+
+def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
+    """Dotted name, type and default of every field of a dataclass, nested dataclasses opened."""
+    hints = get_type_hints(cls)
+    found: list[tuple[str, str, Any]] = []
+    for spec in fields(cls):
+        kind, default = hints[spec.name], spec.default
+        if default is dataclasses.MISSING and spec.default_factory is not dataclasses.MISSING:
+            default = spec.default_factory()
+        if is_dataclass(kind) and isinstance(kind, type):
+            inner = hyper_parameters(kind)
+            found += [(f"{spec.name}.{name}", text, getattr(default, name)) for name, text, _ in inner]
+        else:
+            found.append((spec.name, inspect.formatannotation(kind).replace("typing.", ""), default))
+    return found
+
+
+def _with_defaults(federation: FederationConfig, method: Method[Any]) -> FederationConfig:
+    """Models and capacities where the configuration leaves them open."""
+    slices = Need.WIDTH_SLICES in method.needs()
+    models, capacities = federation.models, federation.capacities
+    if models is None:
+        shape = describe(federation.dataset).input_shape
+        models = _default_models(shape, slices)
+    if capacities is None:
+        capacities = (1.0, 0.5, 0.25, 0.125, 0.0625) if slices else (1.0,)
+    return dataclasses.replace(federation, models=models, capacities=capacities)
+
+
+def _default_models(shape: tuple[int, ...], slices: bool) -> tuple[str | Tree, ...]:
+    if len(shape) == 1:
+        return ("mlp4",) if slices else ("mlp2", "mlp3", "mlp4", "mlp5", "mlp6")
+    small = min(shape[1:]) <= _SMALL_IMAGE
+    if slices:
+        return ({"name": "preresnet18", "width": 16} if small else "preresnet18",)
+    return tuple({"name": name, "width": 8, "stem": "cifar"} if small else name for name in _FAMILY)
+
+
+def _model(model: str | Tree, source: str) -> ModelSpec:
+    options = {} if isinstance(model, str) else dict(model)
+    name = model if isinstance(model, str) else options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
+    parameters = inspect.signature(get_model(name)).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "rate"]
+    _known(options, known, "federation.models", f"{source}: {name}")
+    return ModelSpec(name, options)
+
+
+def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
+    """A dataclass from a table, strictly: JSON mode, so that lists may stand for tuples and nothing else differs."""
+    _make_strict(cls)
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
+    except TypeError as error:  # TOML dates have no JSON form
+        raise ConfigError(f"{source}: {where}: {error}") from error
+
+
+def _make_strict(cls: type[Any]) -> None:
+    """Have pydantic refuse unknown keys in this dataclass and in those inside it."""
+    if "__pydantic_config__" not in dir(cls):
+        cls.__pydantic_config__ = _STRICT
+    for kind in get_type_hints(cls).values():
+        if is_dataclass(kind) and isinstance(kind, type):
+            _make_strict(kind)
+
+
+def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
+    """The first problem on one line: dotted key, what was expected, what was found."""
+    problem = error.errors()[0]
+    place = [str(part) for part in problem["loc"]]
+    key = ".".join([where, *place])
+    if problem["type"] == "unexpected_keyword_argument":
+        known = [name.rsplit(".", 1)[-1] for name in _names_at(cls, place[:-1])]
+        return f"unknown key {key}; nearest: {', '.join(nearest(place[-1], known))}"
+    if problem["type"] == "value_error":
+        return f"{'.'.join([where, *place])}.{problem['msg'].removeprefix('Value error, ')}"
+    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}"
+
+
+def _names_at(cls: type[Any], place: list[str]) -> list[str]:
+    for name in place:
+        cls = get_type_hints(cls)[name]
+    return [spec.name for spec in fields(cls)]
+
+
+def _known(tree: Tree, names: Sequence[str], where: str, source: str) -> None:
+    for key in tree:
+        if key not in names:
+            near = [f"{where}.{name}" if where else name for name in nearest(key, names)]
+            hint = f"; nearest: {', '.join(_deeper(key) or near)}" if names else "; it has no options"
+            raise ConfigError(f"{source}: unknown key {where + '.' if where else ''}{key}{hint}")
+
+
+def _deeper(key: str) -> list[str]:
+    """Dotted keys elsewhere in the configuration that end in this name."""
+    known = [f"federation.{name}" for name, _, _ in hyper_parameters(FederationConfig)]
+    known += [f"run.{name}" for name, _, _ in hyper_parameters(RunConfig)]
+    known += ["federation.partition.alpha", "method.training.lr", "method.training.epochs"]
+    known += ["method.training.batch_size", "method.training.optimizer"]
+    return [name for name in known if name.rsplit(".", 1)[-1] == key]
+
+
+def _table(tree: Tree, name: str, source: str) -> Tree:
+    table = tree.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{source}: {name}: expected a table, found {table!r}")
+    return table
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _require(name: str, value: Any, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, found {value}")
+
+
+def _without_none(node: Any) -> Any:
+    """The tree as TOML can write it: no nulls, no tuples."""
+    if isinstance(node, dict):
+        return {key: _without_none(value) for key, value in node.items() if value is not None}
+    return [_without_none(value) for value in node] if isinstance(node, (list, tuple)) else node
+
+
+def _dataclass(value: Any) -> Any:
+    if not is_dataclass(value):
+        raise ConfigError(f"{type(value).__name__} is no dataclass; a partition's parameters must be fields")
+    return value

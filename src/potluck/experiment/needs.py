@@ -1,0 +1,104 @@
+"""Whether a federation offers what a method needs; all problems are told together."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from potluck.core.errors import ConfigError
+from potluck.core.federation import Builder, ClientId
+from potluck.core.method import Need
+from potluck.models.contract import split
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a federation has, as far as it can be known without its data."""
+
+    architectures: Mapping[str, Builder]
+    assigned: Mapping[ClientId, str]
+    server_architecture: str
+    public: bool
+    validation: bool
+
+
+def check_needs(needs: frozenset[Need], method_name: str, offer: Offer) -> None:
+    """Refuse a federation in which the method cannot run.
+
+    Raises:
+        ConfigError: one line with every need that is not met and what to do about it.
+    """
+    problems = [problem for need in sorted(needs, key=lambda n: n.name) if (problem := _CHECKS[need](offer))]
+    if problems:
+        raise ConfigError(f"{method_name} cannot run here: {'; '.join(problems)}")
+
+
+def _one_architecture(offer: Offer) -> str | None:
+    first, name = next(iter(offer.assigned.items()))
+    for client, other in offer.assigned.items():
+        if other != name:
+            return (
+                f"it needs one architecture, but client {first} has {name} and client {client} has {other};"
+                " give federation.models one name, or choose sharing.scope = 'layer' or 'architecture'"
+            )
+    return None
+
+
+def _nested_layers(offer: Offer) -> str | None:
+    seen: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for architecture in sorted(set(offer.assigned.values())):
+        for name, tensor in offer.architectures[architecture]().state_dict().items():
+            owner, shape = seen.setdefault(name, (architecture, tuple(tensor.shape)))
+            if shape != tuple(tensor.shape):
+                return (
+                    f"it averages layers by name, but {name} has shape {shape} in {owner} and"
+                    f" {tuple(tensor.shape)} in {architecture}; use one nested family of models, or"
+                    " method.sharing.scope = 'architecture'"
+                )
+    return None
+
+
+def _split_model(offer: Offer) -> str | None:
+    for architecture in sorted(set(offer.assigned.values())):
+        try:
+            split(offer.architectures[architecture]())
+        except TypeError as error:
+            return f"{architecture}: {error}"
+    return None
+
+
+def _width_slices(offer: Offer) -> str | None:
+    build = offer.architectures[offer.server_architecture]
+    try:
+        full, narrow = build(), build(rate=0.5)
+    except TypeError:
+        return f"it cuts the width of {offer.server_architecture}, whose builder takes no `rate`"
+    return None if _fits(narrow, full) else f"{offer.server_architecture} at rate 0.5 is no slice of itself"
+
+
+def _fits(narrow: nn.Module, full: nn.Module) -> bool:
+    whole = full.state_dict()
+    return all(
+        name in whole and all(small <= large for small, large in zip(tensor.shape, whole[name].shape, strict=True))
+        for name, tensor in narrow.state_dict().items()
+    )
+
+
+def _public_data(offer: Offer) -> str | None:
+    if offer.public:
+        return None
+    return "it needs public data and federation.public is 'none'; give it 'holdout' or the name of a data set"
+
+
+def _validation(offer: Offer) -> str | None:
+    return None if offer.validation else "it needs validation data; set federation.validation_fraction above 0"
+
+
+_CHECKS: dict[Need, Callable[[Offer], str | None]] = {
+    Need.ONE_ARCHITECTURE: _one_architecture,
+    Need.NESTED_LAYERS: _nested_layers,
+    Need.SPLIT_MODEL: _split_model,
+    Need.WIDTH_SLICES: _width_slices,
+    Need.PUBLIC_DATA: _public_data,
+    Need.VALIDATION: _validation,
+}

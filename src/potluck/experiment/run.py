@@ -1,0 +1,149 @@
+"""One run: rounds, evaluations, records and checkpoints, from the start or from where it stopped."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.core.federation import ClientId, Federation
+from potluck.core.method import Method
+from potluck.core.rng import fold_in
+from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.stores import ClientStore
+from potluck.experiment import checkpoint as checkpoints
+from potluck.experiment.checkpoint import Checkpoint, Checkpoints
+from potluck.experiment.config import RunConfig
+from potluck.experiment.evaluate import Evaluation, evaluate
+from potluck.experiment.records import RoundRecord, append, client_lines, keep_rounds, round_record
+
+log = logging.getLogger(__name__)
+ROUNDS, CLIENTS, TIMINGS, CHECKPOINT = "rounds.jsonl", "clients.jsonl", "timings.jsonl", "checkpoint"
+Watcher = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves.
+
+    Attributes:
+        rounds: the records of the rounds played, in this process.
+        evaluation: of the last round.
+        checkpoint: of the last round; None if the run has no folder.
+    """
+
+    rounds: list[RoundRecord]
+    evaluation: Evaluation
+    checkpoint: Checkpoint | None
+
+
+class Run:
+    """Plays a method on a federation.
+
+    Args:
+        method: what to run.
+        federation: who takes part.
+        config: rounds, cohorts, seed, evaluation.
+        folder: where records and checkpoints go; None keeps nothing. A folder with a checkpoint is resumed.
+    """
+
+    def __init__(
+        self, method: Method[Any], federation: Federation, config: RunConfig, folder: Path | None = None
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        cap_bytes = int(config.memory_gib * 2**30)
+        store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes)
+        self._engine = InProcessEngine(
+            method, federation, seed=config.seed, store=store, tolerate_failures=config.tolerate_failures
+        )
+        self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
+        self._last = checkpoints.read(folder / CHECKPOINT) if folder else None
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that the folder's checkpoint has behind it."""
+        return self._last.round if self._last else 0
+
+    def play(self, watch: Watcher = lambda record: None) -> Result:
+        """Play the rounds that are left, calling `watch` after each.
+
+        Raises:
+            ClientFailure: a client failed and failures are not tolerated; the last checkpoint stands.
+            CheckpointError: the folder's checkpoint is damaged.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._config.threads)
+        try:
+            return self._play(watch)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _play(self, watch: Watcher) -> Result:
+        state = self._engine.start()
+        if self._last and self._checkpoints:
+            state = self._checkpoints.restore(self._last, state)
+        self._forget_unfinished_rounds()
+        records: list[RoundRecord] = []
+        evaluation: Evaluation | None = None
+        for number in range(self.rounds_done + 1, self._config.rounds + 1):
+            state, evaluation, record = self._round(number, state)
+            records.append(record)
+            watch(record)
+        if evaluation is None:  # nothing was left to play
+            evaluation = evaluate(self._engine, state, common_test=self._config.common_test)
+        return Result(records, evaluation, self._last)
+
+    def _round(self, number: int, state: Any) -> tuple[Any, Evaluation | None, RoundRecord]:
+        started = time.perf_counter()
+        state, report = self._engine.round(number, state, self._cohort(number))
+        played = time.perf_counter()
+        due = number % self._config.evaluate_every == 0 or number == self._config.rounds
+        before = self._engine.evaluation_traffic.bytes_down
+        evaluation = evaluate(self._engine, state, common_test=self._config.common_test) if due else None
+        evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
+        record = round_record(number, report, evaluation, evaluation_bytes)
+        judged = time.perf_counter()
+        self._write(record, evaluation, state)
+        if self._folder:
+            local = report.seconds_local
+            timing = {
+                "round": number,
+                "seconds_local": local,
+                "seconds_server": played - started - local,
+                "seconds_evaluation": judged - played,
+                "seconds_total": time.perf_counter() - started,
+            }
+            append(self._folder / TIMINGS, [timing])
+        log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
+        return state, evaluation, record
+
+    def _cohort(self, number: int) -> list[ClientId]:
+        """This round's clients: uniform without replacement, the same for every method under one seed."""
+        ids = sorted(self._engine.federation.sites)
+        size = max(1, int(self._config.cohort_fraction * len(ids) + 1e-9))  # 0.29 of 100 is 29
+        order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
+        return sorted(ids[index] for index in order[:size].tolist())
+
+    def _write(self, record: RoundRecord, evaluation: Evaluation | None, state: Any) -> None:
+        """Records first, then the checkpoint: what a killed run wrote too much is dropped when it is resumed."""
+        if not self._folder or not self._checkpoints:
+            return
+        append(self._folder / ROUNDS, [asdict(record)])
+        if evaluation:
+            append(self._folder / CLIENTS, client_lines(record.round, evaluation.scores))
+        best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)
+        validation = record.accuracy_validation_mean
+        if validation is not None and (best is None or validation > best):
+            best, best_round = validation, record.round
+        self._last = self._checkpoints.save(record.round, state, best, best_round)
+
+    def _forget_unfinished_rounds(self) -> None:
+        for name in (ROUNDS, CLIENTS, TIMINGS):
+            if self._folder:
+                keep_rounds(self._folder / name, self.rounds_done)

@@ -1,0 +1,9 @@
+"""Public test-suite for methods: conformance to the contract, and the theory that a method states of itself.
+
+from potluck.testing import check_method
+check_method(MyMethod)
+"""
+
+from potluck.testing.conformance import Check, check_method, checks_of
+
+__all__ = ["Check", "check_method", "checks_of"]

@@ -1,0 +1,271 @@
+"""The contract of methods as checks that anyone can run on a method of his own."""
+
+import inspect
+import re
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import FrozenInstanceError, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from potluck.core.federation import ClientId
+from potluck.core.inference import predict
+from potluck.core.message import Traffic
+from potluck.core.method import Method
+from potluck.core.roles import Failure
+from potluck.core.tree import pack
+from potluck.engines.executors.sequential import Sequential
+from potluck.engines.host import Answer, Call, ClientHost
+from potluck.engines.inprocess import InProcessEngine
+from potluck.experiment.config import RunConfig, typed
+from potluck.experiment.run import Run
+from potluck.testing.limits import limits_of, section
+from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation, tree_of
+
+Subject = type[Method[Any]]
+_SECTIONS = ("Symbols", "Wire", "Limits", "Departures from the paper")
+_LEAST_LIMITS = 2
+_LEARNT = 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a method must do. `run` raises AssertionError if it does not."""
+
+    name: str
+    run: Callable[[], None]
+
+
+def checks_of(method: Subject) -> list[Check]:
+    """Every check for a method: the contract's, and the limits that its documentation states."""
+    contract = [Check(check.__name__, partial(check, method)) for check in _CONTRACT]
+    return contract + [Check(f"limit: {limit.text}", limit.verify) for limit in limits_of(method)]
+
+
+def check_method(method: Subject) -> None:
+    """Run every check.
+
+    Raises:
+        AssertionError: the first check that fails, by name.
+    """
+    for check in checks_of(method):
+        try:
+            check.run()
+        except AssertionError as error:
+            raise AssertionError(f"{method.__name__}: {check.name}: {error}") from error
+
+
+def documentation_is_complete(method: Subject) -> None:
+    """Title, source, symbols, wire, at least two limits, departures."""
+    text = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
+    assert re.match(r"\S.*\.$", text.split("\n")[0]), "the first line should name the method and end in a full stop"
+    missing = [title for title in _SECTIONS if not section(method, title)]
+    assert not missing, f"the module's docstring has no section {', '.join(missing)}"
+    stated = len(section(method, "Limits"))
+    assert stated >= _LEAST_LIMITS, f"it states {stated} limits; expected at least {_LEAST_LIMITS}"
+
+
+def is_a_frozen_value(method: Subject) -> None:
+    """Nothing can be smuggled from server to client through `self`."""
+    subject = method()
+    try:
+        subject.cache = 1  # type: ignore[attr-defined]
+    except FrozenInstanceError:
+        return
+    raise AssertionError("attributes can be set; write @dataclass(frozen=True)")
+
+
+def hyper_parameters_round_trip(method: Subject) -> None:
+    """A method written to TOML reads back equal."""
+    subject = quick(method)
+    tree = tomllib.loads(tomli_w.dumps(tree_of(subject)))
+    assert typed(method, tree, "method", "round trip") == subject, "it reads back different"
+
+
+def is_deterministic(method: Subject) -> None:
+    """The same seed gives the same bytes; another seed does not."""
+    first, second, other = (_played(method, seed=seed) for seed in (0, 0, 1))
+    assert _everything(first) == _everything(second), "two runs of one seed differ"
+    assert _everything(first) != _everything(other), "two seeds give the same run"
+
+
+def leaves_the_global_generator_alone(method: Subject) -> None:
+    """No draw comes from torch's global generator."""
+    before = torch.default_generator.get_state()
+    _played(method)
+    assert torch.equal(before, torch.default_generator.get_state()), "torch's global generator was advanced"
+
+
+def does_not_change_the_state_it_is_given(method: Subject) -> None:
+    """`round` returns a new state."""
+    engine = _engine(method)
+    state, _ = engine.round(1, engine.start(), sorted(engine.federation.sites))
+    before = _packed(state)
+    engine.round(2, state, sorted(engine.federation.sites))
+    assert _packed(state) == before, "round() changed the state that it was given"
+
+
+def leaves_bystanders_alone(method: Subject) -> None:
+    """A client that was not drawn keeps what it had."""
+    engine = _engine(method)
+    state, _ = engine.round(1, engine.start(), sorted(engine.federation.sites))
+    before = engine.store.read(3)
+    engine.round(2, state, [0, 1])
+    assert engine.store.read(3) == before, "a client that was not drawn has changed"
+
+
+def does_not_depend_on_the_order_of_clients(method: Subject) -> None:
+    """The cohort is a set."""
+    results: list[bytes] = []
+    for ids in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        engine = _engine(method)
+        state, _ = engine.round(1, engine.start(), ids)
+        results.append(_packed(state))
+    assert results[0] == results[1], "the order of the ids changed the result"
+
+
+def survives_a_missing_reply(method: Subject) -> None:
+    """A client that fails costs its reply and nothing else."""
+    engine = _engine(method, executor=Without(1), tolerate_failures=True)
+    state, before = engine.start(), engine.store.read(1)
+    for number in (1, 2):
+        state, report = engine.round(number, state, [0, 1, 2, 3])
+        assert set(report.failures) == {1}, f"expected client 1 to fail, found {sorted(report.failures)}"
+    assert engine.store.read(1) == before, "the failed client's store has changed"
+
+
+def works_with_newcomers(method: Subject) -> None:
+    """Clients first drawn in a later round, and cohorts of one, are served."""
+    engine = _engine(method)
+    play(engine, 3, iter([[0, 1], [2], [2, 3]]))
+
+
+def sends_what_it_documents(method: Subject) -> None:
+    """The entries that the engine counted are those of the Wire section, and as large where that is in |w|, |b|."""
+    engine = _engine(method, world=World(batchnorm=True))
+    ids = sorted(engine.federation.sites)
+    state, first = engine.round(1, engine.start(), ids)
+    _, second = engine.round(2, state, ids)
+    for direction in ("down", "up"):
+        documented = _wire(method, direction)
+        seen = _sent(first.traffic, direction) | _sent(second.traffic, direction)
+        assert set(documented) == set(seen), f"{direction}: documented {sorted(documented)}, sent {sorted(seen)}"
+        for name, formula in documented.items():
+            expected = _bytes(formula, engine)
+            assert expected in (None, seen[name]), f"{direction}: {name} is {seen[name]} bytes, documented {expected}"
+
+
+def resumes_to_the_same_bytes(method: Subject) -> None:
+    """Two rounds in one go and two rounds with a stop between them end alike."""
+    with tempfile.TemporaryDirectory() as place:
+        whole, halves = Path(place) / "whole", Path(place) / "halves"
+        straight = _run(method, whole, rounds=2)
+        _run(method, halves, rounds=1)
+        resumed = _run(method, halves, rounds=2)
+    assert straight == resumed, "a resumed run ends in another checkpoint than an uninterrupted one"
+
+
+def learns_a_toy_task(method: Subject) -> None:
+    """Twelve rounds of a linear problem bring the judged models well above chance."""
+    engine = _engine(method)
+    state = play(engine, 12)
+    test = engine.federation.test
+    assert test is not None
+    shares = [
+        float((predict(engine.inference_model(state, id), test).argmax(1) == test.labels).float().mean())
+        for id in engine.federation.sites
+    ]
+    mean = sum(shares) / len(shares)
+    assert mean > _LEARNT, f"accuracy {mean:.2f} on {CLASSES} classes, expected above {_LEARNT}"
+
+
+class Without(Sequential):
+    """An executor under which one client always fails."""
+
+    def __init__(self, absent: ClientId) -> None:
+        self._absent = absent
+
+    def run(self, host: ClientHost, calls: Iterable[Call]) -> Iterator[Answer | Failure]:
+        """Outcomes in the order of the calls, a failure for the absent client."""
+        for call in calls:
+            lost = call.client == self._absent
+            yield Failure(call.client, call.handler, "absent") if lost else host.run(call)
+
+
+_CONTRACT: tuple[Callable[[Subject], None], ...] = (
+    documentation_is_complete,
+    is_a_frozen_value,
+    hyper_parameters_round_trip,
+    is_deterministic,
+    leaves_the_global_generator_alone,
+    does_not_change_the_state_it_is_given,
+    leaves_bystanders_alone,
+    does_not_depend_on_the_order_of_clients,
+    survives_a_missing_reply,
+    works_with_newcomers,
+    sends_what_it_documents,
+    resumes_to_the_same_bytes,
+    learns_a_toy_task,
+)
+
+
+def _engine(method: Subject, seed: int = 0, world: World = World(batchnorm=True), **options: Any) -> InProcessEngine:
+    subject = quick(method)
+    return InProcessEngine(subject, toy_federation(world.fit_for(subject)), seed=seed, **options)
+
+
+def _played(method: Subject, seed: int = 0) -> tuple[InProcessEngine, Any]:
+    engine = _engine(method, seed)
+    return engine, play(engine, 2)
+
+
+def _everything(played: tuple[InProcessEngine, Any]) -> bytes:
+    """The method's state and all that clients keep."""
+    engine, state = played
+    return _packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
+
+
+def _packed(state: Any) -> bytes:
+    return pack({spec.name: getattr(state, spec.name) for spec in fields(state)})
+
+
+def _run(method: Subject, folder: Path, rounds: int) -> str:
+    subject = quick(method)
+    federation = toy_federation(World(batchnorm=True).fit_for(subject))
+    result = Run(subject, federation, RunConfig(rounds=rounds, cohort_fraction=0.5), folder).play()
+    assert result.checkpoint is not None
+    return result.checkpoint.digest
+
+
+def _wire(method: Subject, direction: str) -> dict[str, str]:
+    """Entry names and size formulas of one direction."""
+    for line in section(method, "Wire"):
+        head, _, rest = line.partition(" ")
+        if head == direction:
+            entries = [entry.strip() for entry in rest.split(",") if entry.strip() != "nothing"]
+            return dict([*entry.split(" ", 1), ""][:2] for entry in entries)
+    raise AssertionError(f"the Wire section has no line that starts with {direction!r}")
+
+
+def _sent(traffic: Traffic, direction: str) -> dict[str, int]:
+    return dict(traffic.down if direction == "down" else traffic.up)
+
+
+def _bytes(formula: str, engine: InProcessEngine) -> int | None:
+    """Bytes of an entry, all clients together, if its formula is |w|, |b| or a count of numbers; None otherwise."""
+    if formula.isdigit():
+        return 8 * int(formula) * len(engine.federation.sites)
+    if formula not in ("|w|", "|b|"):
+        return None
+    total = 0
+    for site in engine.federation.sites.values():
+        net = engine.server(0).build(site.architecture)
+        tensors = net.parameters() if formula == "|w|" else net.buffers()
+        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return total

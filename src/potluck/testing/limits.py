@@ -1,0 +1,173 @@
+"""What a method's docstring says of its limits and fixed points, carried out.
+
+Lines of the Limits section, one each; overrides are dotted keys as on the command line:
+
+    [overrides] equals METHOD [overrides] [on WORLD]       judged models are the same, bit for bit
+    [overrides] approaches METHOD [overrides] [on WORLD]   ... up to rounding
+    [overrides] stays at rest [on WORLD]                   judged models do not move
+    [overrides] reaches the optimum                        of two quadratics, with full and partial participation
+    [overrides] misses the optimum                         of two quadratics, with full participation
+    [overrides] descends the gradient                      one full-batch step is a step on everyone's data
+
+WORLD is a list of `key=value` for `potluck.testing.worlds.World`.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core.errors import ConfigError
+from potluck.core.method import Method
+from potluck.core.weights import Weights, weights_of
+from potluck.engines.inprocess import InProcessEngine
+from potluck.methods import get_method
+from potluck.testing.worlds import (
+    QUADRATIC_OPTIMUM,
+    World,
+    play,
+    quadratics,
+    quick,
+    toy_federation,
+    world_from,
+)
+
+_LINE = re.compile(
+    r"^(?P<mine>(?:\S+=\S+ )*)"
+    r"(?P<verb>equals|approaches|stays at rest|reaches the optimum|misses the optimum|descends the gradient)"
+    r"(?P<theirs>(?: (?!on )\S+)*)(?: on (?P<world>.+))?$"
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One stated limit of a method."""
+
+    text: str
+    method: type[Method[Any]]
+    mine: tuple[str, ...]
+    verb: str
+    theirs: tuple[str, ...]
+    world: World
+
+    def verify(self) -> None:
+        """Carry it out.
+
+        Raises:
+            AssertionError: it does not hold.
+        """
+        _VERIFY[self.verb](self)
+
+
+def limits_of(method: type[Method[Any]]) -> list[Limit]:
+    """The limits that a method's module states.
+
+    Raises:
+        ConfigError: a line cannot be read.
+    """
+    return [_parsed(method, line) for line in section(method, "Limits")]
+
+
+def section(method: type[Method[Any]], title: str) -> list[str]:
+    """The lines of one section of a method's documentation, without their indent."""
+    text = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
+    found = re.search(rf"^{title}\n((?:    .*\n?)+)", text, flags=re.MULTILINE)
+    return [line.strip() for line in found[1].splitlines()] if found else []
+
+
+def _parsed(method: type[Method[Any]], line: str) -> Limit:
+    found = _LINE.match(line)
+    if not found:
+        raise ConfigError(f"{method.__name__}: cannot read the limit {line!r}; see potluck.testing.limits")
+    world = world_from((found["world"] or "").split())
+    return Limit(line, method, tuple(found["mine"].split()), found["verb"], tuple(found["theirs"].split()), world)
+
+
+def judged_models(method: Method[Any], world: World) -> list[Weights]:
+    """The weights that each client would use after the world's rounds."""
+    engine = InProcessEngine(method, toy_federation(world.fit_for(method)))
+    state = play(engine, world.rounds)
+    return [weights_of(engine.inference_model(state, id)) for id in sorted(engine.federation.sites)]
+
+
+def _compare(limit: Limit) -> None:
+    name, *overrides = limit.theirs
+    training = {"optimizer": limit.world.optimizer, "lr": 0.1} if limit.world.optimizer else {}
+    mine = quick(limit.method, limit.mine, **training)
+    theirs = quick(get_method(name), overrides, **training)
+    world = limit.world.fit_for(mine).fit_for(theirs)
+    for client, (a, b) in enumerate(zip(judged_models(mine, world), judged_models(theirs, world), strict=True)):
+        _assert_same(a, b, exact=limit.verb == "equals", where=f"{limit.text}: client {client}")
+
+
+def _at_rest(limit: Limit) -> None:
+    method = quick(limit.method, limit.mine)
+    before = judged_models(method, replace(limit.world, rounds=0))
+    for client, (a, b) in enumerate(zip(before, judged_models(method, limit.world), strict=True)):
+        _assert_same(a, b, exact=False, where=f"{limit.text}: client {client}")
+
+
+def _assert_same(a: Weights, b: Weights, *, exact: bool, where: str) -> None:
+    assert a.keys() == b.keys(), f"{where}: different layers"
+    for name, tensor in a.items():
+        close = torch.equal(tensor, b[name]) if exact else torch.allclose(tensor, b[name], rtol=1e-4, atol=1e-6)
+        gap = float((tensor - b[name]).abs().max())
+        assert close, f"{where}: {name} differs by up to {gap:.2e}"
+
+
+def _reaches(limit: Limit) -> None:
+    full, partial = _settled(limit, rounds=30), _settled(limit, rounds=60, partial=True)
+    assert abs(full - QUADRATIC_OPTIMUM) < 1e-3, f"{limit.text}: settled at {full}, the optimum is -0.6"
+    assert abs(partial - QUADRATIC_OPTIMUM) < 1e-2, f"{limit.text}: with one of two clients a round at {partial}"
+
+
+def _misses(limit: Limit) -> None:
+    full = _settled(limit, rounds=30)
+    assert abs(full - QUADRATIC_OPTIMUM) > 0.05, f"{limit.text}: settled at {full}, which is the optimum"
+
+
+def _settled(limit: Limit, rounds: int, *, partial: bool = False) -> float:
+    """Where the one weight settles."""
+    method = quick(limit.method, limit.mine, optimizer="sgd", lr=0.03, steps=5, batch_size=1)
+    engine = InProcessEngine(method, quadratics())
+    state = play(engine, rounds, _one_at_a_time() if partial else None)
+    (weight,) = engine.inference_model(state, 0).parameters()
+    return float(weight.detach())
+
+
+def _one_at_a_time() -> Iterator[list[int]]:
+    """One of two clients a round, each as often, in no simple rhythm."""
+    return ([(7 * number + number // 3) % 2] for number in count())
+
+
+def _descends(limit: Limit) -> None:
+    """One full-batch step of plain SGD with everyone equals a gradient step on the pooled data."""
+    lr = 0.3
+    method = quick(limit.method, limit.mine, optimizer="sgd", lr=lr, epochs=1, batch_size=10**6)
+    federation = toy_federation(World(architectures=1))
+    engine = InProcessEngine(method, federation)
+    net = engine.server(0).build("toy1")
+    batches = [site.train.batch(torch.arange(len(site.train))) for site in federation.sites.values()]
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    gradients = torch.autograd.grad(federation.criterion(net(inputs), targets), list(net.parameters()))
+    stepped: list[Tensor] = [p.detach() - lr * g for p, g in zip(net.parameters(), gradients, strict=True)]
+    state = play(engine, 1)
+    for mine, expected in zip(engine.inference_model(state, 0).parameters(), stepped, strict=True):
+        gap = float((mine.detach() - expected).abs().max())
+        assert gap < 1e-5, f"{limit.text}: off a gradient step by {gap:.2e}"
+
+
+_VERIFY = {
+    "equals": _compare,
+    "approaches": _compare,
+    "stays at rest": _at_rest,
+    "reaches the optimum": _reaches,
+    "misses the optimum": _misses,
+    "descends the gradient": _descends,
+}

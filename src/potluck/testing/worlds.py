@@ -1,0 +1,182 @@
+"""Toy federations: small enough to play a round in milliseconds, different enough to catch mistakes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.errors import ConfigError
+from potluck.core.examples import Examples
+from potluck.core.federation import ClientId, Federation, Site, empty_like
+from potluck.core.fit import LocalTraining
+from potluck.core.method import Method, Need
+from potluck.core.rng import fold_in
+from potluck.engines.inprocess import InProcessEngine
+from potluck.experiment.config import override, typed
+from potluck.models.contract import StagedNet
+
+CLASSES = 4
+_FEATURES, _WIDTH = 10, 16
+
+
+@dataclass(frozen=True)
+class World:
+    """The shape of a toy federation; a method's Limits section sets these by name after `on`.
+
+    Attributes:
+        clients: how many.
+        architectures: how many different depths they have.
+        capacity: of every client; None for a mixture.
+        labels: classes that each client holds.
+        batchnorm: whether the nets have BatchNorm.
+        rounds: to play.
+        optimizer: of all local training; None for the method's own.
+    """
+
+    clients: int = 4
+    architectures: int = 2
+    capacity: float | None = None
+    labels: int = CLASSES
+    batchnorm: bool = False
+    rounds: int = 2
+    optimizer: str | None = None
+
+    def fit_for(self, method: Method[Any]) -> "World":
+        """This world with one architecture if the method demands it."""
+        return replace(self, architectures=1) if Need.ONE_ARCHITECTURE in method.needs() else self
+
+
+def toy_net(depth: int, batchnorm: bool, rate: float = 1.0) -> StagedNet:
+    """A staged net on ten features with `depth` hidden stages after the first, sliceable by `rate`."""
+    width = ceil(rate * _WIDTH)
+    stages = {"stem": _stage(_FEATURES, width, batchnorm)}
+    stages |= {f"hidden{i}": _stage(width, width, batchnorm) for i in range(1, depth + 1)}
+    return StagedNet(stages, nn.Linear(width, CLASSES))
+
+
+def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:
+    norm = [nn.BatchNorm1d(outputs)] if batchnorm else []
+    return nn.Sequential(nn.Linear(inputs, outputs), *norm, nn.ReLU())
+
+
+def toy_federation(world: World, seed: int = 0) -> Federation:
+    """Clients with unequal amounts of a linear four-class problem, public inputs, and a common test set."""
+    generator = fold_in(seed, "toy world").generator()
+    boundary = torch.randn(_FEATURES, CLASSES, generator=generator)
+    draw = partial(_draw, boundary, generator)
+    architectures = {f"toy{d}": partial(toy_net, d, world.batchnorm) for d in range(1, world.architectures + 1)}
+    sites = {
+        i: Site(
+            id=i,
+            architecture=f"toy{i % world.architectures + 1}",
+            train=draw(40 + 8 * i, [(i + j) % CLASSES for j in range(world.labels)]),
+            validation=draw(16, range(CLASSES)),
+            test=draw(32, range(CLASSES)),
+            capacity=world.capacity or (1.0, 0.5)[i % 2],
+        )
+        for i in range(world.clients)
+    }
+    return Federation(
+        sites=sites,
+        architectures=architectures,
+        server_architecture="toy1",
+        num_classes=CLASSES,
+        public=draw(64, range(CLASSES)),
+        test=draw(400, range(CLASSES)),
+    )
+
+
+def _draw(boundary: Tensor, generator: torch.Generator, count: int, classes: Sequence[int]) -> Examples:
+    """Examples of the given classes only."""
+    inputs = torch.randn(20 * count, _FEATURES, generator=generator)
+    targets = (inputs @ boundary).argmax(1)
+    wanted = torch.isin(targets, torch.tensor(list(classes))).nonzero().flatten()[:count]
+    return Examples(inputs[wanted], targets[wanted])
+
+
+def quadratics() -> Federation:
+    """Two clients with losses a/2 (w - b)^2, (a, b) = (1, 1) and (4, -1): least squares in one weight.
+
+    The optimum of their mean is (1 * 1 - 4 * 1) / (1 + 4) = -0.6. Local training from it drifts, since each
+    client heads for its own optimum at its own pace.
+    """
+    sites: dict[ClientId, Site] = {}
+    for i, (a, b) in enumerate([(1.0, 1.0), (4.0, -1.0)]):
+        x = torch.tensor([[a**0.5]])
+        train = Examples(x, x * b)
+        sites[i] = Site(i, "line", train, empty_like(train), empty_like(train))
+    return Federation(
+        sites=sites,
+        architectures={"line": partial(nn.Linear, 1, 1, bias=False)},
+        server_architecture="line",
+        num_classes=1,
+        criterion=half_squared_error,
+    )
+
+
+QUADRATIC_OPTIMUM = -0.6
+
+
+def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half the mean squared error."""
+    return (outputs - targets).square().mean() / 2
+
+
+def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: Any) -> Method[Any]:
+    """A method whose local training suits a toy world, with `key=value` overrides applied last."""
+    method = cls()
+    changes = {
+        spec.name: replace(found, **{"lr": 0.01, "epochs": 2, **training})
+        for spec in fields(method)
+        if isinstance(found := getattr(method, spec.name), LocalTraining)
+    }
+    method = replace(method, **changes)
+    if not assignments:
+        return method
+    tree = override({}, assignments)
+    return typed(cls, _merged(tree_of(method), tree), "method", cls.__name__)
+
+
+def tree_of(value: Any) -> dict[str, Any]:
+    """Fields of a dataclass as nested dicts, those that are None left out."""
+    opened = {spec.name: getattr(value, spec.name) for spec in fields(value)}
+    return {
+        name: tree_of(item) if hasattr(item, "__dataclass_fields__") else item
+        for name, item in opened.items()
+        if item is not None
+    }
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with nested changes applied."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = base.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def play(engine: InProcessEngine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
+    """Play rounds with everyone, or with the cohorts given; the last state."""
+    state = engine.start()
+    for number in range(1, rounds + 1):
+        ids = sorted(engine.federation.sites) if cohorts is None else next(cohorts)
+        state, _ = engine.round(number, state, ids)
+    return state
+
+
+def world_from(assignments: Sequence[str]) -> World:
+    """A world from `key=value` words.
+
+    Raises:
+        ConfigError: a key is no attribute of a world, or its value of another type.
+    """
+    known = {spec.name for spec in fields(World)}
+    tree = override({}, assignments)
+    if unknown := sorted(set(tree) - known):
+        raise ConfigError(f"a toy world has no {unknown[0]!r}; expected {', '.join(sorted(known))}")
+    return typed(World, tree, "world", "Limits")

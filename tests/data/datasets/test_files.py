@@ -1,0 +1,193 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from potluck.core.errors import DataError
+from potluck.data.dataset import Description
+from potluck.data.datasets import describe, load
+
+RNG = np.random.default_rng(0)
+
+
+def write_images(root: Path, part: str, images: dict[str, list[np.ndarray]], suffix: str = ".png") -> None:
+    for name, group in images.items():
+        (root / part / name).mkdir(parents=True, exist_ok=True)
+        for number, pixels in enumerate(group):
+            Image.fromarray(pixels).save(root / part / name / f"{number}{suffix}")
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes, dogs and cats: three and two images to train on, one and none to test on."""
+    root = tmp_path / "pets"
+    write_images(root, "train", {"dog": [pixels(6, 5, 3) for _ in range(3)], "cat": [pixels(6, 5, 3)] * 2})
+    write_images(root, "test", {"dog": [pixels(6, 5, 3)]}, suffix=".PNG")
+    return root
+
+
+def test_folder(folder: Path) -> None:
+    (folder / "train" / ".hidden").mkdir()
+    (folder / "train" / "dog" / "notes.txt").write_text("no image")
+    pets = load(folder)
+    assert describe(str(folder)) == pets.description == Description("pets", (3, 6, 5), 2)
+    assert pets.train_targets.tolist() == [0, 0, 1, 1, 1], "cat is before dog"
+    assert pets.test_targets.tolist() == [1]
+    expected = np.asarray(Image.open(folder / "train" / "dog" / "0.png")).transpose(2, 0, 1)
+    assert torch.equal(pets.train_inputs[2], torch.from_numpy(expected.copy()))
+    inputs, _ = pets.train.batch(torch.arange(5))
+    torch.testing.assert_close(inputs, pets.train_inputs / 255)
+
+
+def test_relative_folder_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert load(".").name == describe(".").name == "pets"
+
+
+def test_grey_folder_has_one_channel(tmp_path: Path) -> None:
+    write_images(tmp_path, "train", {"a": [pixels(4, 4)], "b": [pixels(4, 4)]})
+    write_images(tmp_path, "test", {"b": [pixels(4, 4)]})
+    assert load(tmp_path).input_shape == describe(tmp_path).input_shape == (1, 4, 4)
+
+
+def test_grey_among_coloured_becomes_rgb(folder: Path) -> None:
+    write_images(folder, "test", {"cat": [pixels(6, 5)]})
+    pets = load(folder)
+    assert pets.test_inputs.shape == (2, 3, 6, 5)
+    assert torch.equal(pets.test_inputs[0, 0], pets.test_inputs[0, 2])
+
+
+def test_folder_without_a_part(folder: Path) -> None:
+    (folder / "test").rename(folder / "validation")
+    with pytest.raises(DataError, match=r"pets: no folder test; expected train/<class>/<image> and"):
+        load(folder)
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="train: no images; expected train/<class>"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="train: no images; expected train/<class>"):
+        describe(tmp_path)
+
+
+def test_empty_class(folder: Path) -> None:
+    (folder / "train" / "bird").mkdir()
+    with pytest.raises(DataError, match="train/bird: no images; add some or remove the folder"):
+        load(folder)
+
+
+def test_class_without_training_images(folder: Path) -> None:
+    write_images(folder, "test", {"bird": [pixels(6, 5, 3)]})
+    with pytest.raises(DataError, match="test/bird: a class without training images"):
+        load(folder)
+
+
+def test_mixed_sizes(folder: Path) -> None:
+    write_images(folder, "train", {"horse": [pixels(7, 5, 3)]})
+    with pytest.raises(DataError, match=r"pets/train: inputs of different shapes, \(6, 5, 3\) and \(7, 5, 3\)"):
+        load(folder)
+
+
+def test_sizes_of_the_parts_differ(folder: Path) -> None:
+    write_images(folder, "test", {"dog": [pixels(7, 5, 3)]}, suffix=".PNG")
+    with pytest.raises(DataError, match=r"shape \(3, 6, 5\) but test inputs \(3, 7, 5\)"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 60])
+def test_unreadable_image(folder: Path, keep: int) -> None:
+    file = folder / "train" / "dog" / "1.png"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"dog/1.png: cannot be read as an image"):
+        load(folder)
+
+
+def write_arrays(path: Path, **changes: np.ndarray | None) -> Path:
+    arrays = {
+        "x_train": pixels(6, 4, 5, 3),
+        "y_train": np.array([0, 1, 2, 0, 1, 2]),
+        "x_test": pixels(2, 4, 5, 3),
+        "y_test": np.array([2, 0]),
+    } | changes
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})  # type: ignore[arg-type]
+    return path
+
+
+def test_npz_round_trip(tmp_path: Path) -> None:
+    images = pixels(6, 4, 5, 3)
+    path = write_arrays(tmp_path / "mine.npz", x_train=images)
+    mine = load(path)
+    assert describe(path) == mine.description == Description("mine", (3, 4, 5), 3)
+    assert torch.equal(mine.train_inputs, torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    assert mine.train_targets.tolist() == [0, 1, 2, 0, 1, 2]
+    assert mine.test.batch(torch.tensor([0]))[0].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [((4, 5), (1, 4, 5)), ((4, 5, 1), (1, 4, 5)), ((3, 4, 5), (3, 4, 5)), ((4, 5, 4), (4, 4, 5))],
+)
+def test_npz_layouts(tmp_path: Path, stored: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    path = write_arrays(tmp_path / "mine.npz", x_train=pixels(6, *stored), x_test=pixels(2, *stored))
+    assert load(path).input_shape == expected
+
+
+def test_npz_features(tmp_path: Path) -> None:
+    features = RNG.normal(size=(8, 7))
+    labels = np.array([[0], [1], [2], [0], [1], [2]], dtype=np.uint8)
+    path = write_arrays(tmp_path / "mine.npz", x_train=features[:6], x_test=features[6:], y_train=labels)
+    mine = load(path)
+    assert mine.train_inputs.dtype == torch.float32
+    assert mine.preprocess is None
+    assert mine.train_targets.tolist() == [0, 1, 2, 0, 1, 2]
+    torch.testing.assert_close(mine.test.batch(torch.tensor([1]))[0][0], torch.from_numpy(features[7]).float())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"y_test": None, "x_test": None},
+            "no array x_test, y_test; expected x_train, .* found x_train, y_train",
+        ),
+        ({"y_train": np.zeros(6)}, "y_train: expected whole-number labels, found float64"),
+        ({"y_train": np.zeros(5, dtype=int)}, r"expected 6 int64 targets, .* shape \(5,\)"),
+        ({"y_test": np.array([0, 3])}, "test part: label 3; expected labels from 0 to 2"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "training part: label -1"),
+        (
+            {"x_train": np.zeros((6, 4), dtype=np.int64)},
+            "x_train: expected uint8 images or float features, found int64",
+        ),
+        (
+            {"x_train": np.zeros((6, 4), dtype=np.uint8)},
+            r"x_train: expected uint8 images .* found shape \(6, 4\)",
+        ),
+        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, dtype=int)}, "training part: no examples"),
+        ({"y_test": np.array([{}, {}])}, "not an .npz file of plain arrays"),
+    ],
+)
+def test_npz_errors(tmp_path: Path, changes: dict[str, np.ndarray | None], message: str) -> None:
+    path = write_arrays(tmp_path / "mine.npz", **changes)
+    with pytest.raises(DataError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])
+def test_no_npz(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"mine.npz: not an .npz file of plain arrays"):
+        load(path)
+
+
+def test_a_single_array_is_no_npz(tmp_path: Path) -> None:
+    np.save(tmp_path / "mine.npy", np.zeros(3))
+    with pytest.raises(DataError, match=r"mine.npy: not an .npz file"):
+        load(tmp_path / "mine.npy")

@@ -1,0 +1,225 @@
+"""Hub data sets from a miniature local copy; nothing here opens a connection beyond this machine."""
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import datasets as hugging_face
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+
+from potluck.core.errors import DataError
+from potluck.core.rng import fold_in
+from potluck.data.datasets import describe, load
+
+CIFAR = "uoft-cs/cifar10/plain_text"
+WriteParquet = Callable[[Path, list[np.ndarray], list[int], str, str], None]
+
+
+@pytest.fixture
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, it forbids to read any source from then on."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("read the source")
+
+    return lambda: monkeypatch.setattr(hugging_face, "load_dataset", fail)
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch, no_decoding: Callable[[], None]) -> None:
+    """The hub cannot be asked; neither may `load_dataset` be, which would wait."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise ConnectionError("Name or service not known\nand more on a second line")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
+    no_decoding()
+
+
+@pytest.mark.usefixtures("hub")
+def test_local_copy_is_read_in_order(photographs: np.ndarray) -> None:
+    cifar = load("cifar10")
+    expected = torch.from_numpy(photographs).permute(0, 3, 1, 2)
+    assert torch.equal(torch.cat([cifar.train_inputs, cifar.test_inputs]), expected)
+    assert cifar.train_targets.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert cifar.test_targets.tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert cifar.description == describe("cifar10")
+
+
+@pytest.mark.usefixtures("hub")
+def test_second_time_comes_from_the_cache(cache: Path, no_decoding: Callable[[], None]) -> None:
+    first = load("cifar10")
+    assert sorted(file.name.split("--")[3] for file in cache.iterdir()) == ["test", "train"]
+    no_decoding()
+    assert load("cifar10").checksum == first.checksum
+
+
+def test_changed_source_is_decoded_again(
+    hub: Path, cache: Path, photographs: np.ndarray, write_parquet: WriteParquet
+) -> None:
+    first = load("cifar10")
+    write_parquet(hub / CIFAR / "train-00001-of-00002.parquet", list(photographs[:4]), [0] * 4, "img", "label")
+    second = load("cifar10")
+    assert len(second.train) == 11
+    assert torch.equal(second.test_inputs, first.test_inputs)
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.usefixtures("hub")
+def test_no_second_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face.config, "HF_DATASETS_CACHE", tmp_path / "arrow")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    load("cifar10")
+    assert not (tmp_path / "arrow").exists()
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.usefixtures("hub")
+def test_augmentation_is_a_choice() -> None:
+    paper, none = load("cifar10"), load("cifar10", augmentation="none")
+    positions = torch.arange(12)
+    plain, _ = paper.train.batch(positions)
+    assert torch.equal(none.train.batch(positions)[0], plain)
+    assert torch.equal(none.train.batch(positions, fold_in(0))[0], plain)
+    assert not torch.equal(paper.train.batch(positions, fold_in(0))[0], plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "augmentations"),
+    [
+        ("mnist", []),
+        ("fashion_mnist", []),
+        ("cifar10", ["RandomCrop(padding=4)", "RandomFlip()", "Cutout(size=16)"]),
+        ("cifar100", ["RandomCrop(padding=4)", "RandomFlip()"]),
+        ("svhn", ["Cutout(size=16)"]),
+        ("cinic10", ["RandomCrop(padding=4)", "RandomFlip()", "Cutout(size=16)"]),
+        ("tiny_imagenet", []),
+    ],
+)
+def test_augmentations_of_the_papers(name: str, augmentations: list[str]) -> None:
+    preprocess = importlib.import_module(f"potluck.data.datasets.{name}")._SOURCE.preprocess
+    assert [repr(step) for step in preprocess.before + preprocess.after] == augmentations
+
+
+@pytest.mark.usefixtures("cache")
+def test_grey_images_among_coloured_ones_become_rgb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_parquet: WriteParquet
+) -> None:
+    grey = np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)
+    coloured = np.stack([grey, grey // 2, grey // 3], axis=2)
+    folder = tmp_path / "hub" / "zh-plus" / "tiny-imagenet" / "data"
+    for split in ("train", "valid"):
+        write_parquet(folder / f"{split}-00000-of-00001.parquet", [grey, coloured], [0, 199], "image", "label")
+    monkeypatch.setenv("POTLUCK_DATA", str(tmp_path / "hub"))
+    tiny = load("tiny_imagenet")
+    assert torch.equal(tiny.test_inputs[0], torch.from_numpy(grey).expand(3, 64, 64))
+    assert torch.equal(tiny.test_inputs[1], torch.from_numpy(coloured).permute(2, 0, 1))
+    assert tiny.num_classes == 200
+
+
+@pytest.mark.usefixtures("cache")
+def test_only_the_configuration_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_parquet: WriteParquet, photographs: np.ndarray
+) -> None:
+    folder = tmp_path / "hub" / "ufldl-stanford" / "svhn"
+    for split in ("train", "test", "extra"):
+        file = f"{split}-00000-of-00001.parquet"
+        write_parquet(folder / "cropped_digits" / file, list(photographs[:3]), [0, 9, 1], "image", "label")
+        write_parquet(folder / "full_numbers" / file, list(photographs), [0] * 20, "image", "digits")
+    monkeypatch.setenv("POTLUCK_DATA", str(tmp_path / "hub"))
+    assert len(load("svhn").train) == 3
+
+
+def test_local_copy_without_a_split(hub: Path) -> None:
+    (hub / CIFAR / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match=r"cifar10: no file test-\*.parquet in .*plain_text \(from POTLUCK_DATA\)"):
+        load("cifar10")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "labels", "column", "message"),
+    [
+        ([(32, 32, 3)], [0], "picture", r"no column img; found picture, label"),
+        ([(32, 32, 3), (31, 32, 3)], [0, 1], "img", r"different shapes, \(31, 32, 3\) and \(32, 32, 3\)"),
+        ([(28, 28, 3)], [0], "img", r"images of shape \(3, 28, 28\); expected \(3, 32, 32\)"),
+        ([(32, 32, 3)], [-1], "img", r"label -1; expected labels from 0 to 9"),
+    ],
+)
+def test_local_copy_of_something_else(
+    hub: Path, write_parquet: WriteParquet, shapes: list[Any], labels: list[int], column: str, message: str
+) -> None:
+    images = [np.zeros(shape, dtype=np.uint8) for shape in shapes]
+    write_parquet(hub / CIFAR / "test-00000-of-00001.parquet", images, labels, column, "label")
+    with pytest.raises(DataError, match=f"^cifar10: .*{message}"):
+        load("cifar10")
+
+
+def test_damaged_local_copy(hub: Path, cache: Path) -> None:
+    (hub / CIFAR / "test-00000-of-00001.parquet").write_bytes(b"PAR1 no longer")
+    with pytest.raises(DataError, match=r"^cifar10: .*test-00000-of-00001.parquet: cannot be read \(.*get it anew$"):
+        load("cifar10")
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.usefixtures("cache", "unreachable")
+def test_neither_local_nor_reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("POTLUCK_DATA", raising=False)
+    with pytest.raises(DataError) as caught:
+        load("cifar100")
+    assert str(caught.value) == (
+        "cifar100: uoft-cs/cifar100 is not on this machine (POTLUCK_DATA is unset) "
+        "and cannot be had from the Hugging Face hub (ConnectionError: Name or service not known); "
+        "connect to the hub, or let POTLUCK_DATA name a folder that holds uoft-cs/cifar100/cifar100/"
+        "train-*.parquet, or set HF_HUB_OFFLINE=1 if it is in the Hugging Face cache"
+    )
+    monkeypatch.setenv("POTLUCK_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=f"cinic10: flwrlabs/cinic10 is not in POTLUCK_DATA={tmp_path} and cannot"):
+        load("cinic10")
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_the_hub_gives_is_decoded_and_stored(
+    monkeypatch: pytest.MonkeyPatch, photographs: np.ndarray, no_decoding: Callable[[], None]
+) -> None:
+    asked: list[object] = []
+
+    def from_hub(repository: str, configuration: str, split: str) -> hugging_face.Dataset:
+        asked.append((repository, configuration, split))
+        assert hugging_face.are_progress_bars_disabled()
+        features = hugging_face.Features(img=hugging_face.Image(), fine_label=hugging_face.Value("int64"))
+        rows = {"img": list(photographs[:3]), "fine_label": [5, 99, 0]}
+        return hugging_face.Dataset.from_dict(rows, features)
+
+    monkeypatch.delenv("POTLUCK_DATA", raising=False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr(hugging_face, "load_dataset", from_hub)
+    bars_hidden = hugging_face.are_progress_bars_disabled()
+    loaded = load("cifar100")
+    assert hugging_face.are_progress_bars_disabled() == bars_hidden
+    assert asked == [("uoft-cs/cifar100", "cifar100", "train"), ("uoft-cs/cifar100", "cifar100", "test")]
+    assert torch.equal(loaded.train_inputs, torch.from_numpy(photographs[:3]).permute(0, 3, 1, 2))
+    assert loaded.train_targets.tolist() == [5, 99, 0]
+    no_decoding()
+    assert load("cifar100").checksum == loaded.checksum
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offline", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
+def test_a_hub_that_does_not_answer_is_told_soon(tmp_path: Path, offline: dict[str, str]) -> None:
+    """With the real libraries, whose own retries last half a minute; port 9 of this machine refuses."""
+    code = "from potluck.data.datasets import load; load('cifar100')"
+    environment = {name: value for name, value in os.environ.items() if name != "POTLUCK_DATA"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "HF_HOME": str(tmp_path), **offline}
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert time.monotonic() - start < 20
+    assert "DataError: cifar100: uoft-cs/cifar100 is not on this machine (POTLUCK_DATA is unset)" in done.stderr
