@@ -20,10 +20,7 @@ def test_counts(rate, count):
 
 
 def test_one_channel_saves_two_thirds_of_the_stem():
-    assert (
-        sum(parameter.numel() for parameter in outline(channels=1).parameters())
-        == 11_172_170 - 2 * 64 * 3 * 3
-    )
+    assert sum(parameter.numel() for parameter in outline(channels=1).parameters()) == 11_172_170 - 2 * 64 * 3 * 3
 
 
 def test_shapes():

@@ -16,9 +16,7 @@ def offer(monkeypatch, **contents):
     family.__dict__.update(contents)
     monkeypatch.setitem(sys.modules, "their_family", family)
     point = EntryPoint("theirs", "their_family", "potluck.models")
-    monkeypatch.setattr(
-        models, "plugins", lambda group: {"theirs": point} if group == "potluck.models" else {}
-    )
+    monkeypatch.setattr(models, "plugins", lambda group: {"theirs": point} if group == "potluck.models" else {})
 
 
 def test_numbers_are_listed_in_counting_order(monkeypatch):

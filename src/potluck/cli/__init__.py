@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from potluck.core.errors import PotluckError
+
+# Typer brings its own copy of click or uses the installed one, depending on its version.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     help="Federated learning where every client brings its own model.",
@@ -88,14 +90,8 @@ def main() -> None:
     """Run the command line; what the user can mend is one line on standard error and exit code 2."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except PotluckError as error:
-        _complain(str(error))
-    except click.ClickException as error:
-        _complain(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+    except (PotluckError, _UsageError) as error:
+        print(f"potluck: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-
-
-def _complain(text: str) -> None:
-    print(f"potluck: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
-    sys.exit(2)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from potluck.core.modes import mode
+
 # The shared base of all BatchNorm layers has no public name in torch.
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -40,18 +42,17 @@ def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
     """
     layers = list(batch_norms(net).values())
     momenta = [layer.momentum for layer in layers]
-    training = net.training
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # torch's name for a cumulative mean
-    net.train()
     measured = 0
-    with torch.no_grad():
-        for inputs in batches:
-            if len(inputs) > 1:
-                net(inputs)
-                measured += 1
-    net.train(training)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # torch's name for a cumulative mean
+        with mode(net, training=True), torch.no_grad():
+            for inputs in batches:
+                if len(inputs) > 1:
+                    net(inputs)
+                    measured += 1
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
     return measured

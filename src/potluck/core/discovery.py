@@ -1,5 +1,6 @@
 """Finding things by file name: a module in a package is a thing of that package, with no table to edit."""
 
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
@@ -33,15 +34,20 @@ def load_file(path: Path) -> ModuleType:
     Raises:
         ConfigError: there is no such file.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; expected a Python file that defines one Method")
-    name = f"potluck_file_{path.stem}"
+    if not path.is_file() or path.suffix != ".py":
+        found = "not Python" if path.is_file() else "no such file"
+        raise ConfigError(f"{path}: {found}; expected a Python file that defines one Method")
+    name = f"potluck_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and type hints look their module up here
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

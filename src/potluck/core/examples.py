@@ -15,7 +15,9 @@ Batch = tuple[Tensor, Tensor]
 class Preprocess(Protocol):
     """Turns stored inputs (batch, ...) into what a model reads; with a generator it augments for training."""
 
-    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor: ...
+    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
+        """Prepared inputs (batch, ...)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +57,16 @@ class Examples:
         inputs = self.inputs if self.rows is None else self.inputs[self.rows]
         return Examples(inputs, targets, None if self.preprocess is None else _Unaugmented(self.preprocess))
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """All examples in stored order, `size` at a time, without augmentation."""
-        for positions in torch.arange(len(self)).split(size):
-            yield self.batch(positions)
+    def batches(self, size: int, shuffle: torch.Generator | None = None) -> Iterator[Batch]:
+        """All examples without augmentation, `size` at a time, in stored order or shuffled.
+
+        A last batch of one example joins the one before it: a single example has no batch statistics.
+        """
+        order = torch.arange(len(self)) if shuffle is None else torch.randperm(len(self), generator=shuffle)
+        batches = list(order.split(size))
+        if len(batches) > 1 and len(batches[-1]) == 1 < size:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return (self.batch(positions) for positions in batches)
 
     @property
     def labels(self) -> Tensor:
@@ -68,7 +76,8 @@ class Examples:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one prepared input."""
-        return tuple(self.batch(torch.zeros(1, dtype=torch.int64))[0].shape[1:])
+        sample = self.inputs[:1]
+        return tuple((sample if self.preprocess is None else self.preprocess(sample, None)).shape[1:])
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,11 @@ class Federation:
         with isolated(key):
             return builder() if rate == 1.0 else builder(rate=rate)
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one prepared input."""
+        return next(iter(self.sites.values())).train.input_shape
+
     @cached_property
     def roster(self) -> Roster:
         """The members that the server sees, by id in ascending order."""
@@ -102,7 +107,7 @@ class Federation:
     def _plan(self, architecture: str) -> tuple[Mapping[str, Size], frozenset[str]]:
         net = self.build(architecture, Key((architecture,)))
         shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
-        return shapes, frozenset(name for name, _ in net.named_parameters())
+        return shapes, frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
 
 
 def empty_like(examples: Examples) -> Examples:

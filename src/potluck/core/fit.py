@@ -45,6 +45,8 @@ class LocalTraining:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
+        if self.optimizer not in ("adam", "sgd"):
+            raise ValueError(f"optimizer: expected 'adam' or 'sgd', found {self.optimizer!r}")
         _at_least("lr", self.lr, 0)
         _at_least("epochs", self.epochs, 1)
         _at_least("batch_size", self.batch_size, 1)

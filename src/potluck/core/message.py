@@ -21,13 +21,17 @@ class Message(Mapping[str, Any]):
     with the method's Wire section.
     """
 
-    def __init__(self, **entries: Any) -> None:
+    def __init__(self, /, **entries: Any) -> None:
         self._entries = {name: value for name, value in entries.items() if value is not None}
         for name, value in self._entries.items():
             _check(value, name)
 
     def __getitem__(self, name: str) -> Any:
         return self._entries.get(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The entry, or `default` if it is absent."""
+        return self._entries.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

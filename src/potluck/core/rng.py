@@ -18,6 +18,11 @@ class Key:
 
     path: tuple[int | str, ...]
 
+    def __post_init__(self) -> None:
+        # Subclasses of int and str must not change the draw: their text would.
+        plain = tuple(int(part) if isinstance(part, int) else str(part) for part in self.path)
+        object.__setattr__(self, "path", plain)
+
     def fold(self, *parts: int | str) -> "Key":
         """The key below this one that `parts` name."""
         return Key(self.path + parts)

@@ -85,12 +85,14 @@ class Server:
         rng: generator of this round's server-side draws.
         public: unlabelled public examples, if the federation has any.
         num_classes: classes of the task.
+        input_shape: shape of one prepared input.
     """
 
     roster: Roster
     rng: torch.Generator
     public: Examples | None
     num_classes: int
+    input_shape: tuple[int, ...]
     _build: Callable[..., nn.Module]
     _train: Callable[[Fit, Key], FitReport]
     _key: Key

@@ -121,7 +121,7 @@ class Sharing:
         """The client's model filled from what `share` sent, ready to be judged."""
         self.receive(client, message)
         if self.buffers == "drop":
-            measure_statistics(client.model, (inputs for inputs, _ in client.train.batches(64)))
+            measure_statistics(client.model, (inputs for inputs, _ in client.train.batches(64, client.rng)))
         return client.model
 
     def global_model(self, pool: Pool, server: Server) -> nn.Module | None:

@@ -17,6 +17,8 @@ from potluck.core.errors import WireError
 Tree = Any  # Tensor | int | float | bool | str | None | list | tuple | dict with str or int keys, nested
 _HEADER = "potluck"
 _PLAIN = (str, bool, int, float)
+_MALFORMED = (ValueError, TypeError, AttributeError, RuntimeError)  # what false headers and skeletons run into
+_COMPLEX = (torch.complex32, torch.complex64)
 
 
 def pack(tree: Tree) -> bytes:
@@ -44,7 +46,7 @@ def unpack(data: bytes) -> Tree:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         return _grown(json.loads(header["__metadata__"][_HEADER]), tensors)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (safetensors.SafetensorError, ArithmeticError, LookupError, *_MALFORMED) as error:
         raise WireError(f"not a Potluck message: {error}; expected safetensors written by potluck") from error
 
 
@@ -56,7 +58,7 @@ def digest(data: bytes) -> str:
 def _skeleton(node: Tree, tensors: list[Tensor], where: str) -> Any:
     """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's kind."""
     if isinstance(node, Tensor):
-        tensors.append(node)
+        tensors.append(_portable(node, where))
         return {"tensor": len(tensors) - 1}
     if node is None or isinstance(node, _PLAIN):
         return {"value": node}
@@ -71,6 +73,15 @@ def _skeleton(node: Tree, tensors: list[Tensor], where: str) -> Any:
     raise WireError(
         f"{where} is a {type(node).__name__}; expected tensors, numbers, text, None, or dicts and lists of them"
     )
+
+
+def _portable(tensor: Tensor, where: str) -> Tensor:
+    """A dense tensor in memory of a type that safetensors carries."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise WireError(f"{where} is a {tensor.layout} tensor on {tensor.device}; expected a dense one with values")
+    if tensor.is_complex() and tensor.dtype not in _COMPLEX:
+        raise WireError(f"{where} is a {tensor.dtype} tensor, which cannot cross the wire; use complex64")
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
 
 
 def _grown(node: Any, tensors: dict[str, Tensor]) -> Tree:
@@ -92,7 +103,6 @@ def _independent(tensors: list[Tensor]) -> list[Tensor]:
     seen: set[int] = set()
     owned: list[Tensor] = []
     for tensor in tensors:
-        tensor = tensor.detach().to("cpu").contiguous()
         shared = tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.data_ptr() in seen
         tensor = torch.clone(tensor) if shared else tensor
         seen.add(tensor.data_ptr())

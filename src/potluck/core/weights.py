@@ -19,12 +19,12 @@ def weights_of(net: nn.Module) -> Weights:
 
 def parameters_of(net: nn.Module) -> Weights:
     """A copy of the trainable tensors only."""
-    return {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
+    return {name: tensor.detach().clone() for name, tensor in net.named_parameters(remove_duplicate=False)}
 
 
 def buffers_of(net: nn.Module) -> Weights:
     """A copy of what is kept but not trained, such as BatchNorm's running statistics."""
-    names = net.state_dict().keys() - dict(net.named_parameters()).keys()
+    names = net.state_dict().keys() - dict(net.named_parameters(remove_duplicate=False)).keys()
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name in names}
 
 
@@ -119,6 +119,8 @@ def mean_where_covered(
 ) -> Weights:
     """Element by element, the mean over the leading slices that cover the element; others keep their value.
 
+    Integer tensors (counters) give the maximum of the slices.
+
     Args:
         slices: one dict a client, each tensor a leading slice of the one in `keep`.
         keep: the full tensors before the round.
@@ -127,14 +129,17 @@ def mean_where_covered(
     """
     merged: Weights = {}
     for name, old in keep.items():
+        if not old.is_floating_point():
+            merged[name] = mean([weights[name] for weights in slices], [1.0] * len(slices)) if slices else old
+            continue
         total, count = torch.zeros_like(old), torch.zeros_like(old)
         for index, weights in enumerate(slices):
-            at = _leading(weights[name].shape)
-            mask = rows(index, name)
-            covered = torch.ones_like(weights[name])
+            mine, mask = weights[name], rows(index, name)
+            at = _leading(mine.shape)
+            covered = torch.ones_like(mine, dtype=torch.bool)
             if mask is not None:
-                covered *= mask.view(-1, *[1] * (covered.dim() - 1))
-            total[at] += weights[name] * covered
+                covered &= mask.view(-1, *[1] * (mine.dim() - 1))
+            total[at] += torch.where(covered, mine, 0.0)
             count[at] += covered
         merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
     return merged

@@ -74,8 +74,10 @@ class ClientHost:
 
     def inference_model(self, client_id: ClientId, message: Message) -> nn.Module:
         """The model that a client would use now; whatever the handler changes is forgotten."""
-        client = self._open(client_id, fold_in(self._seed, "inference", client_id))
-        return self._method.inference_model(client, message)
+        key = fold_in(self._seed, "inference", client_id)
+        client = self._open(client_id, key)
+        with isolated(key.fold("handler")):
+            return self._method.inference_model(client, message)
 
     def _answer(self, call: Call, handler: str) -> Answer:
         work = getattr(self._method, call.handler)

@@ -90,6 +90,7 @@ class InProcessEngine:
             rng=key.generator(),
             public=self.federation.public,
             num_classes=self.federation.num_classes,
+            input_shape=self.federation.input_shape,
             _build=self._host.build,
             _train=train,
             _key=key,
@@ -178,6 +179,8 @@ class _Cohort:
         """See `potluck.core.roles.Cohort.ask`."""
         if not runs_on_client(handler):
             raise ContractError(f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients")
+        if getattr(handler, "__self__", None) is not self._engine.method:
+            raise ContractError(f"{handler.__qualname__} is no handler of the running method; ask with self.<handler>")
         addressed = dict.fromkeys(self._ids, messages) if isinstance(messages, Message) else messages
         strangers = sorted(set(addressed) - set(self._ids))
         if strangers:

@@ -1,15 +1,20 @@
 """What clients keep between rounds, as bytes: in memory up to a cap, then in files named by their content."""
 
 import os
+import re
+import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
 from potluck.core.tree import digest
 
+_NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30
 
 
@@ -21,8 +26,7 @@ class ClientStore:
     """
 
     def __init__(self, folder: Path | None = None, cap_bytes: int = _DEFAULT_CAP_BYTES) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="potluck-") if folder is None else None
-        self._folder = Path(self._temporary.name) if self._temporary else Path(folder or "")
+        self._given_folder = folder
         self._cap_bytes = cap_bytes
         self._memory: OrderedDict[ClientId, bytes] = OrderedDict()
         self._files: dict[ClientId, str] = {}  # name of the file that holds the current record, if one does
@@ -61,6 +65,8 @@ class ClientStore:
         """
         for name in files.values():
             path = self._folder / name
+            if not _NAME.fullmatch(name):
+                raise CheckpointError(f"{path} is no name of a client's record; the checkpoint cannot be resumed")
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed")
             if digest(path.read_bytes()) != name.split(".")[0].split("-")[1]:
@@ -74,6 +80,15 @@ class ClientStore:
         for path in self._folder.glob("*.safetensors"):
             if path.name not in needed:
                 path.unlink()
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Where files go: the folder given, or a temporary one that goes when the store does."""
+        if self._given_folder is not None:
+            return self._given_folder
+        folder = Path(tempfile.mkdtemp(prefix="potluck-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def _save(self, client: ClientId) -> None:
         record = self._memory[client]

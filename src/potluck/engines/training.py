@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.batchnorm import batch_norms
-from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.examples import Batch
+from potluck.core.fit import Fit, FitReport, LocalTraining, Observed
+from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
 
@@ -77,7 +79,7 @@ class _Observer:
     def see(self, step: int, positions: Tensor, observed: Observed) -> None:
         """Note the observations of the batch at `positions`, if it belongs to the last epoch."""
         rows = self.chosen[positions]
-        if step >= self.first_step and bool(rows.any()):
+        if observed and step >= self.first_step and bool(rows.any()):
             self.kept.append({name: tensor.detach()[rows] for name, tensor in observed.items()})
 
     def collected(self) -> Observed:
@@ -94,9 +96,10 @@ class _Learner:
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
 
-    def step(self, batch: tuple[Tensor, Tensor], observer: _Observer, step: int, positions: Tensor) -> Tensor:
+    def step(self, batch: Batch, observer: _Observer, step: int, positions: Tensor) -> Tensor:
         """One optimiser step; the first objective's loss, detached."""
-        losses = [self._loss(objective, batch, observer, step, positions) for objective in self.fit.losses]
+        losses, observed = self._losses(batch)
+        observer.see(step, positions, observed)
         self.optimizer.zero_grad(set_to_none=True)
         if self.fit.combine is None:
             torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
@@ -108,35 +111,36 @@ class _Learner:
         self._correct()
         return losses[0].detach()
 
-    def _loss(
-        self,
-        objective: Objective,
-        batch: tuple[Tensor, Tensor],
-        observer: _Observer,
-        step: int,
-        positions: Tensor,
-    ) -> Tensor:
-        result = objective(self.fit.net, batch, self.fit.extras)
-        if isinstance(result, Tensor):
-            return result
-        loss, observed = result
-        if self.fit.keep:
-            observer.see(step, positions, observed)
-        return loss
+    def _losses(self, batch: Batch) -> tuple[list[Tensor], Observed]:
+        """Each objective's loss on a batch, and what all of them observed."""
+        losses: list[Tensor] = []
+        observed: Observed = {}
+        for objective in self.fit.losses:
+            result = objective(self.fit.net, batch, self.fit.extras)
+            loss, seen = (result, {}) if isinstance(result, Tensor) else result
+            losses.append(loss)
+            observed |= seen
+        return losses, observed
 
     def _combine(self, losses: list[Tensor]) -> None:
         """Take one gradient an objective, let the method combine them, and hand the result to the optimiser."""
         assert self.fit.combine is not None
         gradients: list[Weights] = []
         for loss in losses:
+            if not loss.requires_grad:  # it depends on nothing that is trained
+                gradients.append({})
+                continue
             weights = list(self.weights.values())
             found = torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True)
             named = zip(self.weights, cast("tuple[Tensor | None, ...]", found), strict=True)
             gradients.append({name: gradient for name, gradient in named if gradient is not None})
+        clipped = self.fit.training.clip_norm is not None
         with torch.no_grad():
             combined = self.fit.combine(gradients, self.fit.extras)
         for name, weight in self.weights.items():
-            weight.grad = combined.get(name)
+            gradient = combined.get(name)
+            # Clipping works in place; what `combine` returned may be one of the extras.
+            weight.grad = gradient.clone() if clipped and gradient is not None else gradient
 
     def _correct(self) -> None:
         if self.fit.after_step is None:
@@ -152,15 +156,15 @@ class _Learner:
 def _training(fit: Fit) -> Generator[_Learner]:
     """Training mode, gradients for the trainable parameters only, a fresh optimiser; undone afterwards."""
     parameters = dict(fit.net.named_parameters())
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(fit.trains(name))
     weights = {name: parameter for name, parameter in parameters.items() if fit.trains(name)}
     if not weights:
         raise ValueError(f"no parameter's name starts with {fit.trainable}; there is nothing to train")
-    fit.net.train()
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in weights)
     try:
-        yield _Learner(fit, weights, _optimizer(fit.training, list(weights.values())))
+        with mode(fit.net, training=True):
+            yield _Learner(fit, weights, _optimizer(fit.training, list(weights.values())))
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])

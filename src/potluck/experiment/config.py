@@ -28,6 +28,7 @@ Tree = dict[str, Any]
 T = TypeVar("T")
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
+_SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
 
 
@@ -41,7 +42,7 @@ class FederationConfig:
         clients: how many.
         partition: a scheme of `potluck list partitions` and its parameters.
         models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
-            ResNets, small ones for small images; one sliceable net for methods that cut widths.
+            depths of one family that suits the inputs; one sliceable net for methods that cut widths.
         server_model: the common or global model; the first of `models` by default.
         capacities: shares of the full model that clients can train, dealt in turn.
         validation_fraction: share of a client's examples that it never trains on and chooses by.
@@ -246,7 +247,7 @@ def _default_models(shape: tuple[int, ...], slices: bool) -> tuple[str | Tree, .
     small = min(shape[1:]) <= _SMALL_IMAGE
     if slices:
         return ({"name": "preresnet18", "width": 16} if small else "preresnet18",)
-    return tuple({"name": name, "width": 8, "stem": "cifar"} if small else name for name in _FAMILY)
+    return tuple({"name": name, "width": 32} for name in _SMALL_FAMILY) if small else _FAMILY
 
 
 def _model(model: str | Tree, source: str) -> ModelSpec:
@@ -286,8 +287,8 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
     place = [str(part) for part in problem["loc"]]
     key = ".".join([where, *place])
     if problem["type"] == "unexpected_keyword_argument":
-        known = [name.rsplit(".", 1)[-1] for name in _names_at(cls, place[:-1])]
-        return f"unknown key {key}; nearest: {', '.join(nearest(place[-1], known))}"
+        near = [".".join([where, *place[:-1], name]) for name in nearest(place[-1], _names_at(cls, place[:-1]))]
+        return f"unknown key {key}; nearest: {', '.join(near)}" if near else f"unknown key {key}; it has no options"
     if problem["type"] == "value_error":
         return f"{'.'.join([where, *place])}.{problem['msg'].removeprefix('Value error, ')}"
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}"

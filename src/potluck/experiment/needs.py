@@ -39,7 +39,7 @@ def _one_architecture(offer: Offer) -> str | None:
         if other != name:
             return (
                 f"it needs one architecture, but client {first} has {name} and client {client} has {other};"
-                " give federation.models one name, or choose sharing.scope = 'layer' or 'architecture'"
+                " give federation.models one name, or use a method (or a sharing.scope) for several architectures"
             )
     return None
 

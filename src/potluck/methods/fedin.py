@@ -61,7 +61,7 @@ class State:
 
     Attributes:
         features: by signature, the pairs s_in (n, ...) and s_out (n, width), oldest first.
-        signatures: by architecture, the signature its clients have shown.
+        signatures: by architecture, the signature of its features.
     """
 
     pool: Pool
@@ -112,23 +112,25 @@ class FedIN(Method[State]):
         return self.sharing.needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
-        return State(self.sharing.initial(server), features={}, signatures={})
+        architectures = sorted({member.architecture for member in server.roster.values()})
+        return State(
+            pool=self.sharing.initial(server),
+            features={},
+            signatures={name: signature(features_of(server, name)) for name in architectures},
+        )
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         drawn = {name: self._draw(pairs, server.rng) for name, pairs in sorted(state.features.items())}
         messages: dict[ClientId, Message] = {}
         for i in cohort.ids:
             member = server.roster[i]
-            features = drawn.get(state.signatures.get(member.architecture, ""))
+            features = drawn.get(state.signatures[member.architecture])
             messages[i] = Message(**self.sharing.share(state.pool, member), features=features)
         replies = cohort.ask(self.local_update, messages)
-        signatures = {
-            server.roster[i].architecture: signature(r["features"]) for i, r in replies.items() if r["features"]
-        }
         return State(
             pool=self.sharing.merge(state.pool, replies, server.roster),
             features=self._stored(state.features, replies),
-            signatures={**state.signatures, **signatures},
+            signatures=state.signatures,
         )
 
     @on_client
@@ -253,3 +255,12 @@ def without_conflict(g_in: Tensor, g_local: Tensor, a: Tensor, b: Tensor) -> Ten
 def signature(pairs: Observed) -> str:
     """The shapes that a pair has, as text: only clients of one signature can use one another's features."""
     return " > ".join("x".join(map(str, pairs[name].shape[1:])) for name in ("s_in", "s_out"))
+
+
+def features_of(server: Server, architecture: str) -> Observed:
+    """One pair of an architecture, of no input in particular: only its shapes count."""
+    net = server.build(architecture).eval()
+    parts = split(net)
+    with torch.no_grad():
+        s_in = parts.extractor(torch.zeros(1, *server.input_shape))
+        return {"s_in": s_in, "s_out": parts.intermediate(s_in)}

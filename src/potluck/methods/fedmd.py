@@ -77,7 +77,7 @@ class FedMD(Method[State]):
         rows = torch.randperm(len(public_of(server)), generator=server.rng)[: self.public_examples]
         scored = cohort.ask(self.score_public, Message(rows=rows))
         consensus = torch.stack(scored.entries("logits")).mean(0)
-        cohort.ask(self.digest_and_revisit, {i: Message(rows=rows, consensus=consensus) for i in scored})
+        cohort.ask(self.digest_and_revisit, {i: Message(consensus=consensus) for i in scored})
         return state
 
     @on_client
@@ -85,11 +85,12 @@ class FedMD(Method[State]):
         if self.pretrain and not client.state.get("pretrained"):
             yield Fit(client.model, client.objective, client.train, self.training)
             client.state["pretrained"] = True
+        client.state["rows"] = message["rows"]
         return Message(logits=predict(client.model, public_of(client).take(message["rows"])))
 
     @on_client
     def digest_and_revisit(self, client: Client, message: Message) -> ClientWork:
-        lesson = public_of(client).take(message["rows"]).labelled(message["consensus"])
+        lesson = public_of(client).take(client.state.pop("rows")).labelled(message["consensus"])
         yield Fit(client.model, DIGEST[self.digest_loss], lesson, self.digestion)
         yield Fit(client.model, client.objective, client.train, self.training)
         return Message()

@@ -150,14 +150,22 @@ def masked(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
 
 
 def with_scaler(net: nn.Module, rate: float) -> None:
-    """Section 4.1: in training, divide what enters each norm by the rate; a norm without statistics needs it."""
+    """Section 4.1: in training, divide by the rate what enters each norm, or leaves each hidden layer without one."""
 
-    def scaled(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0] / rate, *inputs[1:]) if layer.training else inputs
 
-    for layer in net.modules():
-        if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)):
-            layer.register_forward_pre_hook(scaled)
+    def after(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output / rate if layer.training else output
+
+    norms = [layer for layer in net.modules() if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm))]
+    for norm in norms:
+        norm.register_forward_pre_hook(before)
+    if not norms:
+        head = classifier_names(net)
+        for name, layer in net.named_modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)) and f"{name}.weight" not in head:
+                layer.register_forward_hook(after)
 
 
 def with_static_batchnorm(net: nn.Module) -> None:
@@ -186,5 +194,5 @@ def shapes(server: Server, rate: float) -> dict[str, torch.Size]:
 
 
 def inputs_of(client: Client, batch_size: int) -> Iterator[Tensor]:
-    """The client's training inputs, batch by batch."""
-    return (inputs for inputs, _ in client.train.batches(batch_size))
+    """The client's training inputs, shuffled, batch by batch."""
+    return (inputs for inputs, _ in client.train.batches(batch_size, client.rng))

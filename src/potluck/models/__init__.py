@@ -62,9 +62,7 @@ def image_size(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, in
         raise ConfigError(f"input shape {input_shape}; expected an image (channels, height, width)")
     channels, height, width = input_shape
     if min(height, width) < smallest:
-        raise ConfigError(
-            f"image of {height} x {width}; expected at least {smallest} x {smallest} for this model"
-        )
+        raise ConfigError(f"image of {height} x {width}; expected at least {smallest} x {smallest} for this model")
     return channels, min(height, width)
 
 
@@ -76,9 +74,7 @@ def _variants() -> dict[str, Callable[..., "StagedNet"]]:
         for name, variant in family.VARIANTS.items():
             if found.setdefault(name, variant) is not variant:
                 first = found[name].__module__
-                raise ConfigError(
-                    f"model {name!r} is in {first} and in {family.__name__}; rename one of them"
-                )
+                raise ConfigError(f"model {name!r} is in {first} and in {family.__name__}; rename one of them")
     return found
 
 

@@ -80,7 +80,7 @@ def split(net: nn.Module) -> Split:
     cut = staged.extractor_stages
     return Split(
         extractor=staged.stages[:cut],
-        intermediate=lambda h: staged.pool(staged.stages[cut:](h)),
+        intermediate=nn.Sequential(staged.stages[cut:], staged.pool),
         classifier=staged.head,
     )
 

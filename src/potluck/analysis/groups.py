@@ -1,0 +1,96 @@
+"""Experiments: runs of one configuration that differ in their seed, under a name that tells them apart."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.analysis.read import StoredRun
+from potluck.analysis.settings import differing, settings
+
+_LONGEST_LABEL = 40
+_NAMED_METHODS = 4
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment, by seed, with equally many finished rounds.
+
+    Attributes:
+        label: the method, and what else sets the experiment apart from the others it is shown with.
+        runs: one a seed.
+    """
+
+    label: str
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.runs[0].method
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return self.runs[0].dataset
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, in order."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds every run of the group has finished."""
+        return len(self.runs[0].rounds)
+
+
+def group(runs: Sequence[StoredRun]) -> list[Group]:
+    """The runs by experiment, in order of appearance.
+
+    Runs of different length are never put together, so that an interrupted one does not blur a mean. Of runs
+    with the same seed the last one counts: a repetition is no further evidence.
+    """
+    members: dict[str, dict[int, StoredRun]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        members.setdefault(label, {})[run.seed] = run
+    return [Group(label, tuple(run for _, run in sorted(seeds.items()))) for label, seeds in members.items()]
+
+
+def labels(runs: Sequence[StoredRun]) -> list[str]:
+    """For each run the label of its experiment: runs have the same label if they belong to the same group."""
+    experiments = {run.hash8: run for run in reversed(runs)}
+    names = {hash8: _name(run, list(experiments.values())) for hash8, run in experiments.items()}
+    ambiguous = Counter(names.values())
+    names = {hash8: name if ambiguous[name] == 1 else f"{name} {hash8}" for hash8, name in names.items()}
+    lengths = {run.hash8: {len(other.rounds) for other in runs if other.hash8 == run.hash8} for run in runs}
+    return [
+        names[run.hash8] if len(lengths[run.hash8]) == 1 else f"{names[run.hash8]}, {_rounds(len(run.rounds))}"
+        for run in runs
+    ]
+
+
+def heading(groups: Sequence[Group]) -> str:
+    """Which methods on which data, in a few words."""
+    methods = list(dict.fromkeys(members.method for members in groups))
+    named = enumerated(methods) if len(methods) <= _NAMED_METHODS else f"{len(methods)} methods"
+    return f"{named} on {enumerated(list(dict.fromkeys(members.dataset for members in groups)))}"
+
+
+def enumerated(words: Sequence[object]) -> str:
+    """One, two and three."""
+    *before, final = [str(word) for word in words]
+    return f"{', '.join(before)} and {final}" if before else final
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def _name(run: StoredRun, experiments: Sequence[StoredRun]) -> str:
+    """The method; the data set if there are several; what differs between the method's experiments on it."""
+    place = f" on {run.dataset}" if len({other.dataset for other in experiments}) > 1 else ""
+    alike = [settings(other) for other in experiments if (other.method, other.dataset) == (run.method, run.dataset)]
+    values = settings(run)
+    keys = [key for key in differing(alike) if key in values and key not in ("federation.dataset", "run.rounds")]
+    label = ", ".join([f"{run.method}{place}", *(f"{key.rsplit('.', 1)[1]}={values[key]}" for key in keys)])
+    return label if len(label) <= _LONGEST_LABEL else f"{run.method}{place} {run.hash8}"

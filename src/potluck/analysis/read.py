@@ -1,0 +1,285 @@
+"""Stored runs: what a run's folder holds, checked while it is read, and the two rounds that headlines come from."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from potluck.core.errors import CheckpointError
+
+SCHEMA_VERSION = 1
+CONFIG, MANIFEST, ROUNDS, CLIENTS = "config.toml", "manifest.json", "rounds.jsonl", "clients.jsonl"
+CHECKPOINT = Path("checkpoint") / "last.json"
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class StoredRound:
+    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was judged."""
+
+    round: int
+    failed: dict[str, str]
+    bytes_down: int
+    bytes_up: int
+    bytes_down_by_entry: dict[str, int]
+    bytes_up_by_entry: dict[str, int]
+    bytes_evaluation: int
+    accuracy_validation_mean: float | None
+    accuracy_personal_mean: float | None
+    accuracy_personal_std: float | None
+    accuracy_personal_worst: float | None
+    accuracy_personal_by_architecture: dict[str, float] | None
+    accuracy_common_mean: float | None
+    accuracy_common_by_architecture: dict[str, float] | None
+    accuracy_global: float | None
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether models were judged after this round."""
+        return self.accuracy_personal_by_architecture is not None
+
+
+@dataclass(frozen=True)
+class StoredClient:
+    """One line of `clients.jsonl`: how one client's model did after one evaluated round."""
+
+    round: int
+    client: int
+    architecture: str
+    examples_train: int
+    examples_test: int
+    accuracy_personal: float | None
+    accuracy_common: float | None
+    accuracy_validation: float | None
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its folder tells it.
+
+    Attributes:
+        folder: where it lies.
+        name: of the folder.
+        method: its name.
+        dataset: its name; for data of one's own, the name of the file or folder.
+        seed: of every draw in the run.
+        hash8: of the configuration without seed and length: equal for runs of one experiment.
+        config: the tables of `config.toml`.
+        manifest: what the run stands on.
+        rounds: the finished rounds, from the first on.
+        clients: one record a client and evaluated round.
+        digests: by file, of what was recorded; and of the last checkpoint if it is there.
+    """
+
+    folder: Path
+    name: str
+    method: str
+    dataset: str
+    seed: int
+    hash8: str
+    config: dict[str, Any]
+    manifest: dict[str, Any]
+    rounds: tuple[StoredRound, ...]
+    clients: tuple[StoredClient, ...]
+    digests: dict[str, str]
+
+    @property
+    def client_count(self) -> int:
+        """How many clients the federation has."""
+        return self.config["federation"]["clients"]
+
+    @property
+    def rounds_planned(self) -> int:
+        """How many rounds the configuration asks for."""
+        return self.config["run"]["rounds"]
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """The last round that a run's checkpoint has complete, and the digest of what was computed until then."""
+
+    round: int
+    digest: str
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Folders of all runs with a finished round, each once; those inside one folder by name, so by date.
+
+    Args:
+        paths: each a run, or a folder whose folders are runs.
+
+    Raises:
+        CheckpointError: a path does not exist, or there is no run with a finished round at all.
+    """
+    paths = list(paths)
+    found = [run for path in paths for run in _runs_at(path) if _has_rounds(run)]
+    if not found:
+        places = ", ".join(str(path) for path in paths) or "no folder"
+        raise CheckpointError(
+            f"{places}: found no run with a finished round; expected a folder that `potluck run` made,"
+            " or a folder of such"
+        )
+    return list({run.resolve(): run for run in found}.values())
+
+
+def read_run(folder: Path) -> StoredRun:
+    """The run in a folder.
+
+    Raises:
+        CheckpointError: it is not a run, has no finished round, is damaged, or has another version's schema.
+    """
+    missing = [name for name in (CONFIG, MANIFEST) if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} is not a run: it has no {' and no '.join(missing)}; expected a folder that `potluck run` made"
+        )
+    manifest = _manifest(folder / MANIFEST)
+    config = _config(folder / CONFIG)
+    checkpoint = _checkpoint(folder / CHECKPOINT)
+    rounds = _finished(folder / ROUNDS, checkpoint)
+    clients = [line for line in _lines(folder / CLIENTS, StoredClient) if line.round <= len(rounds)]
+    digests = {name: _digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS) if (folder / name).is_file()}
+    return StoredRun(
+        folder=folder,
+        name=folder.resolve().name,
+        method=Path(config["method"]["name"]).stem,
+        dataset=Path(config["federation"]["dataset"]).stem,
+        seed=config["run"]["seed"],
+        hash8=_hash8(config),
+        config=config,
+        manifest=manifest,
+        rounds=tuple(rounds),
+        clients=tuple(clients),
+        digests={**digests, **({"checkpoint": checkpoint.digest} if checkpoint else {})},
+    )
+
+
+def last(run: StoredRun) -> StoredRound | None:
+    """The last evaluated round; None if no round was evaluated."""
+    return next((record for record in reversed(run.rounds) if record.evaluated), None)
+
+
+def chosen(run: StoredRun) -> StoredRound | None:
+    """The first round with the best mean validation accuracy; None if there was nothing to validate on.
+
+    Test accuracies have no say in it.
+    """
+    best, best_accuracy = None, -1.0
+    for record in run.rounds:
+        accuracy = record.accuracy_validation_mean
+        if accuracy is not None and accuracy > best_accuracy:
+            best, best_accuracy = record, accuracy
+    return best
+
+
+def _runs_at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder; expected a run, or a folder of runs")
+    if any((path / name).is_file() for name in (CONFIG, MANIFEST, ROUNDS)):
+        return [path]
+    return sorted(child for child in path.iterdir() if all((child / name).is_file() for name in (CONFIG, MANIFEST)))
+
+
+def _has_rounds(folder: Path) -> bool:
+    path = folder / ROUNDS
+    return path.is_file() and b"\n" in path.read_bytes()
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_bytes())
+        version = manifest["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if version != SCHEMA_VERSION:
+        writer = (manifest.get("packages") or {}).get("potluck") or "the version that wrote it"
+        raise CheckpointError(
+            f"{path}: the run has schema version {version}; this Potluck reads version {SCHEMA_VERSION};"
+            f" read it with Potluck {writer}"
+        )
+    return manifest
+
+
+def _config(path: Path) -> dict[str, Any]:
+    needed = {"method": ("name",), "federation": ("dataset", "clients"), "run": ("seed", "rounds")}
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    missing = [f"{table}.{key}" for table, keys in needed.items() for key in keys if key not in config.get(table, {})]
+    if missing:
+        raise CheckpointError(
+            f"{path} has no {', '.join(missing)}; expected the resolved configuration that `potluck run` writes"
+        )
+    return config
+
+
+def _checkpoint(path: Path) -> _Checkpoint | None:
+    """The run's checkpoint; None where it was cleared away, for records can be read without."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        seal = content.pop("seal")
+        if seal != _digest(json.dumps(content, sort_keys=True).encode()):
+            raise ValueError("its content does not match its seal")
+        clients = sorted((int(client), file) for client, file in content["clients"].items())
+        computed = json.dumps([content["round"], content["state"], clients])
+        return _Checkpoint(content["round"], _digest(computed.encode()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _finished(path: Path, checkpoint: _Checkpoint | None) -> list[StoredRound]:
+    """The rounds that count: a killed run may have recorded one that its checkpoint does not have."""
+    recorded = _lines(path, StoredRound)
+    if [record.round for record in recorded] != list(range(1, len(recorded) + 1)):
+        raise CheckpointError(f"{path} is damaged: its rounds are not 1, 2, 3 and so on; restore it, or run again")
+    if checkpoint and checkpoint.round > len(recorded):
+        raise CheckpointError(
+            f"{path} is damaged: it ends with round {len(recorded)} and the checkpoint has {checkpoint.round};"
+            " restore it, or run again"
+        )
+    finished = recorded[: checkpoint.round] if checkpoint else recorded
+    if not finished:
+        raise CheckpointError(f"{path}: the run has no finished round yet; expected at least one; let it run on")
+    return finished
+
+
+def _lines(path: Path, kind: type[Record]) -> list[Record]:
+    """One record a line. What follows the last line's end is half a line that is being, or was never, written."""
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_bytes().split(b"\n")
+    names = [spec.name for spec in fields(kind)]  # pyright: ignore[reportArgumentType]
+    records: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            content = json.loads(line)
+            records.append(kind(**{name: content[name] for name in names}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error, line=number) from error
+    return records
+
+
+def _damaged(path: Path, error: Exception, line: int | None = None) -> CheckpointError:
+    place = f"{path}, line {line}," if line else f"{path}"
+    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return CheckpointError(f"{place} is damaged: {reason}; restore it, or run again")
+
+
+def _hash8(config: dict[str, Any]) -> str:
+    """The hash in the folder's name, from the configuration, because folders are renamed."""
+    shared = {
+        **config,
+        "run": {key: value for key, value in config["run"].items() if key not in ("seed", "rounds")},
+    }
+    return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

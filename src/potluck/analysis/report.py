@@ -1,0 +1,155 @@
+"""The report on one or more runs: a page of Markdown with tables, and a picture beside it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.plots.curves import draw_curves, save
+from potluck.analysis.read import CONFIG, StoredRun, find_runs, read_run
+from potluck.analysis.settings import differing, settings
+from potluck.analysis.tables import (
+    BYTES_PER_MEGABYTE,
+    Measure,
+    Spread,
+    architecture_table,
+    group_table,
+    run_table,
+    target_table,
+    traffic_table,
+)
+
+REPORT, PICTURE = "report.md", "curves.png"
+_NOTHING = "–"
+_MEASURED: dict[Measure, str] = {
+    "personal": "mean over clients on their own test parts",
+    "common": "mean over clients on the common test set",
+    "global": "the global model on the common test set",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """An accuracy to reach.
+
+    Attributes:
+        accuracy: a share between 0 and 1.
+        measure: of the clients' models on their own test parts or on the common test set, or of the global model.
+        against: name of the run that the speed-up is measured against; None leaves the speed-up out.
+    """
+
+    accuracy: float
+    measure: Measure = "personal"
+    against: str | None = None
+
+
+def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) -> Path:
+    """Write `report.md` and `curves.png` on the runs at `paths`.
+
+    The same runs always give the same bytes.
+
+    Args:
+        paths: runs, or folders of runs.
+        to: the folder to write into; made if it is not there.
+        target: adds how many rounds each run took to an accuracy.
+
+    Returns:
+        The path of `report.md`.
+
+    Raises:
+        CheckpointError: there is no run to read, or one is damaged.
+    """
+    runs = [read_run(folder) for folder in find_runs(paths)]
+    text = report_text(runs, target)
+    to.mkdir(parents=True, exist_ok=True)
+    save(draw_curves(runs), to / PICTURE)
+    (to / REPORT).write_text(text, encoding="utf-8")
+    return to / REPORT
+
+
+def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
+    """The report in Markdown."""
+    groups = group(runs)
+    return (
+        _environment()
+        .get_template(f"{REPORT}.j2")
+        .render(
+            heading=heading(groups),
+            picture=PICTURE,
+            runs=runs,
+            run_rows=run_table(runs),
+            group_rows=group_table(runs),
+            experiments=[_experiment(members) for members in groups],
+            shared=_shared(groups),
+            different=_different(groups),
+            target=target,
+            measured=_MEASURED[target.measure] if target else "",
+            target_rows=target_table(runs, target.accuracy, target.measure, target.against) if target else [],
+        )
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("potluck.analysis"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(percent=_percent, megabytes=_megabytes, cell=_cell, enumerated=enumerated)
+    return environment
+
+
+def _experiment(members: Group) -> dict[str, Any]:
+    """What the page says about one experiment beside its rows in the tables."""
+    runs = members.runs
+    evaluation = sum(record.bytes_evaluation for run in runs for record in run.rounds)
+    training = sum(record.bytes_down + record.bytes_up for run in runs for record in run.rounds)
+    return {
+        "label": members.label,
+        "clients": runs[0].client_count,
+        "seeds": members.seeds,
+        "architectures": architecture_table(runs),
+        "traffic": traffic_table(runs),
+        "training_megabytes": training / len(runs) / BYTES_PER_MEGABYTE,
+        "evaluation_megabytes": evaluation / len(runs) / BYTES_PER_MEGABYTE,
+        "failures": sum(len(record.failed) for run in runs for record in run.rounds),
+        "toml": (runs[0].folder / CONFIG).read_text(encoding="utf-8").strip(),
+    }
+
+
+def _shared(groups: Sequence[Group]) -> dict[str, str]:
+    """The settings that all experiments have in common."""
+    trees = [settings(members.runs[0]) for members in groups]
+    return {key: value for key, value in trees[0].items() if key not in differing(trees)}
+
+
+def _different(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """By key, the value in each experiment of the settings that they do not share."""
+    trees = [settings(members.runs[0]) for members in groups]
+    return {key: [tree.get(key, _NOTHING) for tree in trees] for key in differing(trees)}
+
+
+def _percent(share: float | Spread | None, std: float | None = None) -> str:
+    """A share in percent with one decimal, and its standard deviation if there is one."""
+    if share is None:
+        return _NOTHING
+    if isinstance(share, Spread):
+        return _percent(share.mean, share.std)
+    return f"{100 * share:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+
+
+def _megabytes(amount: float) -> str:
+    """Megabytes with two decimals, or three significant digits if they are few."""
+    decimals = 2 - math.floor(math.log10(amount)) if amount else 0
+    return f"{amount:,.{decimals if amount < 1 else 2}f}"
+
+
+def _cell(value: object) -> str:
+    """Text that cannot end the cell of a Markdown table."""
+    return str(value).replace("|", "\\|").replace("\n", " ")

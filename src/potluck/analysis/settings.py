@@ -1,0 +1,39 @@
+"""A run's setting as text: one value a dotted key of its configuration, machine matters left out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from potluck.analysis.read import StoredRun
+
+# The seed names a run of the experiment, the others say how a machine computes it.
+_NOT_THE_SETTING = ("run.seed", "run.threads", "run.memory_gib", "run.tolerate_failures")
+
+
+def settings(run: StoredRun) -> dict[str, str]:
+    """The lines of the configuration that make the experiment, in its order."""
+    flat = _flat(run.config, "")
+    return {key: value for key, value in flat.items() if key not in _NOT_THE_SETTING}
+
+
+def differing(trees: Sequence[dict[str, str]]) -> list[str]:
+    """The keys that the trees do not all have with the same value, in order of appearance."""
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    return [key for key in keys if len({tree.get(key) for tree in trees}) > 1]
+
+
+def _flat(table: dict[str, Any], above: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": _text(value)}
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(_text(item) for item in value)
+    if isinstance(value, dict):  # a model with its options, written as the records write it
+        options = ", ".join(f"{key}={_text(item)}" for key, item in sorted(value.items()) if key != "name")
+        return f"{value.get('name', '')}({options})" if options else str(value.get("name", ""))
+    return str(value)

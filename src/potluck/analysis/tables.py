@@ -1,0 +1,327 @@
+"""Tables of stored runs, as plain data.
+
+Accuracies are shares between 0 and 1. Megabytes are 10^6 bytes, all clients together, training messages only.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean, stdev
+from typing import Literal
+
+from potluck.analysis.groups import group, labels
+from potluck.analysis.read import StoredRound, StoredRun, chosen, last
+from potluck.core.errors import CheckpointError, nearest
+
+BYTES_PER_MEGABYTE = 10**6
+Measure = Literal["personal", "common", "global"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean of one number over `count` seeds, and its standard deviation (with count - 1); None for one seed."""
+
+    mean: float
+    std: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class ArchitectureRow:
+    """The clients of one architecture, at the last evaluated round and at the one chosen on validation.
+
+    Attributes:
+        architecture: its name.
+        clients: how many have it.
+        personal_last: mean over them on their own test parts; `common_last` on the common test set.
+        personal_chosen: the same at the chosen round, and `common_chosen`.
+    """
+
+    architecture: str
+    clients: int
+    personal_last: Spread | None
+    common_last: Spread | None
+    personal_chosen: Spread | None
+    common_chosen: Spread | None
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run: its two headline rounds, and its traffic a round."""
+
+    name: str
+    label: str
+    method: str
+    dataset: str
+    seed: int
+    rounds: int
+    rounds_planned: int
+    last: StoredRound | None
+    chosen: StoredRound | None
+    megabytes_down: float
+    megabytes_up: float
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What an experiment reaches at one of its two headline rounds, over its seeds.
+
+    Attributes:
+        rounds: the round of each seed.
+        personal: mean over clients on their own test parts; `worst` of the worst client.
+        common: mean over clients on the common test set.
+        global_model: the server's model on the common test set.
+    """
+
+    rounds: tuple[int, ...]
+    personal: Spread | None
+    worst: Spread | None
+    common: Spread | None
+    global_model: Spread | None
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One experiment over its seeds."""
+
+    label: str
+    method: str
+    dataset: str
+    hash8: str
+    seeds: tuple[int, ...]
+    rounds: int
+    last: Headline
+    chosen: Headline
+    megabytes_down: float
+    megabytes_up: float
+
+
+@dataclass(frozen=True)
+class TrafficRow:
+    """What one entry of the messages weighs a round."""
+
+    entry: str
+    megabytes_down: float
+    megabytes_up: float
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """When a run first reached an accuracy.
+
+    Attributes:
+        name: of the run, and its `label` and `seed`.
+        reached: the first evaluated round at or above the target; None if there was none until round `until`.
+        until: the last evaluated round; None if there is none.
+        speedup: the reference run's rounds divided by this run's; None if either did not reach the target.
+    """
+
+    name: str
+    label: str
+    seed: int
+    reached: int | None
+    until: int | None
+    speedup: float | None
+
+    @property
+    def text(self) -> str:
+        """The round, or `>T` if the target was not reached in T rounds."""
+        if self.reached is not None:
+            return str(self.reached)
+        return "not evaluated" if self.until is None else f">{self.until}"
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """An evaluated round: its number, megabytes sent until then in both directions, and an accuracy over seeds."""
+
+    round: int
+    megabytes: float
+    accuracy: Spread
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Mean and standard deviation of the values there are; None if there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+def accuracy(record: StoredRound, measure: Measure) -> float | None:
+    """One of the three test accuracies: clients' models on their own parts or on the common set, or the server's."""
+    if measure == "personal":
+        return record.accuracy_personal_mean
+    return record.accuracy_common_mean if measure == "common" else record.accuracy_global
+
+
+def megabytes(run: StoredRun) -> tuple[float, float]:
+    """What a round sends down and up, mean over the run's rounds."""
+    down = fmean(record.bytes_down for record in run.rounds)
+    up = fmean(record.bytes_up for record in run.rounds)
+    return down / BYTES_PER_MEGABYTE, up / BYTES_PER_MEGABYTE
+
+
+def architecture_table(runs: Sequence[StoredRun]) -> list[ArchitectureRow]:
+    """The architectures of one experiment; means over its seeds. Empty if nothing was evaluated."""
+    at_last = [record for run in runs if (record := last(run))]
+    at_chosen = [record for run in runs if (record := chosen(run))]
+    counts = _clients_by_architecture(runs)
+    return [
+        ArchitectureRow(
+            architecture=name,
+            clients=count,
+            personal_last=spread(personal_of(name)(record) for record in at_last),
+            common_last=spread(_common_of(name)(record) for record in at_last),
+            personal_chosen=spread(personal_of(name)(record) for record in at_chosen),
+            common_chosen=spread(_common_of(name)(record) for record in at_chosen),
+        )
+        for name, count in counts.items()
+    ]
+
+
+def personal_of(architecture: str) -> Callable[[StoredRound], float | None]:
+    """What reads an architecture's mean accuracy on its clients' own test parts from a round."""
+    return lambda record: (record.accuracy_personal_by_architecture or {}).get(architecture)
+
+
+def run_table(runs: Sequence[StoredRun]) -> list[RunRow]:
+    """The runs one by one."""
+    return [
+        RunRow(
+            name=run.name,
+            label=label,
+            method=run.method,
+            dataset=run.dataset,
+            seed=run.seed,
+            rounds=len(run.rounds),
+            rounds_planned=run.rounds_planned,
+            last=last(run),
+            chosen=chosen(run),
+            megabytes_down=megabytes(run)[0],
+            megabytes_up=megabytes(run)[1],
+        )
+        for run, label in zip(runs, labels(runs), strict=True)
+    ]
+
+
+def group_table(runs: Sequence[StoredRun]) -> list[GroupRow]:
+    """The experiments over their seeds."""
+    return [
+        GroupRow(
+            label=members.label,
+            method=members.method,
+            dataset=members.dataset,
+            hash8=members.runs[0].hash8,
+            seeds=members.seeds,
+            rounds=members.rounds,
+            last=_headline(last(run) for run in members.runs),
+            chosen=_headline(chosen(run) for run in members.runs),
+            megabytes_down=fmean(megabytes(run)[0] for run in members.runs),
+            megabytes_up=fmean(megabytes(run)[1] for run in members.runs),
+        )
+        for members in group(runs)
+    ]
+
+
+def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
+    """Megabytes a round by entry of the messages; means over rounds, then over the runs of one experiment."""
+    down = [[record.bytes_down_by_entry for record in run.rounds] for run in runs]
+    up = [[record.bytes_up_by_entry for record in run.rounds] for run in runs]
+    entries = {entry for sizes in (*down, *up) for of_round in sizes for entry in of_round}
+    return [TrafficRow(entry, _mean_megabytes(down, entry), _mean_megabytes(up, entry)) for entry in sorted(entries)]
+
+
+def rounds_to(run: StoredRun, target: float, measure: Measure = "personal") -> int | None:
+    """The first evaluated round with at least this accuracy, unsmoothed; None if there is none."""
+    for record in run.rounds:
+        share = accuracy(record, measure)
+        if share is not None and share >= target:
+            return record.round
+    return None
+
+
+def target_table(
+    runs: Sequence[StoredRun], target: float, measure: Measure = "personal", against: str | None = None
+) -> list[TargetRow]:
+    """Rounds to an accuracy, run by run.
+
+    Args:
+        runs: to compare.
+        target: the accuracy to reach, a share between 0 and 1.
+        measure: whose accuracy, and on what.
+        against: name of the run, among these, that the others' speed-up is measured against.
+
+    Raises:
+        CheckpointError: no run has the name `against`.
+    """
+    reference = rounds_to(_named(runs, against), target, measure) if against else None
+    rows: list[TargetRow] = []
+    for run, label in zip(runs, labels(runs), strict=True):
+        reached = rounds_to(run, target, measure)
+        until = record.round if (record := last(run)) else None
+        rows.append(
+            TargetRow(
+                name=run.name,
+                label=label,
+                seed=run.seed,
+                reached=reached,
+                until=until,
+                speedup=reference / reached if reference and reached else None,
+            )
+        )
+    return rows
+
+
+def curve(runs: Sequence[StoredRun], value: Callable[[StoredRound], float | None]) -> list[CurvePoint]:
+    """How an accuracy of one experiment grows, at the rounds where every one of its runs has it."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for run in runs:
+        sent = accumulate(record.bytes_down + record.bytes_up for record in run.rounds)
+        for record, total in zip(run.rounds, sent, strict=True):
+            if (share := value(record)) is not None:
+                found.setdefault(record.round, []).append((total / BYTES_PER_MEGABYTE, share))
+    return [
+        CurvePoint(number, fmean(total for total, _ in points), over_seeds)
+        for number, points in sorted(found.items())
+        if len(points) == len(runs) and (over_seeds := spread(share for _, share in points))
+    ]
+
+
+def _clients_by_architecture(runs: Sequence[StoredRun]) -> dict[str, int]:
+    """Models are dealt in turn, so all seeds of an experiment have the same counts; the first evaluated run tells."""
+    for run in runs:
+        if record := last(run):
+            return dict(Counter(line.architecture for line in run.clients if line.round == record.round))
+    return {}
+
+
+def _common_of(architecture: str) -> Callable[[StoredRound], float | None]:
+    return lambda record: (record.accuracy_common_by_architecture or {}).get(architecture)
+
+
+def _headline(records: Iterable[StoredRound | None]) -> Headline:
+    known = [record for record in records if record]
+    return Headline(
+        rounds=tuple(record.round for record in known),
+        personal=spread(record.accuracy_personal_mean for record in known),
+        worst=spread(record.accuracy_personal_worst for record in known),
+        common=spread(record.accuracy_common_mean for record in known),
+        global_model=spread(record.accuracy_global for record in known),
+    )
+
+
+def _mean_megabytes(sizes: Sequence[Sequence[dict[str, int]]], entry: str) -> float:
+    """Of one entry, from its bytes by run and round."""
+    return fmean(fmean(of_round.get(entry, 0) for of_round in of_run) for of_run in sizes) / BYTES_PER_MEGABYTE
+
+
+def _named(runs: Sequence[StoredRun], name: str) -> StoredRun:
+    for run in runs:
+        if run.name == name:
+            return run
+    names = [run.name for run in runs]
+    raise CheckpointError(
+        f"no run {name!r} to compare with; expected the name of one of these: {', '.join(nearest(name, names))}"
+    )

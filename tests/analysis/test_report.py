@@ -1,0 +1,181 @@
+import re
+import struct
+
+import pytest
+
+from potluck.analysis.read import find_runs, read_run
+from potluck.analysis.report import Target, report_text, write_report
+from potluck.core.errors import CheckpointError
+
+FACTS = {
+    "git_commit": "0123456789abcdef",
+    "git_dirty": True,
+    "python": "3.12.1",
+    "packages": {"potluck": "0.1.0", "torch": "2.9.0", "numpy": "2.3.0"},
+    "machine": "Linux x86_64, 2 cores for torch",
+    "data_checksum": "aa" * 16,
+    "partition_fingerprint": "bb" * 16,
+}
+
+
+def report(*paths, **options):
+    """The text of the report on folders, without its picture."""
+    return report_text([read_run(folder) for folder in find_runs(paths)], **options)
+
+
+def rows(text, heading):
+    """The rows of the tables in one section, each as the list of its cells."""
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|") and not line.startswith("|--")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_report_is_a_page_and_a_picture(store_run, tmp_path):
+    page = write_report([store_run()], tmp_path / "deep" / "report")
+    assert page == tmp_path / "deep" / "report" / "report.md"
+    picture = (page.parent / "curves.png").read_bytes()
+    assert struct.unpack(">II", picture[16:24]) == (1500, 630)
+    assert "](curves.png)" in page.read_text(encoding="utf-8")
+
+
+def test_the_summary_of_a_run_has_its_numbers(store_run):
+    text = report(store_run())
+    assert text.startswith(
+        "# fedin on digits\n\n**fedin** trained 4 clients with 2 architectures on digits for 6 rounds"
+    )
+    summary = text.split("\n\n")[1]
+    assert "After round 6, the clients' models were right on 55.0% of their own test examples" in summary
+    assert "(worst client 30.0%), and on 50.0% of the common test set" in summary
+    assert "the global model was right on 57.5% of the common test set." in summary
+    assert (
+        "At the round chosen on validation accuracy (round 2) it is 40.0%, and 35.0% on the common test set." in summary
+    )
+    assert "A round sent 1.75 MB to the clients and 0.500 MB back." in summary
+    assert sorted(re.findall(r"\d+\.\d+", summary)) == ["0.500", "1.75", "30.0", "35.0", "40.0", "50.0", "55.0", "57.5"]
+    assert "MB are megabytes of 10^6 bytes." in text
+
+
+def test_the_table_of_runs_has_both_headlines_and_never_the_best_test_round(store_run):
+    text = report(store_run())
+    _, *found = rows(text, "Runs")
+    common = ["run", "fedin", "digits", "0", "6"]
+    assert found == [
+        [*common, "last: round 6", "55.0 ± 18.0", "30.0", "50.0", "57.5", "1.75", "0.500"],
+        [*common, "chosen: round 2", "40.0 ± 14.1", "20.0", "35.0", "–", "1.75", "0.500"],
+    ]
+    assert "62.5" not in text
+    assert "## Experiments" not in text
+
+
+def test_one_row_is_enough_if_the_chosen_round_is_the_last(store_run, make_round):
+    rounds = [make_round(1, personal=[0.5, 0.5, 0.5, 0.5], validation=0.5)]
+    text = report(store_run(rounds=rounds, planned=1))
+    (_, found) = rows(text, "Runs")
+    assert found[5:10] == ["last and chosen: round 1", "50.0 ± 0.0", "50.0", "–", "–"]
+    assert "for 1 round (seed 0). After round 1," in text
+    assert "The round chosen on validation accuracy is the same one." in text
+
+
+def test_architectures_and_traffic(store_run):
+    text = report(store_run())
+    assert rows(text, "By architecture")[1:] == [
+        ["small", "2", "40.0", "40.0", "30.0", "25.0"],
+        ["large(width=8)", "2", "70.0", "60.0", "50.0", "45.0"],
+    ]
+    assert rows(text, "Traffic")[1:] == [
+        ["examples", "0", "0.0000800"],
+        ["weights", "1.75", "0.500"],
+        ["**all**", "1.75", "0.500"],
+    ]
+    assert "A whole run: 13.50 MB for training, and 0.750 MB sent down for evaluation" in text
+
+
+def test_experiments_are_averaged_over_seeds(store_run, make_round):
+    for seed, share in enumerate((0.4, 0.5, 0.9)):
+        rounds = [make_round(1, personal=[share] * 4, validation=0.5, common=0.5)]
+        store_run(f"seed{seed}", rounds, seed=seed, planned=1)
+    folder = store_run("other", [make_round(1, personal=[0.7] * 4, validation=0.5)], method="fedavg", planned=1)
+    text = report(folder.parent)
+    assert text.startswith("# fedavg and fedin on digits\n")
+    assert "were right on 60.0 ± 26.5% of their own test examples, mean over clients and 3 seeds" in text
+    assert rows(text, "Experiments")[1:] == [
+        ["fedavg", "0", "1", "last and chosen", "70.0", "70.0", "–", "–", "1.50", "0.500"],
+        ["fedin", "0, 1, 2", "1", "last and chosen", "60.0 ± 26.5", "60.0 ± 26.5", "50.0 ± 0.0", "–", "1.50", "0.500"],
+    ]
+    assert [row[0] for row in rows(text, "Runs")[1:]] == ["other", "seed0", "seed1", "seed2"]
+    assert ["`method.name`", "fedavg", "fedin"] in rows(text, "Setting")
+
+
+def test_rounds_to_a_target(store_run, make_round):
+    store_run("slow", [make_round(1), make_round(2), make_round(3, personal=[0.6] * 4)], seed=1)
+    never = store_run("weak", [make_round(1, personal=[0.5] * 4)], seed=2)
+    fast = store_run("fast", [make_round(1, personal=[0.6] * 4)], seed=3)
+    text = report(fast, never, fast.parent / "slow", target=Target(0.6, against="slow"))
+    assert rows(text, "Rounds to 60.0%")[1:] == [
+        ["fast", "fedin, 1 round", "3", "1", "3.0"],
+        ["weak", "fedin, 1 round", "2", ">1", "–"],
+        ["slow", "fedin, 3 rounds", "1", "3", "1.0"],
+    ]
+    without = report(fast, target=Target(0.6, measure="common"))
+    assert rows(without, "Rounds to 60.0%")[1:] == [["fast", "fedin", "3", ">1"]]
+    assert "mean over clients on the common test set." in without
+
+
+def test_what_was_judged_is_said(store_run):
+    text = report(store_run())
+    judged = text.split("## What was judged")[1].split("## ")[0]
+    for words in ("Whose model.", "On what.", "When.", "Test accuracy has no say in the choice."):
+        assert words in judged
+
+
+def test_the_setting_is_told_and_the_whole_configuration_can_be_unfolded(store_run):
+    folder = store_run(**FACTS)
+    text = report(folder)
+    assert ["`federation.models`", "small, large(width=8)"] in rows(text, "Setting")
+    assert ["`method.training.lr`", "0.005"] in rows(text, "Setting")
+    unfolded = text.split("<details>")[1].split("</details>")[0]
+    assert (folder / "config.toml").read_text() in unfolded.replace("\n```\n", "\n")
+
+
+def test_how_to_reproduce_is_told_with_what_the_run_stood_on(store_run):
+    text = report(store_run(**FACTS))
+    assert "\n```sh\npotluck run config.toml\n```\n" in text
+    machine = "Linux x86_64, 2 cores for torch"
+    versions = ["0123456789ab with changes", "3.12.1", "0.1.0", "2.9.0", "2.3.0", machine, "a" * 12, "b" * 12]
+    assert ["run", *versions] in rows(text, "How to reproduce")
+
+
+def test_what_a_manifest_does_not_say_is_left_open(store_run):
+    assert ["run", *(["–"] * 8)] in rows(report(store_run()), "How to reproduce")
+
+
+def test_an_unfinished_run_is_called_so(store_run, make_round):
+    text = report(store_run(rounds=[make_round(1)], status="interrupted"))
+    assert "**Not finished:** run has 1 of 6 rounds (status: interrupted)." in text
+    assert "No round was evaluated. A round sent 1.50 MB" in text
+    assert [row[5:10] for row in rows(text, "Runs")[1:]] == [["last and chosen: none", "–", "–", "–", "–"]]
+
+
+def test_missing_replies_are_counted(store_run, make_round):
+    rounds = [{**make_round(number), "failed": {"2": "out of memory"}} for number in (1, 2)]
+    assert "Replies missing because a client failed: 2." in report(store_run(rounds=rounds))
+    assert "Replies missing" not in report(store_run("whole"))
+
+
+def test_a_bar_in_a_name_does_not_end_a_cell(store_run):
+    assert "| data\\|set |" in report(store_run(dataset="data|set"))
+
+
+def test_the_same_runs_give_the_same_bytes(store_run, tmp_path):
+    folder = store_run(**FACTS)
+    first, second = (write_report([folder], tmp_path / name) for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    assert first.with_name("curves.png").read_bytes() == second.with_name("curves.png").read_bytes()
+
+
+def test_nothing_is_written_if_there_is_nothing_to_report(store_run, tmp_path):
+    with pytest.raises(CheckpointError, match="found no run with a finished round"):
+        write_report([store_run(rounds=[])], tmp_path / "report")
+    with pytest.raises(CheckpointError, match="no run 'other' to compare with"):
+        write_report([store_run("b")], tmp_path / "report", Target(0.5, against="other"))
+    assert not (tmp_path / "report").exists()

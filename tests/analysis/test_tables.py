@@ -1,0 +1,153 @@
+import pytest
+
+from potluck.analysis.read import read_run
+from potluck.analysis.tables import (
+    Spread,
+    TrafficRow,
+    accuracy,
+    architecture_table,
+    curve,
+    group_table,
+    personal_of,
+    rounds_to,
+    run_table,
+    spread,
+    target_table,
+    traffic_table,
+)
+from potluck.core.errors import CheckpointError
+
+LARGE = "large(width=8)"
+
+
+@pytest.fixture
+def run(store_run):
+    return read_run(store_run())
+
+
+@pytest.fixture
+def seeds(store_run, make_round):
+    """Three seeds of one experiment, whose clients reach 40 %, 50 % and 90 % in their only round."""
+    reached = [[0.3, 0.5, 0.4, 0.4], [0.4, 0.6, 0.5, 0.5], [0.8, 1.0, 0.9, 0.9]]
+    return [
+        read_run(
+            store_run(
+                f"seed{seed}",
+                [make_round(1, personal=personal, validation=0.5, common=0.5, down=(seed + 1) * 1_000_000)],
+                seed=seed,
+                planned=1,
+            )
+        )
+        for seed, personal in enumerate(reached)
+    ]
+
+
+def test_spread_is_over_the_values_that_there_are():
+    assert spread([0.4, None, 0.5, 0.9]) == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
+    assert spread([None, 0.25]) == Spread(0.25, None, 1)
+    assert spread([None]) is None
+
+
+def test_architectures_at_the_last_and_at_the_chosen_round(run):
+    small, large = architecture_table([run])
+    assert (small.architecture, small.clients) == ("small", 2)
+    assert small.personal_last == Spread(pytest.approx(0.4), None, 1)
+    assert small.common_last == Spread(pytest.approx(0.4), None, 1)
+    assert small.personal_chosen == Spread(pytest.approx(0.3), None, 1)
+    assert small.common_chosen == Spread(pytest.approx(0.25), None, 1)
+    assert (large.architecture, large.clients) == (LARGE, 2)
+    assert large.personal_last == Spread(pytest.approx(0.7), None, 1)
+    assert large.personal_chosen == Spread(pytest.approx(0.5), None, 1)
+
+
+def test_architectures_over_seeds(seeds):
+    small, large = architecture_table(seeds)
+    assert small.clients == large.clients == 2
+    assert small.personal_last == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
+
+
+def test_architectures_of_a_run_that_was_not_evaluated(store_run, make_round):
+    assert architecture_table([read_run(store_run(rounds=[make_round(1)]))]) == []
+
+
+def test_a_run_has_its_headlines_and_its_traffic(run):
+    (row,) = run_table([run])
+    assert (row.name, row.label, row.method, row.dataset, row.seed) == ("run", "fedin", "fedin", "digits", 0)
+    assert (row.rounds, row.rounds_planned) == (6, 6)
+    assert row.last.accuracy_personal_mean == pytest.approx(0.55)
+    assert row.last.accuracy_personal_std == pytest.approx(0.0325**0.5)
+    assert row.last.accuracy_personal_worst == 0.3
+    assert (row.last.accuracy_common_mean, row.last.accuracy_global) == (0.5, 0.575)
+    assert (row.chosen.round, row.chosen.accuracy_personal_mean) == (2, pytest.approx(0.4))
+    assert row.megabytes_down == pytest.approx((5 * 1.5 + 3.0) / 6)
+    assert row.megabytes_up == pytest.approx(0.5)
+
+
+def test_an_experiment_is_averaged_over_its_seeds(seeds):
+    (row,) = group_table(seeds)
+    assert (row.label, row.seeds, row.rounds, row.hash8) == ("fedin", (0, 1, 2), 1, seeds[0].hash8)
+    assert row.last.rounds == row.chosen.rounds == (1, 1, 1)
+    assert row.last.personal == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
+    assert row.last.worst == Spread(pytest.approx(0.5), pytest.approx(0.07**0.5), 3)
+    assert row.last.common == Spread(0.5, 0.0, 3)
+    assert row.last.global_model is None
+    assert row.megabytes_down == pytest.approx(2.0)
+
+
+def test_traffic_by_entry(run):
+    assert traffic_table([run]) == [
+        TrafficRow("examples", 0.0, pytest.approx(0.00008)),
+        TrafficRow("weights", pytest.approx(1.75), pytest.approx(0.49992)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "measure", "reached"),
+    [
+        (0.0, "personal", 2),
+        (0.4, "personal", 2),
+        (0.41, "personal", 4),
+        (0.61, "personal", None),
+        (0.55, "common", 4),
+        (0.5, "global", 4),
+        (0.63, "global", None),
+    ],
+)
+def test_rounds_to_a_target_count_the_first_evaluated_round_that_reaches_it(run, target, measure, reached):
+    assert rounds_to(run, target, measure) == reached
+
+
+def test_speed_up_is_against_a_named_run(store_run, make_round):
+    fast = [make_round(1), make_round(2, personal=[0.6] * 4)]
+    slow = [*(make_round(number) for number in range(1, 5)), make_round(5, personal=[0.6] * 4)]
+    never = [make_round(1), make_round(2), make_round(3, personal=[0.5] * 4), make_round(4)]
+    unknown = [make_round(1)]
+    runs = [
+        read_run(store_run(name, rounds, method=name))
+        for name, rounds in {"fast": fast, "slow": slow, "never": never, "unknown": unknown}.items()
+    ]
+    rows = target_table(runs, 0.6, against="slow")
+    assert [row.text for row in rows] == ["2", "5", ">3", "not evaluated"]
+    assert [row.speedup for row in rows] == [2.5, 1.0, None, None]
+    assert [row.speedup for row in target_table(runs, 0.6, against="never")] == [None] * 4
+    assert [row.speedup for row in target_table(runs, 0.6)] == [None] * 4
+
+
+def test_a_run_to_compare_with_must_be_there(run):
+    with pytest.raises(CheckpointError, match="no run 'rum' to compare with; expected the name of one of these: run"):
+        target_table([run], 0.5, against="rum")
+
+
+def test_a_curve_has_the_evaluated_rounds_over_what_was_sent_until_then(run):
+    points = curve([run], lambda record: accuracy(record, "personal"))
+    assert [point.round for point in points] == [2, 4, 6]
+    assert [point.megabytes for point in points] == pytest.approx([4.0, 8.0, 13.5])
+    assert [point.accuracy.mean for point in points] == pytest.approx([0.4, 0.6, 0.55])
+
+
+def test_a_curve_over_seeds_has_the_points_that_all_have(seeds, run):
+    (point,) = curve(seeds, personal_of("small"))
+    assert point.accuracy == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
+    assert point.megabytes == pytest.approx(2.5)
+    assert curve([run, seeds[0]], personal_of("small")) == []
+    assert curve([run], personal_of("tiny")) == []

@@ -1,0 +1,248 @@
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from potluck.methods import list_methods
+
+from .conftest import SMALL
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
+    outcome = potluck(f"run fedmd {SMALL}")
+    assert outcome.code == 0, outcome.err
+    for expected in ("fedmd on digits after 2 rounds", "cnn2(width=4)", "all clients", "Checkpoint digest:"):
+        assert expected in outcome.out
+    assert "round 2" in outcome.err
+    assert {path.name for path in only_run(tmp_path).iterdir()} == {
+        "config.toml",
+        "manifest.json",
+        "rounds.jsonl",
+        "clients.jsonl",
+        "timings.jsonl",
+        "checkpoint",
+        "log.txt",
+    }
+    manifest = json.loads((only_run(tmp_path) / "manifest.json").read_text())
+    assert manifest["status"] == "finished"
+    assert manifest["packages"]["torch"]
+
+
+def test_the_same_command_twice_gives_the_same_digests(potluck, tmp_path):
+    digests = set()
+    for _ in range(2):
+        potluck(f"run fedin {SMALL}")
+    for run in (tmp_path / "runs").iterdir():
+        digests.add(potluck(f"show {run} --digest").out)
+    assert len(digests) == 1
+    assert digests.pop().startswith("rounds.jsonl ")
+
+
+def test_a_run_can_be_made_longer_and_nothing_else_changed(potluck, tmp_path):
+    potluck(f"run fedmd {SMALL}")
+    folder = only_run(tmp_path)
+    refused = potluck(f"run --resume {folder} method.training.lr=0.5")
+    assert refused.code == 2
+    assert "only run.rounds may be given" in refused.err
+    assert potluck(f"run --resume {folder} run.rounds=3").code == 0
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
+    potluck(f"run fedmd {SMALL} run.rounds=3 --to whole")
+    (whole,) = (tmp_path / "whole").iterdir()
+    assert potluck(f"show {folder} --digest").out == potluck(f"show {whole} --digest").out
+
+
+def test_config_toml_of_a_run_is_a_command_of_its_own(potluck, tmp_path):
+    potluck(f"run fedin {SMALL}")
+    folder = only_run(tmp_path)
+    assert potluck(f"run {folder / 'config.toml'} --to again").code == 0
+    (again,) = (tmp_path / "again").iterdir()
+    assert potluck(f"show {folder} --digest").out == potluck(f"show {again} --digest").out
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("run fedinn", "unknown method 'fedinn'; nearest: fedin"),
+        ("run fedin federation.clinets=3", "unknown key federation.clinets"),
+        ("run fedin method.training.lr=fast", "method.training.lr: input should be a valid number, found 'fast'"),
+        ("run fedin federation.partition.alpha=-1", "federation.partition.alpha: expected a number above 0"),
+        ("run fedin alpha=-1", "unknown key alpha; nearest: federation.partition.alpha"),
+        ("run fedin federation.clients=3000", "3000 clients but only 1438 examples"),
+        ("run fedavg method.sharing.scope=model", "it needs one architecture"),
+        ("run fedmd", "needs public data"),
+        ("run nosuch.toml", "nosuch.toml: no such file"),
+        ("run nosuch.py", "no such file"),
+        ("run fedin federation.dataset=nosuch.npz", "nosuch.npz: no such file or folder"),
+        ("run --resume .", "is not a run"),
+        ("run --frobnicate", "No such option: --frobnicate"),
+        ("frobnicate", "No such command 'frobnicate'"),
+        ("list nonsense", "unknown kind 'nonsense'"),
+        ("list methods 'zzz*'", "no methods match 'zzz*'"),
+        ("show nothing", "nothing is called 'nothing'"),
+        ("report .", "run"),
+        ("check fedinn", "unknown method 'fedinn'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(potluck, tmp_path, line, expected):
+    outcome = potluck(line)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("potluck: ")
+    assert expected in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_that_is_neither_local_nor_reachable_is_one_line(potluck, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("POTLUCK_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    outcome = potluck("run fedin federation.dataset=cifar100")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "cifar100" in outcome.err
+    assert "POTLUCK_DATA" in outcome.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_one_line(potluck, tmp_path):
+    potluck(f"run fedmd {SMALL}")
+    folder = only_run(tmp_path)
+    state = next((folder / "checkpoint").glob("1-*.safetensors"))
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    records = (folder / "rounds.jsonl").read_bytes()
+    outcome = potluck(f"run --resume {folder} run.rounds=3")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "is damaged" in outcome.err
+    assert (folder / "rounds.jsonl").read_bytes() == records
+
+
+def test_lists_show_every_method_with_its_title(potluck):
+    outcome = potluck("list methods")
+    assert [line.split()[0] for line in outcome.out.splitlines()] == list_methods()
+    assert "federated averaging" in outcome.out
+    everything = potluck("list").out
+    for name in ("fedin", "resnet26", "cifar10", "balanced_dirichlet"):
+        assert name in everything
+
+
+@pytest.mark.parametrize("name", ["fedin", "resnet10", "cifar10", "dirichlet"])
+def test_show_explains_whatever_has_a_name(potluck, name):
+    outcome = potluck(f"show {name}")
+    assert outcome.code == 0
+    assert len(outcome.out) > 20
+
+
+def test_show_lists_hyper_parameters_with_defaults(potluck):
+    out = potluck("show fedin").out
+    assert "method.training.lr" in out
+    assert "Departures from the paper" in out
+
+
+def test_report_writes_a_picture_and_a_summary(potluck, tmp_path):
+    potluck(f"run fedin {SMALL}")
+    folder = only_run(tmp_path)
+    outcome = potluck(f"report {folder}")
+    assert outcome.code == 0, outcome.err
+    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert "cnn2(width=4)" in (folder / "report.md").read_text()
+
+
+NEW_METHOD = '''"""Twice: FedAvg under another name.
+
+Nobody. 2026.
+
+Symbols
+    w         state.pool
+
+Wire
+    down      weights |w|, buffers |b|
+    up        weights |w|, buffers |b|, examples 1
+
+Limits
+    equals fedavg
+    {limit}
+
+Departures from the paper
+    None: there is no paper.
+"""
+
+from dataclasses import dataclass
+
+from potluck.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """As FedAvg."""
+'''
+
+
+@pytest.mark.slow
+def test_a_new_file_is_checked_and_run_with_nothing_else_touched(potluck, tmp_path):
+    (tmp_path / "twice.py").write_text(NEW_METHOD.format(limit="descends the gradient"))
+    checked = potluck("check twice.py")
+    assert checked.code == 0, checked.out
+    assert "limit: equals fedavg" in checked.out
+    assert potluck(f"run twice.py {SMALL}").code == 0
+    potluck(f"run fedavg {SMALL} --to other")
+    (theirs,) = (tmp_path / "other").iterdir()
+    mine = potluck(f"show {only_run(tmp_path)} --digest").out
+    assert mine.splitlines()[-1] == potluck(f"show {theirs} --digest").out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_method_that_does_not_do_what_it_says_fails_its_check(potluck, tmp_path):
+    (tmp_path / "liar.py").write_text(NEW_METHOD.format(limit="reaches the optimum"))
+    checked = potluck("check liar.py")
+    assert checked.code == 1
+    assert "failed  limit: reaches the optimum" in checked.out
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_resumes_to_the_same_digest(potluck, tmp_path):
+    arguments = ["run", "fedmd", *shlex.split(SMALL), "run.rounds=6", "--to", "killed"]
+    command = [sys.executable, "-c", "from potluck.cli import main; main()"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    potluck(f"run fedmd {SMALL} run.rounds=6 --to whole")
+    (whole,) = (tmp_path / "whole").iterdir()
+    expected = potluck(f"show {whole} --digest").out
+
+    process = subprocess.Popen(
+        [*command, *arguments], env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    for kill_after_round in (1, 3, 4):
+        while not rounds_written(tmp_path / "killed") >= kill_after_round and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(0.03)  # somewhere in the middle of the next round
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        (folder,) = (tmp_path / "killed").iterdir()
+        process = subprocess.Popen(
+            [*command, "run", "--resume", str(folder)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    assert process.wait() == 0
+    assert potluck(f"show {folder} --digest").out == expected
+
+
+def rounds_written(parent: Path) -> int:
+    files = list(parent.glob("*/rounds.jsonl"))
+    return files[0].read_text().count("\n") if files else 0

@@ -1,0 +1,51 @@
+"""What all tests share: one torch thread, a limit on CPU time, a watch on torch's global generator."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+LIMIT_SECONDS = 2.0
+
+torch.set_num_threads(1)
+
+# Derandomised, so that a failure belongs to the change that shows it; no deadline, as machines are shared.
+settings.register_profile(
+    "potluck", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("potluck")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def everything_is_warm():
+    """The first optimiser imports much of torch, the first text tabulates Unicode: no test is charged."""
+    given(st.text())(lambda text: None)()
+    weight = nn.Parameter(torch.zeros(1))
+    weight.sum().backward()
+    for optimizer in (torch.optim.Adam([weight], fused=True), torch.optim.SGD([weight], lr=0.1, fused=True)):
+        optimizer.step()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test that computes for too long; CPU time is measured, so that a loaded machine fails nobody."""
+    started = time.process_time()
+    result = yield
+    spent = time.process_time() - started
+    if spent > LIMIT_SECONDS and item.get_closest_marker("slow") is None:
+        pytest.fail(
+            f"took {spent:.1f} s of CPU time; expected {LIMIT_SECONDS:g} s or the mark `slow`",
+            pytrace=False,
+        )
+    return result
+
+
+@pytest.fixture
+def global_generator_unchanged():
+    """The test must leave torch's global generator as it found it."""
+    before = torch.default_generator.get_state()
+    yield
+    assert torch.equal(torch.default_generator.get_state(), before), "the test drew from the global generator"

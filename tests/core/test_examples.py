@@ -1,0 +1,119 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.core.examples import Examples
+from potluck.core.rng import Key
+
+INPUTS = torch.arange(10, dtype=torch.uint8).view(10, 1)
+TARGETS = torch.arange(10) * 10
+
+
+def noisy(inputs, rng):
+    """Floats; shifted by a draw when augmenting."""
+    shift = 0.0 if rng is None else 1 + torch.rand(len(inputs), 1, generator=rng)
+    return inputs.float() + shift
+
+
+@pytest.fixture
+def examples():
+    return Examples(INPUTS, TARGETS, noisy)
+
+
+def at(*positions):
+    return torch.tensor(positions)
+
+
+def test_a_batch_holds_prepared_inputs_and_their_targets(examples):
+    inputs, targets = examples.batch(at(3, 0))
+    assert inputs.tolist() == [[3.0], [0.0]]
+    assert targets.tolist() == [30, 0]
+    assert inputs.dtype == torch.float32
+
+
+def test_without_preparation_inputs_are_as_stored():
+    assert Examples(INPUTS, TARGETS).batch(at(3))[0].dtype == torch.uint8
+
+
+@given(st.data())
+def test_taking_from_what_was_taken_counts_among_the_taken(data):
+    first = data.draw(st.lists(st.integers(0, 9), min_size=1))
+    second = data.draw(st.lists(st.integers(0, len(first) - 1), min_size=1))
+    taken = Examples(INPUTS, TARGETS).take(torch.tensor(first)).take(torch.tensor(second))
+    expected = [first[position] for position in second]
+    assert taken.batch(torch.arange(len(second)))[0].flatten().tolist() == expected
+    assert taken.labels.tolist() == [10 * row for row in expected]
+    assert len(taken) == len(second)
+
+
+def test_taking_shares_storage_and_leaves_the_whole(examples):
+    taken = examples.take(at(1, 2))
+    assert taken.inputs is examples.inputs
+    assert len(examples) == 10
+    assert taken.preprocess is noisy
+
+
+def test_rows_may_be_given_from_the_start():
+    chosen = Examples(INPUTS, TARGETS, rows=at(7, 2))
+    assert len(chosen) == 2
+    assert chosen.labels.tolist() == [70, 20]
+    assert chosen.batch(at(1))[0].item() == 2
+
+
+def test_augmentation_follows_its_key(examples):
+    plain = examples.batch(at(1, 2))[0]
+    one, again, other = (examples.batch(at(1, 2), Key((k,)))[0] for k in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, plain)
+
+
+@pytest.mark.usefixtures("global_generator_unchanged")
+def test_augmentation_leaves_the_global_generator(examples):
+    examples.batch(at(1), Key((1,)))
+
+
+def test_labelled_examples_are_never_augmented(examples):
+    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    labelled = examples.take(at(4, 6)).labelled(logits)
+    inputs, targets = labelled.batch(at(1, 0), Key((1,)))
+    assert inputs.tolist() == [[6.0], [4.0]]
+    assert torch.equal(targets, logits[[1, 0]])
+
+
+def test_labelled_examples_stay_unaugmented_when_labelled_or_taken_again(examples):
+    again = examples.labelled(TARGETS).take(at(5)).labelled(at(0))
+    assert again.batch(at(0), Key((1,)))[0].tolist() == [[5.0]]
+
+
+def test_labelling_without_preparation_works():
+    assert Examples(INPUTS, TARGETS).labelled(TARGETS + 1).labels.tolist() == (TARGETS + 1).tolist()
+
+
+def test_there_is_one_target_an_input(examples):
+    with pytest.raises(ValueError, match=r"^10 inputs but 3 targets: give one target an input$"):
+        Examples(INPUTS, TARGETS[:3])
+    with pytest.raises(ValueError, match=r"^2 inputs but 10 targets"):
+        examples.take(at(1, 2)).labelled(TARGETS)
+
+
+@given(st.integers(0, 10), st.integers(1, 12))
+def test_batches_are_all_examples_in_order(count, size):
+    rows = torch.arange(9, 9 - count, -1)
+    batches = list(Examples(INPUTS, TARGETS, noisy, rows).batches(size))
+    assert [row for inputs, _ in batches for row in inputs.flatten().tolist()] == rows.tolist()
+    assert [label for _, targets in batches for label in targets.tolist()] == (10 * rows).tolist()
+    assert all(len(inputs) == size for inputs, _ in batches[:-1])
+
+
+def test_the_input_shape_is_that_of_a_prepared_input():
+    def prepare(inputs, rng):
+        return inputs.float().view(-1, 1, 1).expand(-1, 3, 2)
+
+    assert Examples(INPUTS, TARGETS, prepare).input_shape == (3, 2)
+    assert Examples(INPUTS, TARGETS).input_shape == (1,)
+
+
+def test_no_examples_have_an_input_shape_too(examples):
+    assert examples.take(torch.empty(0, dtype=torch.int64)).input_shape == (1,)

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import nn
+
+from potluck.core.errors import PotluckError
+from potluck.core.message import Message
+from potluck.core.method import Method, on_client, runs_on_client
+from potluck.core.rng import Key
+from potluck.core.roles import ClientFailure, Failure, Replies, Server, Supervised
+
+
+def test_replies_come_in_order_of_client_ids():
+    replies = Replies({10: Message(n=1), 2: Message(n=2), 7: Message()}, {3: Failure(3, "M.work", "no")})
+    assert list(replies) == [2, 7, 10]
+    assert replies.entries("n") == [2, None, 1]
+    assert len(replies) == 3
+    assert 3 not in replies
+    assert list(replies.failures) == [3]
+
+
+def test_a_failure_reads_as_one_line():
+    failure = Failure(3, "FedAvg.local_update", "MemoryError: none left", trace="long\nlong")
+    assert str(failure) == "client 3 failed in FedAvg.local_update: MemoryError: none left"
+    assert issubclass(ClientFailure, PotluckError)
+
+
+def test_the_tasks_objective_is_the_criterion_on_the_outputs():
+    inputs, targets = torch.tensor([[2.0], [4.0]]), torch.tensor([[1.0], [1.0]])
+    assert Supervised(nn.functional.mse_loss)(nn.Identity(), (inputs, targets), {}).item() == 5.0
+
+
+def test_every_fit_of_the_server_has_its_own_key():
+    keys = []
+    server = Server({}, torch.Generator(), None, 2, lambda *_, **__: None, lambda fit, key: keys.append(key), Key((1,)))
+
+    class Request:
+        done = False
+
+    requests = [Request(), Request()]
+    for request in requests:
+        server.fit(request)
+    assert len(set(keys)) == 2
+    assert all(request.done for request in requests)
+
+
+def test_a_handler_is_what_was_marked():
+    class Marked(Method):
+        @on_client
+        def work(self, client, message):
+            return message
+
+        def helper(self):
+            return None
+
+    assert runs_on_client(Marked().work)
+    assert runs_on_client(Marked().inference_model)
+    assert not runs_on_client(Marked().helper)
+    assert not runs_on_client(Marked().round)
+    assert not runs_on_client(object())
+
+
+def test_a_method_has_no_needs_no_message_and_no_global_model_unless_it_says_so():
+    method = Method()
+    assert method.needs() == frozenset()
+    assert dict(method.inference_message(None, 0, None)) == {}
+    assert method.global_model(None, None) is None
+    assert Method.keeps_model
+
+
+@pytest.mark.parametrize("half", ["init", "round"])
+def test_a_method_must_say_how_it_starts_and_goes_on(half):
+    with pytest.raises(NotImplementedError):
+        getattr(Method(), half)(*[None] * (1 if half == "init" else 3))
+
+
+def test_a_method_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Method().anything = 1

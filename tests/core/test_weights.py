@@ -1,0 +1,363 @@
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from potluck.core.weights import (
+    buffers_of,
+    cut,
+    load,
+    mean,
+    mean_where_covered,
+    mean_where_present,
+    minus,
+    parameters_of,
+    pick,
+    plus,
+    weights_of,
+    zeros_like,
+)
+
+finite = st.floats(-1e3, 1e3, width=32)
+shares = st.floats(0.125, 1e4)
+owners = st.lists(st.tuples(st.lists(finite, min_size=3, max_size=3).map(torch.tensor), shares), min_size=1, max_size=6)
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8)
+
+
+def net():
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def tied():
+    """Two layers, one weight."""
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.BatchNorm1d(2, affine=False), second)
+
+
+@given(st.lists(shares, min_size=1, max_size=8))
+def test_shares_of_a_mean_sum_to_one(given_shares):
+    ones = [torch.ones(2, dtype=torch.float64) for _ in given_shares]
+    assert torch.allclose(mean(ones, given_shares), torch.ones(2, dtype=torch.float64), rtol=1e-12)
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=5).map(torch.tensor), shares)
+def test_the_mean_of_one_is_that_one_bit_for_bit(tensor, share):
+    result = mean([tensor], [share])
+    assert torch.equal(bits(result), bits(tensor))
+    assert result.data_ptr() != tensor.data_ptr()
+
+
+@given(owners, st.randoms())
+def test_the_order_of_owners_hardly_matters(given_owners, random):
+    tensors, given_shares = zip(*given_owners, strict=True)
+    shuffled = random.sample(given_owners, len(given_owners))
+    again = mean(*zip(*shuffled, strict=True))
+    assert torch.allclose(mean(tensors, given_shares), again, rtol=1e-4, atol=1e-3)
+
+
+@given(owners)
+def test_a_mean_lies_between_the_least_and_the_greatest(given_owners):
+    tensors, given_shares = zip(*given_owners, strict=True)
+    result, stack = mean(tensors, given_shares), torch.stack(tensors)
+    slack = 1e-5 * stack.abs().amax(0)
+    assert bool((stack.amin(0) - slack <= result).all())
+    assert bool((result <= stack.amax(0) + slack).all())
+
+
+@given(owners, st.sampled_from([0.5, 2.0, 1024.0]))
+def test_only_the_ratio_of_shares_counts(given_owners, factor):
+    tensors, given_shares = zip(*given_owners, strict=True)
+    scaled = [factor * share for share in given_shares]
+    assert torch.equal(mean(tensors, scaled), mean(tensors, given_shares))
+
+
+@given(owners)
+def test_a_mean_leaves_its_arguments(given_owners):
+    tensors, given_shares = zip(*given_owners, strict=True)
+    before = [tensor.clone() for tensor in tensors]
+    mean(tensors, given_shares)
+    assert all(map(torch.equal, tensors, before))
+
+
+def test_a_mean_weighs_by_shares():
+    # Owners' values 1, 2, 6: with 10, 20 and 30 examples (10 + 40 + 180) / 60, with equal shares 3.
+    values = [torch.tensor([v]) for v in (1.0, 2.0, 6.0)]
+    assert mean(values, [10, 20, 30]).tolist() == pytest.approx([230 / 60])
+    assert mean(values, [1, 1, 1]).tolist() == [3.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_counters_give_their_maximum(dtype):
+    counters = [torch.tensor([1, 9], dtype=dtype), torch.tensor([5, 2], dtype=dtype)]
+    result = mean(counters, [1.0, 99.0])
+    assert result.tolist() == [5, 9]
+    assert result.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_mean_keeps_its_type(dtype):
+    assert mean([torch.ones(1, dtype=dtype), torch.zeros(1, dtype=dtype)], [1, 1]).dtype == dtype
+
+
+def test_a_mean_needs_a_share_for_every_tensor():
+    with pytest.raises(ValueError, match="shorter"):
+        mean([torch.ones(1), torch.ones(1)], [1.0])
+
+
+def test_layers_are_averaged_over_those_who_own_them():
+    owned = [
+        {"both": torch.tensor([0.0]), "first": torch.tensor([1.0])},
+        {"both": torch.tensor([4.0]), "second": torch.tensor([2.0])},
+    ]
+    merged = mean_where_present(owned, [3, 1], keep={"nobody": torch.tensor([7.0]), "both": torch.tensor([9.0])})
+    assert {name: tensor.item() for name, tensor in merged.items()} == {
+        "nobody": 7.0,
+        "both": 1.0,
+        "first": 1.0,
+        "second": 2.0,
+    }
+
+
+def test_an_owner_brings_its_own_share():
+    owned = [{}, {"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}]
+    assert mean_where_present(owned, [5, 3, 1], keep={})["w"].tolist() == [1.0]
+
+
+@given(owners)
+def test_layers_of_all_are_averaged_as_tensors_are(given_owners):
+    tensors, given_shares = zip(*given_owners, strict=True)
+    merged = mean_where_present([{"w": tensor} for tensor in tensors], given_shares, {})
+    assert torch.equal(merged["w"], mean(tensors, given_shares))
+
+
+@given(owners.filter(lambda found: len(found) > 1), st.integers(0, 5))
+def test_doubling_a_client_doubles_its_share(given_owners, index):
+    index %= len(given_owners)
+    tensors, given_shares = zip(*given_owners, strict=True)
+    doubled = [share * (1 + (i == index)) for i, share in enumerate(given_shares)]
+    twice = mean([*tensors, tensors[index]], [*given_shares, given_shares[index]])
+    assert torch.allclose(mean(tensors, doubled), twice, rtol=1e-4, atol=1e-3)
+
+
+def test_nobody_leaves_everything():
+    keep = {"w": torch.ones(2)}
+    assert torch.equal(mean_where_present([], [], keep)["w"], keep["w"])
+    assert torch.equal(mean_where_present([{}, {}], [1, 1], keep)["w"], keep["w"])
+
+
+def test_merging_leaves_its_arguments():
+    keep, owned = {"w": torch.ones(2)}, [{"w": torch.zeros(2)}, {"w": torch.zeros(2)}]
+    mean_where_present(owned, [1, 1], keep)
+    assert keep["w"].tolist() == [1, 1]
+    assert owned[0]["w"].tolist() == [0, 0]
+
+
+def test_one_name_with_two_shapes_is_refused():
+    message = (
+        r"^layer w has the shapes \(2, 3\) and \(2,\) at different clients; layers are averaged by name, so"
+        r" use models of one nested family, or average within architectures: sharing\.scope = 'architecture'$"
+    )
+    two, six = {"w": torch.zeros(2)}, {"w": torch.zeros(2, 3)}
+    for owned, keep in (([two, six], {}), ([six], two), ([two, two], six)):
+        with pytest.raises(ValueError, match=message):
+            mean_where_present(owned, [1] * len(owned), keep)
+
+
+@st.composite
+def coverings(draw):
+    """Full tensors, leading slices of some clients, and masks over rows for some of them."""
+    shapes = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    keep = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    slices, masks = [], []
+    for _ in range(draw(st.integers(0, 4))):
+        cuts = {name: [draw(st.integers(0, size)) for size in shape] for name, shape in shapes.items()}
+        slices.append({name: torch.randn(cut, generator=generator) for name, cut in cuts.items()})
+        masked = draw(st.sets(st.sampled_from(["w", "b", "k"])))
+        masks.append({name: torch.rand(cuts[name][0], generator=generator) < 0.5 for name in masked})
+    return keep, slices, masks
+
+
+def covered_by_hand(keep, slices, masks):
+    """The definition, one element at a time."""
+    result = {name: tensor.clone() for name, tensor in keep.items()}
+    for name, full in keep.items():
+        for place in itertools.product(*map(range, full.shape)):
+            values = [
+                weights[name][place]
+                for weights, mask in zip(slices, masks, strict=True)
+                if all(i < size for i, size in zip(place, weights[name].shape, strict=True))
+                and (name not in mask or mask[name][place[0]])
+            ]
+            if values:
+                result[name][place] = torch.stack(values).mean()
+    return result
+
+
+@given(coverings())
+def test_elements_are_averaged_over_those_who_cover_them(covering):
+    keep, slices, masks = covering
+    result = mean_where_covered(slices, keep, rows=lambda index, name: masks[index].get(name))
+    expected = covered_by_hand(keep, slices, masks)
+    assert result.keys() == keep.keys()
+    for name in keep:
+        assert torch.allclose(result[name], expected[name], atol=1e-6)
+
+
+@given(coverings())
+def test_uncovered_elements_keep_their_bits(covering):
+    keep, slices, _ = covering
+    del keep["s"]
+    result = mean_where_covered(
+        slices, keep, rows=lambda index, name: torch.zeros(len(slices[index][name]), dtype=torch.bool)
+    )
+    assert all(torch.equal(result[name], keep[name]) for name in keep)
+
+
+@given(coverings())
+def test_covering_leaves_its_arguments(covering):
+    keep, slices, masks = covering
+    before = [{name: tensor.clone() for name, tensor in weights.items()} for weights in [keep, *slices]]
+    mean_where_covered(slices, keep, rows=lambda index, name: masks[index].get(name))
+    for weights, old in zip([keep, *slices], before, strict=True):
+        assert all(torch.equal(weights[name], old[name]) for name in old)
+
+
+def test_what_a_mask_leaves_out_may_be_anything():
+    slices = [{"w": torch.tensor([1.0, float("nan")])}, {"w": torch.tensor([3.0, 5.0])}]
+    masks = [torch.tensor([True, False]), None]
+    result = mean_where_covered(slices, {"w": torch.zeros(2)}, rows=lambda index, name: masks[index])
+    assert result["w"].tolist() == [2.0, 5.0]
+
+
+def test_covered_counters_stay_counters():
+    counters = [{"n": torch.tensor(3)}, {"n": torch.tensor(8)}]
+    result = mean_where_covered(counters, {"n": torch.tensor(1)})["n"]
+    assert result.dtype == torch.int64
+    assert result.item() == 8
+
+
+def test_cut_takes_the_leading_slice():
+    weights = {
+        "w": torch.arange(12).view(3, 4),
+        "b": torch.arange(3),
+        "s": torch.tensor(5),
+        "other": torch.zeros(1),
+    }
+    found = cut(weights, {"w": torch.Size([2, 3]), "b": torch.Size([1]), "s": torch.Size([])})
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "w": [[0, 1, 2], [4, 5, 6]],
+        "b": [0],
+        "s": 5,
+    }
+    found["w"].zero_()
+    assert weights["w"][0, 1] == 1
+
+
+def test_cutting_and_covering_by_all_gives_the_full_weights_back():
+    keep = {"w": torch.randn(4, 3, generator=torch.Generator().manual_seed(0))}
+    slices = [cut(keep, {"w": torch.Size(shape)}) for shape in ([4, 3], [2, 2], [1, 3])]
+    assert torch.allclose(mean_where_covered(slices, keep)["w"], keep["w"])
+
+
+def test_pick_matches_by_name_and_shape():
+    weights = {"same": torch.zeros(2), "wider": torch.zeros(3), "unknown": torch.zeros(2)}
+    shapes = {"same": torch.Size([2]), "wider": torch.Size([2]), "missing": torch.Size([1])}
+    assert list(pick(weights, shapes)) == ["same"]
+
+
+def test_sums_and_differences_go_by_name():
+    a = {"x": torch.tensor([1.0]), "y": torch.tensor([2.0])}
+    b = {"y": torch.tensor([10.0]), "x": torch.tensor([100.0])}
+    assert {n: t.item() for n, t in minus(a, b).items()} == {"x": -99.0, "y": -8.0}
+    assert {n: t.item() for n, t in plus(a, b).items()} == {"x": 101.0, "y": 12.0}
+    assert {n: t.item() for n, t in plus(a, b, -0.5).items()} == {"x": -49.0, "y": -3.0}
+    assert {n: t.item() for n, t in plus(a, {"y": b["y"]}).items()} == {"x": 1.0, "y": 12.0}
+
+
+def test_a_sum_shares_no_memory_with_its_terms():
+    a = {"x": torch.ones(1), "y": torch.ones(1)}
+    for tensor in plus(a, {"x": torch.ones(1)}).values():
+        tensor.zero_()
+    assert (a["x"].item(), a["y"].item()) == (1.0, 1.0)
+
+
+def test_zeros_have_the_same_shapes_and_types():
+    zeros = zeros_like({"a": torch.ones(2, 1, dtype=torch.bfloat16), "n": torch.tensor(3)})
+    assert [(z.shape, z.dtype, z.sum().item()) for z in zeros.values()] == [
+        ((2, 1), torch.bfloat16, 0),
+        ((), torch.int64, 0),
+    ]
+
+
+def test_weights_are_parameters_and_buffers():
+    model = net()
+    assert list(parameters_of(model)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(buffers_of(model)) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert weights_of(model).keys() == parameters_of(model).keys() | buffers_of(model).keys()
+
+
+@pytest.mark.parametrize("read", [weights_of, parameters_of, buffers_of])
+def test_weights_read_from_a_net_are_copies(read):
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    for tensor in read(model).values():
+        assert not tensor.requires_grad
+        tensor.add_(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_tied_parameter_is_no_buffer():
+    assert list(buffers_of(tied())) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+
+
+def test_loading_copies_every_tensor():
+    model = net()
+    source = {name: torch.full_like(tensor, 3) for name, tensor in weights_of(model).items()}
+    assert load(model, source) is model
+    assert all(bool((tensor == 3).all()) for tensor in weights_of(model).values())
+    source["0.weight"].zero_()
+    assert bool((model[0].weight == 3).all())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_loading_a_part_leaves_the_rest():
+    model = net()
+    before = weights_of(model)
+    load(model, {"0.bias": torch.full((3,), 2.0)}, partial=True)
+    after = weights_of(model)
+    assert after.pop("0.bias").tolist() == [2, 2, 2]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "partial", "complaint"),
+    [
+        ({"2.weight": torch.zeros(1)}, False, r"2\.weight is not in the model$"),
+        ({"2.weight": torch.zeros(1)}, True, r"2\.weight is not in the model$"),
+        ({"0.bias": None}, False, r"0\.bias is missing$"),
+        ({"0.bias": torch.zeros(1)}, False, r"0\.bias has shape \(1,\), the model \(3,\)$"),
+        ({"0.bias": torch.zeros(1)}, True, r"0\.bias has shape \(1,\), the model \(3,\)$"),
+        (
+            dict.fromkeys(["0.weight", "0.bias", "1.weight", "1.bias"]),
+            False,
+            "missing; .* is missing and 1 more$",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(change, partial, complaint):
+    model = net()
+    before = weights_of(model)
+    changed = {name: torch.full_like(tensor, 9) for name, tensor in before.items()} | change
+    given_weights = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    with pytest.raises(ValueError, match=f"^weights do not fit Sequential: .*{complaint}"):
+        load(model, given_weights, partial=partial)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(model).items())

@@ -1,0 +1,164 @@
+import json
+
+import pytest
+
+from potluck.core.errors import CheckpointError
+from potluck.core.roles import ClientFailure
+from potluck.experiment.folder import new_folder, open_folder
+from potluck.experiment.presets import experiment_for
+from potluck.methods import get_method, list_methods
+
+FEDIN, FEDMD = get_method("fedin"), get_method("fedmd")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_the_same_run_twice_writes_the_same_bytes(name, play, tmp_path):
+    digests = [play(get_method(name), place, rounds=2).checkpoint.digest for place in ("first", "second")]
+    assert digests[0] == digests[1]
+    for file in ("rounds.jsonl", "clients.jsonl"):
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
+
+
+def test_another_seed_ends_elsewhere(play):
+    assert play(FEDIN, "a", seed=0).checkpoint.digest != play(FEDIN, "b", seed=1).checkpoint.digest
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_run_continued_ends_like_one_that_was_never_stopped(name, play, tmp_path):
+    whole = play(get_method(name), "whole", rounds=3, cohort_fraction=0.5)
+    play(get_method(name), "parts", rounds=1, cohort_fraction=0.5)
+    parts = play(get_method(name), "parts", rounds=3, cohort_fraction=0.5)
+    assert parts.checkpoint == whole.checkpoint
+    for file in ("rounds.jsonl", "clients.jsonl"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
+
+
+def test_lines_of_a_round_that_was_not_checkpointed_are_dropped(play, tmp_path):
+    play(FEDMD, rounds=1)
+    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "cohort": [9]}\n{"round": 3, "coh')
+    play(FEDMD, rounds=2)
+    whole = play(FEDMD, "whole", rounds=2)
+    assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+    assert whole.rounds[-1].round == 2
+
+
+def test_playing_a_finished_run_changes_nothing(play, tmp_path):
+    before = play(FEDMD).checkpoint
+    records = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    result = play(FEDMD)
+    assert (result.checkpoint, result.rounds) == (before, [])
+    assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == records
+
+
+def test_rounds_between_evaluations_have_no_accuracy_and_the_last_one_has(play, tmp_path):
+    play(FEDIN, rounds=5, evaluate_every=2)
+    judged = [record["accuracy_personal_mean"] is not None for record in lines(tmp_path / "run" / "rounds.jsonl")]
+    assert judged == [False, True, False, True, True]
+    assert {line["round"] for line in lines(tmp_path / "run" / "clients.jsonl")} == {2, 4, 5}
+
+
+def test_records_count_what_was_sent(play, tmp_path):
+    play(FEDIN, rounds=2)
+    first, second = lines(tmp_path / "run" / "rounds.jsonl")
+    assert first["bytes_down"] == sum(first["bytes_down_by_entry"].values())
+    assert "features" not in first["bytes_down_by_entry"]
+    assert second["bytes_down"] - first["bytes_down"] == second["bytes_down_by_entry"]["features"]
+    assert second["bytes_evaluation"] > 0
+
+
+def test_records_hold_no_clock(play, tmp_path):
+    play(FEDIN, rounds=1)
+    for file in ("rounds.jsonl", "clients.jsonl"):
+        assert "seconds" not in (tmp_path / "run" / file).read_text()
+    assert lines(tmp_path / "run" / "timings.jsonl")[0]["seconds_total"] > 0
+
+
+def test_the_best_round_is_chosen_on_validation_and_kept(play, tmp_path):
+    result = play(FEDIN, rounds=6)
+    records = lines(tmp_path / "run" / "rounds.jsonl")
+    validation = [record["accuracy_validation_mean"] for record in records]
+    assert result.checkpoint.best_validation == max(validation)
+    assert result.checkpoint.best_round == validation.index(max(validation)) + 1
+    best = json.loads((tmp_path / "run" / "checkpoint" / "best.json").read_text())
+    assert best["round"] == result.checkpoint.best_round
+    assert (tmp_path / "run" / "checkpoint" / best["state"]).is_file()
+
+
+def test_files_that_no_checkpoint_needs_are_deleted(play, tmp_path):
+    play(FEDMD, rounds=4)
+    folder = tmp_path / "run" / "checkpoint"
+    needed: set[str] = set()
+    for name in ("last.json", "best.json"):
+        content = json.loads((folder / name).read_text())
+        needed |= {content["state"], *content["clients"].values()}
+    assert {path.name for path in folder.glob("*.safetensors")} == needed
+
+
+def test_a_flipped_byte_anywhere_in_the_checkpoint_is_noticed(play, tmp_path):
+    play(FEDMD, rounds=1)
+    folder = tmp_path / "run" / "checkpoint"
+    last = json.loads((folder / "last.json").read_text())
+    for name in ("last.json", last["state"], last["clients"]["2"]):
+        path = folder / name
+        content = path.read_bytes()
+        for position in (0, len(content) // 3, len(content) // 2, len(content) - 1):
+            damaged = bytearray(content)
+            damaged[position] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match="damaged"):
+                play(FEDMD, rounds=2)
+        path.write_bytes(content)
+    assert play(FEDMD, rounds=2).checkpoint.round == 2
+
+
+def test_a_missing_file_of_the_checkpoint_is_noticed(play, tmp_path):
+    play(FEDMD, rounds=1)
+    folder = tmp_path / "run" / "checkpoint"
+    (folder / json.loads((folder / "last.json").read_text())["clients"]["1"]).unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        play(FEDMD, rounds=2)
+
+
+def test_client_records_spilled_to_disk_change_nothing(play):
+    assert play(FEDMD, "small", memory_gib=0.0).checkpoint == play(FEDMD, "large").checkpoint
+
+
+def test_a_failure_stops_the_run_unless_it_is_tolerated(play, tmp_path, monkeypatch):
+    good = FEDMD.digest_and_revisit
+
+    def fails_on_client_2(self, client, message):
+        if client.id == 2:
+            raise MemoryError("no room")
+        return good(self, client, message)
+
+    fails_on_client_2.on_client = True
+    fails_on_client_2.__name__ = "digest_and_revisit"
+    monkeypatch.setattr(FEDMD, "digest_and_revisit", fails_on_client_2)
+    with pytest.raises(ClientFailure, match=r"client 2 failed in FedMD\.digest_and_revisit: MemoryError: no room"):
+        play(FEDMD, "strict")
+    result = play(FEDMD, "tolerant", tolerate_failures=True)
+    assert [record.failed for record in result.rounds] == [{"2": "MemoryError: no room"}] * 3
+    assert 2 not in result.rounds[0].replied
+
+
+def test_cohorts_are_the_same_for_every_method(play):
+    cohorts = [[r.cohort for r in play(m, m.__name__, cohort_fraction=0.5).rounds] for m in (FEDIN, FEDMD)]
+    assert cohorts[0] == cohorts[1]
+    assert {len(cohort) for cohort in cohorts[0]} == {2}
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"is not a run: it has no config\.toml and no manifest\.json"):
+        open_folder(tmp_path)
+
+
+def test_two_runs_started_in_one_second_get_two_folders(tmp_path):
+    experiment = experiment_for(None, [])
+    folders = {new_folder(tmp_path, experiment) for _ in range(5)}
+    assert len(folders) == 5
+    assert all("-fedin-digits-s0-" in folder.name for folder in folders)
