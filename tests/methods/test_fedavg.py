@@ -44,6 +44,13 @@ def test_the_mean_is_taken_over_the_clients_drawn(play, clouds, weighting):
     assert_close(run.state.pool["all"], expected)
 
 
+def test_gradients_are_clipped_to_the_limit(play, lines):
+    # The gradient x (x w - y) is -100 at the start: three steps of the rate 0.1 and the norm 2 each.
+    training = LocalTraining("sgd", lr=0.1, epochs=3, clip_norm=2.0)
+    (weight,) = play(FedAvg(training), lines((1, 100, 4))).state.pool["all"].values()
+    assert weight.item() == pytest.approx(3 * 0.1 * 2)
+
+
 def test_clients_count_by_examples_and_not_by_batches(play, clouds):
     run = play(FedAvg(LocalTraining(batch_size=4, epochs=2)), clouds("mlp2", "mlp2"))
     assert [reply["examples"] for reply in run.wire.replied["local_update"][0].values()] == [12, 20]

@@ -48,14 +48,15 @@ def test_half_of_the_clients_a_round_reach_the_optimum_that_fedavg_misses(play, 
         play(FedAvg(SGD), federation, rounds=0),
     )
     draws = torch.Generator().manual_seed(0)
-    last = []
-    for _ in range(80):
+    gaps = []
+    for number in range(50):
         ids = torch.randperm(4, generator=draws)[:2].tolist()
         scaffold.round(*ids)
-        fedavg.round(*ids)
-        last = [*last[-9:], weight(fedavg)]
-    assert weight(scaffold) == pytest.approx(optimum, abs=1e-4)
-    assert max(abs(w - optimum) for w in last) > 0.1
+        if number < 15:
+            fedavg.round(*ids)
+            gaps.append(abs(weight(fedavg) - optimum))
+    assert weight(scaffold) == pytest.approx(optimum, abs=1e-3)
+    assert max(gaps[-5:]) > 0.1
 
 
 @BOTH_OPTIONS
@@ -191,6 +192,28 @@ def test_the_first_controls_are_zero(play, clouds):
     run = play(Scaffold(PLAIN), clouds("norm2"))
     sent = run.wire.sent["local_update"][0][0]
     assert_close(sent["control"], zeros_like(sent["weights"]), **EXACTLY)
+
+
+class Tied(nn.Module):
+    """Two layers of one weight, which the state dict names twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).relu()).relu())
+
+
+@BOTH_OPTIONS
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_tied_weights_stay_tied_and_have_one_control(play, clouds, option, optimizer):
+    federation = replace(clouds("mlp2", "mlp2"), architectures={"mlp2": Tied})
+    run = play(Scaffold(replace(PLAIN, optimizer=optimizer), option), federation, rounds=3)
+    for part in (run.state.pool["all"], run.state.control["all"], controls(run, [0])[0]):
+        assert_close(part["second.weight"], part["first.weight"])
+    assert run.state.control["all"]["first.weight"].any()
 
 
 # Limits
