@@ -11,9 +11,9 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.sharing import Sharing
-from potluck.core.weights import load, parameters_of
+from potluck.core.weights import load, parameters_of, without_conflict
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedin import FedIN, LocalLoss, Reconcile, feature_loss, projected
+from potluck.methods.fedin import FedIN, LocalLoss, Reconcile, feature_loss
 from potluck.models.contract import intermediate_names, split
 from potluck.models.resnet import resnet10
 
@@ -147,7 +147,7 @@ def vectors(*values):
 )
 def test_both_rules_on_a_small_conflict(feature, exact, simplified):
     local, g_in, exact, simplified = vectors((1.0, 0.0), feature, exact, simplified)
-    assert_close(projected(g_in, local, "tensor"), exact, **EXACTLY)
+    assert_close(without_conflict(g_in, local, "tensor"), exact, **EXACTLY)
     for rule, expected in (("exact", exact), ("simplified", simplified)):
         assert_close(Reconcile(frozenset({"w"}), FedIN(rule=rule))([local, g_in], {}), expected, **EXACTLY)
 
@@ -185,7 +185,7 @@ every_granularity = pytest.mark.parametrize("granularity", ["tensor", "whole", "
 @pytest.mark.parametrize("seed", range(8))
 def test_the_exact_rule_is_the_nearest_gradient_that_does_not_oppose_the_local_one(granularity, seed):
     local, feature = random_gradients(seed)
-    z = projected(feature, local, granularity)
+    z = without_conflict(feature, local, granularity)
     for g_l, g_in, z_block in zip(*(blocks(w, granularity) for w in (local, feature, z)), strict=True):
         assert z_block @ g_l >= -1e-5
         assert z_block.norm() <= g_in.norm() + 1e-6
@@ -203,16 +203,16 @@ def test_the_exact_rule_is_the_nearest_gradient_that_does_not_oppose_the_local_o
 @every_granularity
 def test_the_exact_rule_is_idempotent_and_ignores_the_length_of_the_local_gradient(granularity):
     local, feature = random_gradients(0)
-    z = projected(feature, local, granularity)
-    assert_close(projected(z, local, granularity), z, rtol=1e-4, atol=1e-5)
-    assert_close(projected(feature, {n: 7 * g for n, g in local.items()}, granularity), z)
+    z = without_conflict(feature, local, granularity)
+    assert_close(without_conflict(z, local, granularity), z, rtol=1e-4, atol=1e-5)
+    assert_close(without_conflict(feature, {n: 7 * g for n, g in local.items()}, granularity), z)
 
 
 @every_granularity
 def test_where_the_local_gradient_vanishes_the_exact_rule_keeps_the_feature_gradient(granularity):
     local, feature = random_gradients(0)
     local = {name: torch.zeros_like(g) for name, g in local.items()}
-    assert_close(projected(feature, local, granularity), feature, **EXACTLY)
+    assert_close(without_conflict(feature, local, granularity), feature, **EXACTLY)
 
 
 def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):

@@ -7,14 +7,14 @@ tensors from which its members pick the layers they own.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import nn
 
 from potluck.core.batchnorm import measure_statistics
-from potluck.core.federation import Member, Roster
+from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.message import Message
-from potluck.core.method import Need
+from potluck.core.method import Method, Need, on_client
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.weights import (
     Weights,
@@ -132,6 +132,45 @@ class Sharing:
         if self.buffers != "average" and len(members[0].parameters) < len(members[0].shapes):
             return None
         return load(server.build(members[0].architecture), pool[self.group(members[0])])
+
+
+class HasPool(Protocol):
+    """A method's state that holds the server's weights."""
+
+    @property
+    def pool(self) -> Pool:
+        """The server's weights, by group of clients."""
+        ...
+
+
+P = TypeVar("P", bound=HasPool)
+
+
+class SharesWeights(Method[P]):
+    """A method whose clients start every round, and are judged, with what the server's pool holds for them.
+
+    Deriving from it fills the inference half of the contract; `sharing` is a field of the method's own.
+    """
+
+    sharing: Sharing
+    keeps_model = False
+
+    def needs(self) -> frozenset[Need]:
+        """What the scope of sharing asks for."""
+        return self.sharing.needs()
+
+    def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
+        """The weights that the client owns."""
+        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        """The client's model, filled with them."""
+        return self.sharing.deploy(client, message)
+
+    def global_model(self, state: P, server: Server) -> nn.Module | None:
+        """The one model of a federation with one architecture."""
+        return self.sharing.global_model(state.pool, server)
 
 
 def _grouped(replies: Replies, roster: Roster, group: Callable[[Member], str]) -> dict[str, list[Member]]:

@@ -5,6 +5,7 @@ a fixed order of clients gives the same bits every time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Size, Tensor, nn
@@ -143,6 +144,39 @@ def mean_where_covered(
             count[at] += covered
         merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
     return merged
+
+
+def without_conflict(
+    gradients: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+    granularity: Literal["tensor", "whole", "kernel"] = "tensor",
+) -> Weights:
+    """The nearest gradients to `gradients` whose inner product with `others` is not negative.
+
+    With a = <o, o> and b = <o, g>: g where b >= 0, otherwise g - (b / a) o, the Euclidean projection on the half
+    space (FedIN, eq. 13). Where o vanishes, g stays.
+
+    Args:
+        gradients: what to project, by name.
+        others: what not to oppose, of the same names and shapes.
+        granularity: inner products over each "tensor", over the "whole" of all, or over each convolution "kernel".
+    """
+    if granularity == "whole":
+        a = torch.stack([other.square().sum() for other in others.values()]).sum()
+        b = torch.stack([(other * gradients[name]).sum() for name, other in others.items()]).sum()
+        return {name: _projected(gradients[name], other, a, b) for name, other in others.items()}
+    projected: Weights = {}
+    for name, other in others.items():
+        axes = (-2, -1) if granularity == "kernel" and other.dim() == 4 else tuple(range(other.dim()))
+        a = other.square().sum(axes, keepdim=True)
+        b = (other * gradients[name]).sum(axes, keepdim=True)
+        projected[name] = _projected(gradients[name], other, a, b)
+    return projected
+
+
+def _projected(gradient: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    conflict = (b < 0) & (a > 0)
+    return torch.where(conflict, gradient - b / torch.where(a > 0, a, 1.0) * other, gradient)
 
 
 def _leading(shape: Iterable[int]) -> tuple[slice, ...]:

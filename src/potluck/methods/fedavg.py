@@ -17,6 +17,7 @@ Wire
 
 Limits
     descends the gradient
+    counts a twin as twice the data
     misses the optimum
     sharing.scope="layer" equals fedavg sharing.scope="model" on architectures=1
     sharing.scope="layer" equals fedavg sharing.scope="architecture" on architectures=1
@@ -30,14 +31,11 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from torch import nn
-
-from potluck.core.federation import ClientId
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.method import ClientWork, on_client
 from potluck.core.roles import Client, Cohort, Server
-from potluck.core.sharing import Pool, Sharing
+from potluck.core.sharing import Pool, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,16 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedAvg(Method[State]):
+class FedAvg(SharesWeights[State]):
     """Hyper-parameters of FedAvg.
 
     Attributes:
-    training: a client's local training.
-    sharing: who averages with whom, with which weights.
+        training: a client's local training.
+        sharing: who averages with whom, with which weights.
     """
 
     training: LocalTraining = LocalTraining()
     sharing: Sharing = Sharing()
-
-    keeps_model = False
-
-    def needs(self) -> frozenset[Need]:
-        return self.sharing.needs()
 
     def init(self, server: Server) -> State:
         return State(self.sharing.initial(server))
@@ -77,13 +70,3 @@ class FedAvg(Method[State]):
         self.sharing.receive(client, message)
         yield Fit(client.model, client.objective, client.train, self.training)
         return Message(**self.sharing.reply(client))
-
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
-
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        return self.sharing.deploy(client, message)
-
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return self.sharing.global_model(state.pool, server)

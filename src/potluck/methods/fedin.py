@@ -35,6 +35,7 @@ Departures from the paper
        the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam makes them equal.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -47,12 +48,12 @@ from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.sharing import Pool, Sharing
-from potluck.core.weights import Weights, parameters_of
+from potluck.core.sharing import Pool, SharesWeights, Sharing
+from potluck.core.weights import Weights, parameters_of, without_conflict
 from potluck.losses import squared_distance
-from potluck.models.contract import intermediate_names, split
+from potluck.models.contract import feature_shapes, intermediate_names, split
 
 
 @dataclass(frozen=True)
@@ -70,23 +71,23 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedIN(Method[State]):
+class FedIN(SharesWeights[State]):
     """Hyper-parameters of FedIN.
 
     Attributes:
-    training: a client's local training.
-    mu: strength of the proximal term; the papers give mu / 2 = 0.05. 0 is the ablation "w/o Prox".
-    feature_training: False is the ablation "w/o IN": no features are sent, which leaves FedProx.
-    optimization: "joint" reconciles the gradients at every step; "sequential" is the ablation "w/o Opt":
-        the whole local phase, then as many steps on the features alone.
-    rule: "simplified" Z = G_IN + (lambda / 2) G_local (eq. 14 / 13), as in all the papers' experiments;
-        "exact" projects G_IN so that it does not oppose G_local (eq. 13 / 12).
-    multiplier: lambda of the simplified rule.
-    granularity: what the exact rule projects: each "tensor", the "whole" of the layers, or each "kernel".
-    outside: gradient of extractor and classifier, "half" for (lambda / 2) G_local or "unit" for G_local.
-    feature_batch: pairs that a client sends and receives.
-    store_capacity: pairs that the server keeps, the oldest leaving first.
-    sharing: who averages with whom.
+        training: a client's local training.
+        mu: strength of the proximal term; the papers give mu / 2 = 0.05. 0 is the ablation "w/o Prox".
+        feature_training: False is the ablation "w/o IN": no features are sent, which leaves FedProx.
+        optimization: "joint" reconciles the gradients at every step; "sequential" is the ablation "w/o Opt":
+            the whole local phase, then as many steps on the features alone.
+        rule: "simplified" Z = G_IN + (lambda / 2) G_local (eq. 14 / 13), as in all the papers' experiments;
+            "exact" projects G_IN so that it does not oppose G_local (eq. 13 / 12).
+        multiplier: lambda of the simplified rule.
+        granularity: what the exact rule projects: each "tensor", the "whole" of the layers, or each "kernel".
+        outside: gradient of extractor and classifier, "half" for (lambda / 2) G_local or "unit" for G_local.
+        feature_batch: pairs that a client sends and receives.
+        store_capacity: pairs that the server keeps, the oldest leaving first.
+        sharing: who averages with whom.
     """
 
     training: LocalTraining = LocalTraining()
@@ -101,22 +102,22 @@ class FedIN(Method[State]):
     store_capacity: int = 5000
     sharing: Sharing = Sharing(weighting="uniform")
 
-    keeps_model = False
-
     def __post_init__(self) -> None:
         for name, least in {"mu": 0, "multiplier": 0, "feature_batch": 2, "store_capacity": 2}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
 
     def needs(self) -> frozenset[Need]:
-        return self.sharing.needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
         architectures = sorted({member.architecture for member in server.roster.values()})
         return State(
             pool=self.sharing.initial(server),
             features={},
-            signatures={name: signature(features_of(server, name)) for name in architectures},
+            signatures={
+                name: signature(feature_shapes(server.build(name), server.input_shape)) for name in architectures
+            },
         )
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
@@ -169,20 +170,10 @@ class FedIN(Method[State]):
         store = dict(store)
         for pairs in replies.entries("features"):
             if pairs and len(pairs["s_in"]) > 1:  # one pair alone has no batch statistics
-                name = signature(pairs)
+                name = signature(pairs[key].shape[1:] for key in ("s_in", "s_out"))
                 old = store.get(name, {key: tensor[:0] for key, tensor in pairs.items()})
                 store[name] = {k: torch.cat([old[k], pairs[k]])[-self.store_capacity :] for k in pairs}
         return store
-
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
-
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        return self.sharing.deploy(client, message)
-
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return self.sharing.global_model(state.pool, server)
 
 
 @dataclass(frozen=True)
@@ -224,43 +215,10 @@ class Reconcile:
         z = {name: outer * g for name, g in local.items() if name not in self.inner}
         local, feature = ({n: g for n, g in found.items() if n in self.inner} for found in (local, feature))
         if self.method.rule == "exact":
-            return {**z, **projected(feature, local, self.method.granularity)}
+            return {**z, **without_conflict(feature, local, self.method.granularity)}  # eq. 13 / 12
         return {**z, **{n: feature[n] + half * local[n] for n in local}}  # eq. 14 / 13
 
 
-def projected(feature: Weights, local: Weights, granularity: str) -> Weights:
-    """Eq. 13 / 12: the Z nearest to G_IN with <Z, G_local> >= 0.
-
-    Z = G_IN where b = <G_local, G_IN> >= 0, otherwise G_IN - (b / a) G_local with a = <G_local, G_local>.
-    """
-    if granularity == "whole":
-        a = torch.stack([local[n].square().sum() for n in local]).sum()
-        b = torch.stack([(local[n] * feature[n]).sum() for n in local]).sum()
-        return {n: without_conflict(feature[n], local[n], a, b) for n in local}
-    z: Weights = {}
-    for name, g_local in local.items():
-        axes = (-2, -1) if granularity == "kernel" and g_local.dim() == 4 else tuple(range(g_local.dim()))
-        a = g_local.square().sum(axes, keepdim=True)
-        b = (g_local * feature[name]).sum(axes, keepdim=True)
-        z[name] = without_conflict(feature[name], g_local, a, b)
-    return z
-
-
-def without_conflict(g_in: Tensor, g_local: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """G_IN where it does not oppose G_local, otherwise its projection; G_IN as it is where G_local vanishes."""
-    conflict = (b < 0) & (a > 0)
-    return torch.where(conflict, g_in - b / torch.where(a > 0, a, 1.0) * g_local, g_in)
-
-
-def signature(pairs: Observed) -> str:
-    """The shapes that a pair has, as text: only clients of one signature can use one another's features."""
-    return " > ".join("x".join(map(str, pairs[name].shape[1:])) for name in ("s_in", "s_out"))
-
-
-def features_of(server: Server, architecture: str) -> Observed:
-    """One pair of an architecture, of no input in particular: only its shapes count."""
-    net = server.build(architecture).eval()
-    parts = split(net)
-    with torch.no_grad():
-        s_in = parts.extractor(torch.zeros(1, *server.input_shape))
-        return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
+def signature(shapes: Iterable[torch.Size]) -> str:
+    """The shapes of s_in and s_out, as text: only clients of one signature can use one another's features."""
+    return " > ".join("x".join(map(str, shape)) for shape in shapes)

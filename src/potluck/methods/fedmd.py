@@ -50,11 +50,11 @@ class FedMD(Method[State]):
     """Hyper-parameters of FedMD.
 
     Attributes:
-    training: revisiting private data.
-    digestion: approaching the consensus.
-    public_examples: rows of the public data drawn each round; all of them if there are fewer.
-    digest_loss: distance to the consensus logits, "l1" or "mse".
-    pretrain: whether a client trains on its own data before it is first asked for logits.
+        training: revisiting private data.
+        digestion: approaching the consensus.
+        public_examples: rows of the public data drawn each round; all of them if there are fewer.
+        digest_loss: distance to the consensus logits, "l1" or "mse".
+        pretrain: whether a client trains on its own data before it is first asked for logits.
     """
 
     training: LocalTraining = LocalTraining()

@@ -68,11 +68,11 @@ class HeteroFL(Method[State]):
     """Hyper-parameters of HeteroFL.
 
     Attributes:
-    training: a client's local training.
-    levels: the rates that clients may have, descending.
-    assignment: "capacity" or "dynamic", see departure 3.
-    mask: whether logits of labels that a client lacks are set to 0 in its loss; the classifier's rows of
-        such labels are left out of the mean in either case.
+        training: a client's local training.
+        levels: the rates that clients may have, descending.
+        assignment: "capacity" or "dynamic", see departure 3.
+        mask: whether logits of labels that a client lacks are set to 0 in its loss; the classifier's rows of
+            such labels are left out of the mean in either case.
     """
 
     training: LocalTraining = LocalTraining(clip_norm=1.0)

@@ -40,15 +40,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
 
 from potluck.core.batchnorm import keep_statistics
-from potluck.core.federation import ClientId, Member, Roster
+from potluck.core.federation import Member, Roster
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.method import ClientWork, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.sharing import Pool, Sharing
+from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
 
 
@@ -61,17 +60,17 @@ class State:
 
 
 @dataclass(frozen=True)
-class Scaffold(Method[State]):
+class Scaffold(SharesWeights[State]):
     """Hyper-parameters of Scaffold.
 
     Attributes:
-    training: a client's local training.
-    option: "path" sets c_i from the way gone (the paper's option II, and its choice), "gradient" from the
-        full-batch gradient at x (option I) and corrects gradients before the optimiser.
-    server_lr: eta_g.
-    control_weighting: "uniform" as in the paper, whose fixed point is the optimum of the clients' plain
-        mean; "samples" weighs clients by their data, for the optimum of the pooled data.
-    sharing: who averages with whom.
+        training: a client's local training.
+        option: "path" sets c_i from the way gone (the paper's option II, and its choice), "gradient" from the
+            full-batch gradient at x (option I) and corrects gradients before the optimiser.
+        server_lr: eta_g.
+        control_weighting: "uniform" as in the paper, whose fixed point is the optimum of the clients' plain
+            mean; "samples" weighs clients by their data, for the optimum of the pooled data.
+        sharing: who averages with whom.
     """
 
     training: LocalTraining = LocalTraining()
@@ -79,8 +78,6 @@ class Scaffold(Method[State]):
     server_lr: float = 1.0
     control_weighting: Literal["uniform", "samples"] = "uniform"
     sharing: Sharing = Sharing(weighting="uniform")
-
-    keeps_model = False
 
     def __post_init__(self) -> None:
         if self.option == "path" and not self.training.lr > 0:
@@ -90,9 +87,6 @@ class Scaffold(Method[State]):
     def corrects_steps(self) -> bool:
         """Whether the correction is made in the space of steps (departure 1) or of gradients."""
         return self.training.optimizer == "adam" and self.option == "path"
-
-    def needs(self) -> frozenset[Need]:
-        return self.sharing.needs()
 
     def init(self, server: Server) -> State:
         pool = self.sharing.initial(server)
@@ -168,16 +162,6 @@ class Scaffold(Method[State]):
     def _control_share(self, member: Member) -> float:
         return 1.0 if self.control_weighting == "uniform" else float(member.examples)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
-
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        return self.sharing.deploy(client, message)
-
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return self.sharing.global_model(state.pool, server)
-
 
 def corrected_step(y: Weights, extras: Extras, lr: float) -> Weights:
     """Alg. 1, l. 10 in the space of steps: what the optimiser did not do, y - eta_l (c - c_i)."""
@@ -198,7 +182,8 @@ def full_gradient(client: Client) -> Weights:
         for inputs, targets in client.train.batches(256):
             loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
             loss.backward()
-    gradient = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in net.named_parameters()}
+    named = net.named_parameters(remove_duplicate=False)
+    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
     net.zero_grad()
     return gradient
 

@@ -9,7 +9,10 @@ takes any `nn.Module` as it is.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Size, Tensor, nn
+
+from potluck.core.modes import mode
 
 
 class GlobalPool(nn.Module):
@@ -91,6 +94,14 @@ def intermediate_names(net: nn.Module) -> frozenset[str]:
     inner = staged.stages[staged.extractor_stages :]
     ours = {id(parameter) for parameter in inner.parameters()}
     return frozenset(name for name, parameter in staged.named_parameters() if id(parameter) in ours)
+
+
+def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
+    """Shapes of one example's features, before and after the intermediate layers."""
+    parts = split(net)
+    with mode(net, training=False), torch.no_grad():
+        s_in = parts.extractor(torch.zeros(1, *input_shape))
+        return s_in.shape[1:], parts.intermediate(s_in).shape[1:]
 
 
 def classifier_names(net: nn.Module) -> frozenset[str]:

@@ -8,6 +8,7 @@ Lines of the Limits section, one each; overrides are dotted keys as on the comma
     [overrides] reaches the optimum                        of two quadratics, with full and partial participation
     [overrides] misses the optimum                         of two quadratics, with full participation
     [overrides] descends the gradient                      one full-batch step is a step on everyone's data
+    [overrides] counts a twin as twice the data            with full batches, a copy of a client is a double weight
 
 WORLD is a list of `key=value` for `potluck.testing.worlds.World`.
 """
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.errors import ConfigError
+from potluck.core.examples import Examples
 from potluck.core.method import Method
 from potluck.core.weights import Weights, weights_of
 from potluck.engines.inprocess import InProcessEngine
@@ -40,7 +42,8 @@ from potluck.testing.worlds import (
 
 _LINE = re.compile(
     r"^(?P<mine>(?:\S+=\S+ )*)"
-    r"(?P<verb>equals|approaches|stays at rest|reaches the optimum|misses the optimum|descends the gradient)"
+    r"(?P<verb>equals|approaches|stays at rest|reaches the optimum|misses the optimum"
+    r"|descends the gradient|counts a twin as twice the data)"
     r"(?P<theirs>(?: (?!on )\S+)*)(?: on (?P<world>.+))?$"
 )
 
@@ -163,6 +166,21 @@ def _descends(limit: Limit) -> None:
         assert gap < 1e-5, f"{limit.text}: off a gradient step by {gap:.2e}"
 
 
+def _counts_twins(limit: Limit) -> None:
+    """Two clients with the same data weigh as one client with that data twice."""
+    method = quick(limit.method, limit.mine, batch_size=10**6)
+    federation = toy_federation(World(clients=2, architectures=1))
+    one, two = federation.sites.values()
+    doubled = Examples(two.train.inputs.repeat(2, 1), two.train.targets.repeat(2))
+    twins = {0: one, 1: two, 2: replace(two, id=2)}
+    heavy = {0: one, 1: replace(two, train=doubled)}
+    models: list[Weights] = []
+    for sites in (twins, heavy):
+        engine = InProcessEngine(method, replace(federation, sites=sites))
+        models.append(weights_of(engine.inference_model(play(engine, limit.world.rounds), 0)))
+    _assert_same(*models, exact=False, where=limit.text)
+
+
 _VERIFY = {
     "equals": _compare,
     "approaches": _compare,
@@ -170,4 +188,5 @@ _VERIFY = {
     "reaches the optimum": _reaches,
     "misses the optimum": _misses,
     "descends the gradient": _descends,
+    "counts a twin as twice the data": _counts_twins,
 }
