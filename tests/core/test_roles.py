@@ -31,7 +31,9 @@ def test_the_tasks_objective_is_the_criterion_on_the_outputs():
 
 def test_every_fit_of_the_server_has_its_own_key():
     keys = []
-    server = Server({}, torch.Generator(), None, 2, lambda *_, **__: None, lambda fit, key: keys.append(key), Key((1,)))
+    server = Server(
+        {}, torch.Generator(), None, 2, (1,), lambda *_, **__: None, lambda fit, key: keys.append(key), Key((1,))
+    )
 
     class Request:
         done = False

@@ -41,7 +41,7 @@ def server(world):
     def build(architecture=None, *, rate=1.0):
         return world.build(architecture, Key(("initial", architecture or world.server_architecture)), rate)
 
-    return Server(world.roster, torch.Generator(), None, 2, build, lambda fit, key: None, Key(()))
+    return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()))
 
 
 def client(world, id=0, value=0.0):
