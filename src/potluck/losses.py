@@ -27,3 +27,30 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor, present: Tensor) -> Te
         present: bool (classes,), the classes this client holds.
     """
     return F.cross_entropy(logits.masked_fill(~present, 0.0), targets)
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of a student to a teacher's probabilities, mean over the batch.
+
+    Its gradient in the student is that of KL(teacher || student); the value differs by the teacher's entropy.
+
+    Args:
+        logits: the student's, (batch, classes).
+        targets: the teacher's probabilities, (batch, classes); no gradient flows into them.
+    """
+    return -(targets.detach() * F.log_softmax(logits, 1)).sum(1).mean()
+
+
+def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(teacher || student) of softened predictions, times temperature squared; mean over the batch, sum over classes.
+
+    The square keeps the gradient's size as the temperature grows (Hinton, Vinyals, Dean 2015, section 2).
+
+    Args:
+        logits: the student's, (batch, classes).
+        teacher_logits: the teacher's, (batch, classes); no gradient flows into them.
+        temperature: both are divided by it before the softmax.
+    """
+    student = F.log_softmax(logits / temperature, 1)
+    teacher = F.log_softmax(teacher_logits.detach() / temperature, 1)
+    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)

@@ -246,3 +246,12 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_digest(potluck, tmp_path
 def rounds_written(parent: Path) -> int:
     files = list(parent.glob("*/rounds.jsonl"))
     return files[0].read_text().count("\n") if files else 0
+
+
+@pytest.mark.slow
+def test_the_demonstration_teaches_five_networks_to_read_digits(potluck, tmp_path):
+    outcome = potluck("run")
+    assert outcome.code == 0, outcome.err
+    last = json.loads((only_run(tmp_path) / "rounds.jsonl").read_text().splitlines()[-1])
+    assert last["accuracy_personal_mean"] > 0.9
+    assert len(last["accuracy_personal_by_architecture"]) == 5

@@ -107,6 +107,32 @@ def test_batches_are_all_examples_in_order(count, size):
     assert all(len(inputs) == size for inputs, _ in batches[:-1])
 
 
+@given(st.integers(2, 10), st.integers(2, 12))
+def test_a_last_batch_is_never_one_example(count, size):
+    sizes = [len(targets) for _, targets in Examples(INPUTS, TARGETS).take(torch.arange(count)).batches(size)]
+    assert min(sizes) > 1
+    assert max(sizes) <= size + 1
+
+
+def test_examples_come_one_by_one_if_asked_for(examples):
+    assert [len(targets) for _, targets in examples.batches(1)] == [1] * 10
+
+
+@pytest.mark.usefixtures("global_generator_unchanged")
+def test_batches_may_be_shuffled_by_a_generator(examples):
+    def order(seed):
+        batches = examples.batches(4, shuffle=torch.Generator().manual_seed(seed))
+        return [label for _, targets in batches for label in targets.tolist()]
+
+    assert sorted(order(1)) == TARGETS.tolist() != order(1)
+    assert order(1) == order(1) != order(2)
+
+
+def test_shuffled_inputs_keep_their_targets(examples):
+    for inputs, targets in examples.batches(3, shuffle=torch.Generator()):
+        assert torch.equal(10 * inputs.flatten().long(), targets)
+
+
 def test_the_input_shape_is_that_of_a_prepared_input():
     def prepare(inputs, rng):
         return inputs.float().view(-1, 1, 1).expand(-1, 3, 2)

@@ -84,6 +84,10 @@ def test_a_rate_is_asked_of_the_builder_and_a_full_one_is_not():
     assert world.build("large", Key((1,)), 1.0).out_features == 9
 
 
+def test_the_input_shape_is_that_of_the_clients():
+    assert federation(site(3), site(0)).input_shape == (2,)
+
+
 @pytest.mark.parametrize("capacity", [0.0, -1.0, 1.01, float("nan")])
 def test_a_capacity_is_a_share(capacity):
     with pytest.raises(ValueError, match=rf"^capacity of client 4: expected above 0 and at most 1, found {capacity}$"):

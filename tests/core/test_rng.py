@@ -1,5 +1,6 @@
 from enum import IntEnum
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -57,6 +58,18 @@ def test_equal_keys_have_equal_seeds():
 
     assert Key((Client.THIRD,)) == Key((3,))
     assert Key((Client.THIRD,)).seed == Key((3,)).seed
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, int])
+def test_whole_numbers_of_any_kind_are_one_part(kind):
+    assert Key((kind(3),)) == Key((3,))
+    assert Key((kind(3),)).seed == Key((3,)).seed
+
+
+@pytest.mark.parametrize("part", [1.5, None, (1,)])
+def test_a_part_is_a_whole_number_or_text(part):
+    with pytest.raises(TypeError):
+        Key((part,))
 
 
 def test_order_of_draws_does_not_matter():

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -5,10 +7,10 @@ from torch import nn
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.message import Message
-from potluck.core.method import Need
+from potluck.core.method import Need, runs_on_client
 from potluck.core.rng import Key
 from potluck.core.roles import Client, Replies, Server
-from potluck.core.sharing import Sharing
+from potluck.core.sharing import SharesWeights, Sharing
 from potluck.core.weights import buffers_of, load, parameters_of
 
 EXAMPLES = Examples(torch.arange(16.0).view(8, 2), torch.zeros(8, dtype=torch.int64))
@@ -164,3 +166,32 @@ def test_a_global_model_needs_the_buffers(buffers):
     sharing = Sharing(buffers=buffers)
     host = server(federation("shallow"))
     assert sharing.global_model(sharing.initial(host), host) is None
+
+
+@dataclass(frozen=True)
+class State:
+    pool: dict
+
+
+@dataclass(frozen=True)
+class Shares(SharesWeights[State]):
+    """Only its inference half matters here."""
+
+    sharing: Sharing = Sharing()
+
+
+def test_a_method_that_shares_weights_is_judged_by_what_the_pool_holds():
+    world, method = federation("shallow", "shallow"), Shares()
+    host = server(world)
+    state = State(method.sharing.initial(host))
+    state.pool["all"]["first.weight"].fill_(7)
+    one = client(world, 1)
+    model = method.inference_model(one, method.inference_message(state, 1, host))
+    assert model.first.weight.unique().tolist() == [7.0]
+    assert method.global_model(state, host).first.weight.unique().tolist() == [7.0]
+    assert runs_on_client(method.inference_model)
+
+
+def test_a_method_that_shares_weights_keeps_no_model_and_needs_what_its_scope_needs():
+    assert not Shares.keeps_model
+    assert Shares(Sharing("model")).needs() == {Need.ONE_ARCHITECTURE}

@@ -16,8 +16,10 @@ DTYPES = [
     torch.float32,
     torch.float16,
     torch.bfloat16,
+    torch.complex64,
     torch.int64,
     torch.int32,
+    torch.int16,
     torch.int8,
     torch.uint8,
     torch.bool,
@@ -140,6 +142,12 @@ def test_parameters_arrive_as_plain_tensors():
     assert not back.requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_rarer_types_come_back_too(dtype):
+    tensor = torch.arange(8, dtype=torch.uint8).view(dtype)
+    assert same(unpack(pack(tensor)), tensor)
+
+
 def test_conjugated_views_arrive_with_their_values():
     tensor = torch.tensor([1 + 2j]).conj()
     assert torch.equal(unpack(pack(tensor)), tensor)
@@ -167,8 +175,9 @@ def test_a_leaf_that_cannot_cross_is_refused_with_its_place(tree, complaint):
         torch.eye(2).to_sparse(),
         torch.empty(2, device="meta"),
         torch.zeros(2, dtype=torch.complex128),
+        torch.zeros(2, dtype=torch.uint8).view(torch.bits8),
     ],
-    ids=["sparse", "meta", "complex128"],
+    ids=["sparse", "meta", "complex128", "bits8"],
 )
 def test_a_tensor_that_cannot_cross_is_refused_with_its_place(tensor):
     with pytest.raises(WireError, match=r"tree\.a"):

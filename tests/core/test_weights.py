@@ -19,6 +19,7 @@ from potluck.core.weights import (
     pick,
     plus,
     weights_of,
+    without_conflict,
     zeros_like,
 )
 
@@ -272,6 +273,48 @@ def test_pick_matches_by_name_and_shape():
     weights = {"same": torch.zeros(2), "wider": torch.zeros(3), "unknown": torch.zeros(2)}
     shapes = {"same": torch.Size([2]), "wider": torch.Size([2]), "missing": torch.Size([1])}
     assert list(pick(weights, shapes)) == ["same"]
+
+
+PAIRS = st.tuples(finite, finite).map(torch.tensor)
+
+
+def test_a_gradient_in_conflict_is_projected():
+    # g = (-3, 1), o = (1, 0): <o, g> = -3 and <o, o> = 1, so g + 3 o = (0, 1). g = (2, 1) does not oppose o.
+    other = {"w": torch.tensor([1.0, 0.0])}
+    assert without_conflict({"w": torch.tensor([-3.0, 1.0])}, other)["w"].tolist() == [0.0, 1.0]
+    assert without_conflict({"w": torch.tensor([2.0, 1.0])}, other)["w"].tolist() == [2.0, 1.0]
+
+
+@given(PAIRS, PAIRS)
+def test_a_projected_gradient_opposes_nothing_and_moves_along_the_other_alone(gradient, other):
+    projected = without_conflict({"w": gradient}, {"w": other})["w"]
+    scale = float(gradient.norm() * other.norm()) + 1e-6
+    assert float(projected @ other) >= -1e-4 * scale
+    moved = projected - gradient
+    assert abs(float(moved[0] * other[1] - moved[1] * other[0])) <= 1e-4 * scale
+    if float(gradient @ other) >= 0:
+        assert torch.equal(projected, gradient)
+
+
+def test_nothing_is_opposed_where_the_other_vanishes():
+    gradient = {"w": torch.tensor([1.0, -2.0])}
+    assert torch.equal(without_conflict(gradient, {"w": torch.zeros(2)})["w"], gradient["w"])
+
+
+@pytest.mark.parametrize(
+    ("granularity", "expected"),
+    [
+        # Two kernels (-1, 0) and (1, 0) in one tensor, and a tensor (-3, 0), against ones: inner products -1, 1, -3.
+        ("kernel", ([-0.5, 0.5], [1.0, 0.0], [-1.5, 1.5])),
+        ("tensor", ([-1.0, 0.0], [1.0, 0.0], [-1.5, 1.5])),
+        ("whole", ([-0.5, 0.5], [1.5, 0.5], [-2.5, 0.5])),
+    ],
+)
+def test_conflicts_are_looked_for_at_the_granularity_asked_for(granularity, expected):
+    gradients = {"k": torch.tensor([-1.0, 0.0, 1.0, 0.0]).view(2, 1, 1, 2), "w": torch.tensor([-3.0, 0.0])}
+    others = {name: torch.ones_like(tensor) for name, tensor in gradients.items()}
+    found = without_conflict(gradients, others, granularity)
+    assert [*found["k"].view(2, 2).tolist(), found["w"].tolist()] == [pytest.approx(e) for e in expected]
 
 
 def test_sums_and_differences_go_by_name():

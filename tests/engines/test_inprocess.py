@@ -254,13 +254,13 @@ def test_a_client_finds_its_own_site(play):
     class Tells(Asks):
         @on_client
         def work(self, client, message):
-            return Message(
-                id=client.id, capacity=client.capacity, classes=client.num_classes, labels=client.train.labels
-            )
+            inputs, _ = next(client.train.batches(8))
+            return Message(id=client.id, capacity=client.capacity, classes=client.num_classes, inputs=inputs)
 
-    _, replies, _ = play(Tells())
+    engine, replies, _ = play(Tells())
     assert [(r["id"], r["capacity"], r["classes"]) for r in replies.values()] == [(i, 1 / (1 + i), 2) for i in IDS]
-    assert all(len(reply["labels"]) == 8 for reply in replies.values())
+    for id, reply in replies.items():
+        assert torch.equal(reply["inputs"], next(engine.federation.sites[id].train.batches(8))[0])
 
 
 def test_a_model_goes_on_from_where_it_was_left(play):

@@ -58,6 +58,7 @@ def test_a_record_larger_than_the_cap_is_kept(tmp_path):
     store = ClientStore(tmp_path, cap_bytes=1)
     store.write(0, b"large")
     assert store.read(0) == b"large"
+    assert names(tmp_path) == []
 
 
 def test_a_record_on_disk_is_replaced(tmp_path):

@@ -169,6 +169,12 @@ def test_the_first_step_of_adam_is_one_learning_rate():
     assert trained(scalar(2.0), square, line(3.0), LocalTraining(lr=0.25)).weight.item() == pytest.approx(1.75)
 
 
+@pytest.mark.parametrize(("decay", "expected"), [(0.0, 2.0), (0.5, 1.75)])
+def test_weight_decay_is_a_gradient_for_adam_too(decay, expected):
+    training = LocalTraining(lr=0.25, weight_decay=decay)
+    assert trained(scalar(2.0), square, line(0.0), training).weight.item() == pytest.approx(expected)
+
+
 def test_adam_has_its_usual_betas():
     # Gradients 2 w: g = 4, then 3 after a step of 0.5. m = 0.1 * (0.9 * 4 + 3) / 0.19, v = 0.001 * (0.999 * 16 + 9)
     # / 0.001999, and the second step is 0.5 * m / sqrt(v).
@@ -305,6 +311,19 @@ def test_what_is_not_trainable_keeps_its_bits(training):
     net = trained(training=training, trainable=("1.",))
     before, after = parameters_of(deep()), parameters_of(net)
     assert {name for name in after if not torch.equal(after[name], before[name])} == {"1.weight", "1.bias"}
+
+
+def test_gradients_are_asked_for_where_they_are_needed():
+    switches = []
+
+    def noted(net, batch, extras):
+        switches.append([parameter.requires_grad for parameter in net.parameters()])
+        return task(net, batch, extras)
+
+    net = deep()
+    net[1].bias.requires_grad_(False)
+    trained(net, noted, trainable=("1.",), training=LocalTraining(steps=1))
+    assert switches == [[False, False, True, True]]
 
 
 def test_hooks_see_trainable_weights_only():
@@ -479,6 +498,20 @@ def test_only_what_the_last_epoch_visited_is_kept():
 def test_every_example_may_be_kept():
     found = [row for k in range(60) for row in rows_of(kept_of(2, 6, Key((k,))), 6)]
     assert all(10 <= found.count(row) <= 30 for row in range(6))  # 20 expected; four standard deviations are 15
+
+
+def test_kept_examples_come_from_all_of_the_epoch():
+    batches = set()
+    for k in range(20):
+        calls = []
+
+        def counted(net, batch, extras, calls=calls):
+            calls.append(len(batch[0]))
+            return task(net, batch, extras), {"call": torch.full((len(batch[0]),), len(calls))}
+
+        fit = Fit(deep(), counted, cloud(10), LocalTraining(batch_size=4), keep=2)
+        batches.update(train(fit, Key((k,))).kept["call"].tolist())
+    assert batches == {1, 2, 3}
 
 
 @pytest.mark.usefixtures("global_generator_unchanged")

@@ -76,6 +76,8 @@ class Fit:
             extras to the gradient that the optimiser takes. Default: their sum.
         after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
         trainable: prefixes of the parameter names to train; None for all.
+        turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
+            after the other on each batch, each with its own optimiser, instead of together.
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
     """
 
@@ -87,10 +89,13 @@ class Fit:
     combine: Combine | None = None
     after_step: AfterStep | None = None
     trainable: tuple[str, ...] | None = None
+    turns: Sequence[tuple[str, ...]] | None = None
     keep: int = 0
     done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        if self.turns is not None and len(self.turns) != len(self.losses):
+            raise ValueError(f"turns: expected one for each of {len(self.losses)} objectives, found {len(self.turns)}")
         if (built := _built.get()) is not None:
             built.append(self)
 
@@ -101,7 +106,8 @@ class Fit:
 
     def trains(self, name: str) -> bool:
         """Whether the parameter of this name is to be trained."""
-        return self.trainable is None or name.startswith(self.trainable)
+        chosen = self.trainable is None or name.startswith(self.trainable)
+        return chosen and (self.turns is None or any(name.startswith(prefixes) for prefixes in self.turns))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Local training: how a `Fit` is carried out, one client at a time."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import batch_norms
 from potluck.core.examples import Batch
-from potluck.core.fit import Fit, FitReport, LocalTraining, Observed
+from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
@@ -28,11 +28,13 @@ def train(fit: Fit, key: Key) -> FitReport:
     epochs = schedule(len(fit.data), fit.training, key.fold("order"), bool(batch_norms(fit.net)))
     order = [positions for epoch in epochs for positions in epoch]
     observer = _Observer.of_last_epoch(fit, epochs, key.fold("keep"))
-    with isolated(key.fold("forward")), _training(fit) as learner:
-        losses = [
-            learner.step(fit.data.batch(positions, key.fold("augment", step)), observer, step, positions)
-            for step, positions in enumerate(order)
-        ]
+    losses: list[Tensor] = []
+    with isolated(key.fold("forward")), _training(fit) as turns:
+        for step, positions in enumerate(order):
+            batch = fit.data.batch(positions, key.fold("augment", step))
+            steps = [turn.step(batch) for turn in turns]
+            observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
+            losses.append(steps[0][0])
     fit.done = True
     loss = float(torch.stack(losses).mean())
     return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
@@ -89,17 +91,17 @@ class _Observer:
 
 
 @dataclass
-class _Learner:
-    """A net with its optimiser for the length of one fit."""
+class _Turn:
+    """Objectives that step together, and the weights and optimiser of their own that they step with."""
 
     fit: Fit
+    objectives: tuple[Objective, ...]
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
 
-    def step(self, batch: Batch, observer: _Observer, step: int, positions: Tensor) -> Tensor:
-        """One optimiser step; the first objective's loss, detached."""
+    def step(self, batch: Batch) -> tuple[Tensor, Observed]:
+        """One optimiser step; the first objective's loss, detached, and what was observed."""
         losses, observed = self._losses(batch)
-        observer.see(step, positions, observed)
         self.optimizer.zero_grad(set_to_none=True)
         if self.fit.combine is None:
             torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
@@ -109,13 +111,13 @@ class _Learner:
             nn.utils.clip_grad_norm_(self.weights.values(), self.fit.training.clip_norm)
         self.optimizer.step()
         self._correct()
-        return losses[0].detach()
+        return losses[0].detach(), observed
 
     def _losses(self, batch: Batch) -> tuple[list[Tensor], Observed]:
         """Each objective's loss on a batch, and what all of them observed."""
         losses: list[Tensor] = []
         observed: Observed = {}
-        for objective in self.fit.losses:
+        for objective in self.objectives:
             result = objective(self.fit.net, batch, self.fit.extras)
             loss, seen = (result, {}) if isinstance(result, Tensor) else result
             losses.append(loss)
@@ -153,22 +155,32 @@ class _Learner:
 
 
 @contextmanager
-def _training(fit: Fit) -> Generator[_Learner]:
-    """Training mode, gradients for the trainable parameters only, a fresh optimiser; undone afterwards."""
+def _training(fit: Fit) -> Generator[list[_Turn]]:
+    """Training mode, gradients for the trainable parameters only, fresh optimisers; undone afterwards."""
     parameters = dict(fit.net.named_parameters())
-    weights = {name: parameter for name, parameter in parameters.items() if fit.trains(name)}
-    if not weights:
-        raise ValueError(f"no parameter's name starts with {fit.trainable}; there is nothing to train")
+    turns = list(_turns(fit, {name: parameter for name, parameter in parameters.items() if fit.trains(name)}))
     before = {name: parameter.requires_grad for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
-        parameter.requires_grad_(name in weights)
+        parameter.requires_grad_(fit.trains(name))
     try:
         with mode(fit.net, training=True):
-            yield _Learner(fit, weights, _optimizer(fit.training, list(weights.values())))
+            yield turns
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])
             parameter.grad = None
+
+
+def _turns(fit: Fit, trainable: dict[str, nn.Parameter]) -> Iterator[_Turn]:
+    """One turn for all objectives, or one for each."""
+    plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
+    if fit.turns is not None:
+        plan = [((objective,), prefixes) for objective, prefixes in zip(fit.losses, fit.turns, strict=True)]
+    for objectives, prefixes in plan:
+        mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
+        if not mine:
+            raise ValueError(f"no parameter's name starts with {prefixes}; there is nothing to train")
+        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())))
 
 
 def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
