@@ -124,7 +124,7 @@ def test_engines_import_core_and_themselves(path):
 
 @pytest.mark.parametrize("path", files("analysis"))
 def test_analysis_reads_records_and_nothing_else(path):
-    may_import_only(path, "potluck.analysis", "potluck.core.errors")
+    may_import_only(path, "potluck.analysis", "potluck.core.digest", "potluck.core.errors", "potluck.records")
 
 
 @pytest.mark.parametrize("path", files("experiment"))

@@ -1,13 +1,10 @@
 import hashlib
 import json
-from dataclasses import fields
 
 import pytest
 
-from potluck.analysis import read
 from potluck.analysis.read import chosen, find_runs, last, read_run
 from potluck.core.errors import CheckpointError
-from potluck.experiment import evaluate, records, run
 from potluck.experiment import folder as run_folder
 from potluck.experiment.config import resolve
 
@@ -71,16 +68,6 @@ def test_the_hash_is_that_of_the_experiment_whatever_the_folder_is_called(tmp_pa
     run = read_run(renamed)
     assert run.hash8 == experiment.hash8
     assert folder.name.endswith(f"-{run.method}-{run.dataset}-s{run.seed}-{run.hash8}")
-
-
-def test_what_is_read_is_what_runs_write():
-    assert {spec.name for spec in fields(read.StoredRound)} <= {spec.name for spec in fields(records.RoundRecord)}
-    written = {"round", *(spec.name for spec in fields(evaluate.ClientScore))}
-    assert {spec.name for spec in fields(read.StoredClient)} == written
-    assert read.SCHEMA_VERSION == records.SCHEMA_VERSION
-    assert (read.CONFIG, read.MANIFEST) == (run_folder.CONFIG, run_folder.MANIFEST)
-    assert (read.ROUNDS, read.CLIENTS) == (run.ROUNDS, run.CLIENTS)
-    assert read.CHECKPOINT.parts == (run.CHECKPOINT, "last.json")
 
 
 def test_the_digests_are_those_of_the_run(store_run):

@@ -75,6 +75,18 @@ def test_trainable_names_are_prefixes():
     assert not fit(trainable=()).trains("head.weight")
 
 
+def test_turns_name_what_is_trained_within_what_is_trainable():
+    some = fit(objectives=[loss, loss], turns=[("a.",), ("b.", "c.")])
+    assert [name for name in ("a.w", "b.w", "c.w", "d.w") if some.trains(name)] == ["a.w", "b.w", "c.w"]
+    narrower = fit(trainable=("b.",), turns=[("a.", "b.")])
+    assert [name for name in ("a.w", "b.w", "c.w", "d.w") if narrower.trains(name)] == ["b.w"]
+
+
+def test_there_is_one_turn_an_objective():
+    with pytest.raises(ValueError, match=r"^turns: expected one for each of 2 objectives, found 1$"):
+        fit(objectives=[loss, loss], turns=[("a.",)])
+
+
 def test_fits_built_while_watched_are_seen():
     unseen = fit()
     with watching() as built:

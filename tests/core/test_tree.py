@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.core.digest import digest
 from potluck.core.errors import WireError
-from potluck.core.tree import digest, pack, unpack
+from potluck.core.tree import pack, unpack
 
 DTYPES = [
     torch.float64,

@@ -2,8 +2,8 @@ import gc
 
 import pytest
 
+from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.core.tree import digest
 from potluck.engines.stores import ClientStore, write_atomically
 
 

@@ -391,6 +391,60 @@ def test_two_nets_train_as_one():
     assert [pair[name].weight.item() for name in pair] == pytest.approx([1.6, 3.2])
 
 
+# Turns
+
+
+def pair():
+    """Two nets of one weight each."""
+    return nn.ModuleDict({"one": scalar(2.0), "other": scalar(4.0)})
+
+
+def gap(net, batch, extras):
+    """Mean of (w1 x - w2 x)^2, which pulls each weight to the other."""
+    return (net["one"](batch[0]) - net["other"](batch[0])).square().mean()
+
+
+def test_objectives_step_one_after_the_other_each_on_weights_of_its_own():
+    # Gradients 2 (w1 - w2) and 2 (w2 - w1): 2 - 0.1 * 2 * (2 - 4) = 2.4, and then 4 - 0.1 * 2 * (4 - 2.4) = 3.68.
+    net = trained(pair(), [gap, gap], line(1.0), turns=[("one.",), ("other.",)])
+    assert [net[name].weight.item() for name in net] == pytest.approx([2.4, 3.68])
+
+
+def test_every_turn_has_an_optimiser_of_its_own():
+    # Momentum 0.5 and constant gradients 1 and 10: after two steps each weight went 0.1 * (1 + 1.5) gradients.
+    def constant(name, slope):
+        return lambda net, batch, extras: slope * net[name](batch[0]).sum()
+
+    training = LocalTraining(optimizer="sgd", lr=0.1, momentum=0.5, steps=2)
+    objectives = [constant("one", 1), constant("other", 10)]
+    net = trained(pair(), objectives, line(1.0), training, turns=[("one.",), ("other.",)])
+    assert [net[name].weight.item() for name in net] == pytest.approx([2 - 0.25, 4 - 2.5])
+
+
+def test_every_turn_may_observe_and_the_first_ones_loss_is_reported():
+    def noted(name):
+        return lambda net, batch, extras: (gap(net, batch, extras), {name: batch[0]})
+
+    turns = [("one.",), ("other.",)]
+    report = train(Fit(pair(), [noted("a"), noted("b")], line(1.0, 2.0, 3.0), SGD, turns=turns, keep=2), KEY)
+    assert torch.equal(report.kept["a"], report.kept["b"])
+    assert len(report.kept["a"]) == 2
+    assert report.loss == pytest.approx((2 - 4) ** 2 * 14 / 3)
+    assert report.steps == 1
+
+
+def test_what_no_turn_trains_keeps_its_bits():
+    net = trained(pair(), [gap], line(1.0), turns=[("other.",)])
+    assert net["one"].weight.item() == 2.0
+    assert net["other"].weight.item() == pytest.approx(3.6)
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_a_turn_that_trains_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"^no parameter's name starts with \('third',\); there is nothing to train$"):
+        trained(pair(), [gap, gap], line(1.0), turns=[("one.",), ("third",)])
+
+
 # Randomness
 
 

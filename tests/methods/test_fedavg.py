@@ -51,6 +51,13 @@ def test_gradients_are_clipped_to_the_limit(play, lines):
     assert weight.item() == pytest.approx(3 * 0.1 * 2)
 
 
+def test_the_norm_that_is_clipped_is_that_of_all_layers_together(play, clouds):
+    run = play(FedAvg(LocalTraining("sgd", lr=0.1, batch_size=64, clip_norm=0.02)), clouds("mlp3"))
+    before, after = (state.pool["all"] for state in run.states)
+    way = torch.cat([(after[name] - before[name]).flatten() for name in after])
+    assert way.norm().item() == pytest.approx(0.1 * 0.02, rel=1e-3)
+
+
 def test_clients_count_by_examples_and_not_by_batches(play, clouds):
     run = play(FedAvg(LocalTraining(batch_size=4, epochs=2)), clouds("mlp2", "mlp2"))
     assert [reply["examples"] for reply in run.wire.replied["local_update"][0].values()] == [12, 20]

@@ -1,6 +1,5 @@
 """Stored runs: what a run's folder holds, checked while it is read, and the two rounds that headlines come from."""
 
-import hashlib
 import json
 import tomllib
 from collections.abc import Iterable
@@ -8,53 +7,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-
-SCHEMA_VERSION = 1
-CONFIG, MANIFEST, ROUNDS, CLIENTS = "config.toml", "manifest.json", "rounds.jsonl", "clients.jsonl"
-CHECKPOINT = Path("checkpoint") / "last.json"
+from potluck.records import (
+    CHECKPOINT,
+    CLIENTS,
+    CONFIG,
+    LAST,
+    MANIFEST,
+    ROUNDS,
+    SCHEMA_VERSION,
+    Checkpoint,
+    ClientRecord,
+    RoundRecord,
+    check_is_run,
+    experiment_hash,
+)
 
 Record = TypeVar("Record")
-
-
-@dataclass(frozen=True)
-class StoredRound:
-    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was judged."""
-
-    round: int
-    failed: dict[str, str]
-    bytes_down: int
-    bytes_up: int
-    bytes_down_by_entry: dict[str, int]
-    bytes_up_by_entry: dict[str, int]
-    bytes_evaluation: int
-    accuracy_validation_mean: float | None
-    accuracy_personal_mean: float | None
-    accuracy_personal_std: float | None
-    accuracy_personal_worst: float | None
-    accuracy_personal_by_architecture: dict[str, float] | None
-    accuracy_common_mean: float | None
-    accuracy_common_by_architecture: dict[str, float] | None
-    accuracy_global: float | None
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether models were judged after this round."""
-        return self.accuracy_personal_by_architecture is not None
-
-
-@dataclass(frozen=True)
-class StoredClient:
-    """One line of `clients.jsonl`: how one client's model did after one evaluated round."""
-
-    round: int
-    client: int
-    architecture: str
-    examples_train: int
-    examples_test: int
-    accuracy_personal: float | None
-    accuracy_common: float | None
-    accuracy_validation: float | None
 
 
 @dataclass(frozen=True)
@@ -83,8 +53,8 @@ class StoredRun:
     hash8: str
     config: dict[str, Any]
     manifest: dict[str, Any]
-    rounds: tuple[StoredRound, ...]
-    clients: tuple[StoredClient, ...]
+    rounds: tuple[RoundRecord, ...]
+    clients: tuple[ClientRecord, ...]
     digests: dict[str, str]
 
     @property
@@ -96,14 +66,6 @@ class StoredRun:
     def rounds_planned(self) -> int:
         """How many rounds the configuration asks for."""
         return self.config["run"]["rounds"]
-
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    """The last round that a run's checkpoint has complete, and the digest of what was computed until then."""
-
-    round: int
-    digest: str
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -132,24 +94,20 @@ def read_run(folder: Path) -> StoredRun:
     Raises:
         CheckpointError: it is not a run, has no finished round, is damaged, or has another version's schema.
     """
-    missing = [name for name in (CONFIG, MANIFEST) if not (folder / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"{folder} is not a run: it has no {' and no '.join(missing)}; expected a folder that `potluck run` made"
-        )
+    check_is_run(folder)
     manifest = _manifest(folder / MANIFEST)
     config = _config(folder / CONFIG)
-    checkpoint = _checkpoint(folder / CHECKPOINT)
+    checkpoint = Checkpoint.read(folder / CHECKPOINT / LAST)
     rounds = _finished(folder / ROUNDS, checkpoint)
-    clients = [line for line in _lines(folder / CLIENTS, StoredClient) if line.round <= len(rounds)]
-    digests = {name: _digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS) if (folder / name).is_file()}
+    clients = [line for line in _lines(folder / CLIENTS, ClientRecord) if line.round <= len(rounds)]
+    digests = {name: digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS) if (folder / name).is_file()}
     return StoredRun(
         folder=folder,
         name=folder.resolve().name,
         method=Path(config["method"]["name"]).stem,
         dataset=Path(config["federation"]["dataset"]).stem,
         seed=config["run"]["seed"],
-        hash8=_hash8(config),
+        hash8=experiment_hash(config),
         config=config,
         manifest=manifest,
         rounds=tuple(rounds),
@@ -158,12 +116,12 @@ def read_run(folder: Path) -> StoredRun:
     )
 
 
-def last(run: StoredRun) -> StoredRound | None:
+def last(run: StoredRun) -> RoundRecord | None:
     """The last evaluated round; None if no round was evaluated."""
     return next((record for record in reversed(run.rounds) if record.evaluated), None)
 
 
-def chosen(run: StoredRun) -> StoredRound | None:
+def chosen(run: StoredRun) -> RoundRecord | None:
     """The first round with the best mean validation accuracy; None if there was nothing to validate on.
 
     Test accuracies have no say in it.
@@ -218,25 +176,9 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _checkpoint(path: Path) -> _Checkpoint | None:
-    """The run's checkpoint; None where it was cleared away, for records can be read without."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-        seal = content.pop("seal")
-        if seal != _digest(json.dumps(content, sort_keys=True).encode()):
-            raise ValueError("its content does not match its seal")
-        clients = sorted((int(client), file) for client, file in content["clients"].items())
-        computed = json.dumps([content["round"], content["state"], clients])
-        return _Checkpoint(content["round"], _digest(computed.encode()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, error) from error
-
-
-def _finished(path: Path, checkpoint: _Checkpoint | None) -> list[StoredRound]:
+def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
     """The rounds that count: a killed run may have recorded one that its checkpoint does not have."""
-    recorded = _lines(path, StoredRound)
+    recorded = _lines(path, RoundRecord)
     if [record.round for record in recorded] != list(range(1, len(recorded) + 1)):
         raise CheckpointError(f"{path} is damaged: its rounds are not 1, 2, 3 and so on; restore it, or run again")
     if checkpoint and checkpoint.round > len(recorded):
@@ -270,16 +212,3 @@ def _damaged(path: Path, error: Exception, line: int | None = None) -> Checkpoin
     place = f"{path}, line {line}," if line else f"{path}"
     reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
     return CheckpointError(f"{place} is damaged: {reason}; restore it, or run again")
-
-
-def _hash8(config: dict[str, Any]) -> str:
-    """The hash in the folder's name, from the configuration, because folders are renamed."""
-    shared = {
-        **config,
-        "run": {key: value for key, value in config["run"].items() if key not in ("seed", "rounds")},
-    }
-    return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -11,8 +11,9 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from potluck.analysis.groups import group, labels
-from potluck.analysis.read import StoredRound, StoredRun, chosen, last
+from potluck.analysis.read import StoredRun, chosen, last
 from potluck.core.errors import CheckpointError, nearest
+from potluck.records import RoundRecord
 
 BYTES_PER_MEGABYTE = 10**6
 Measure = Literal["personal", "common", "global"]
@@ -57,8 +58,8 @@ class RunRow:
     seed: int
     rounds: int
     rounds_planned: int
-    last: StoredRound | None
-    chosen: StoredRound | None
+    last: RoundRecord | None
+    chosen: RoundRecord | None
     megabytes_down: float
     megabytes_up: float
 
@@ -149,7 +150,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
-def accuracy(record: StoredRound, measure: Measure) -> float | None:
+def accuracy(record: RoundRecord, measure: Measure) -> float | None:
     """One of the three test accuracies: clients' models on their own parts or on the common set, or the server's."""
     if measure == "personal":
         return record.accuracy_personal_mean
@@ -181,7 +182,7 @@ def architecture_table(runs: Sequence[StoredRun]) -> list[ArchitectureRow]:
     ]
 
 
-def personal_of(architecture: str) -> Callable[[StoredRound], float | None]:
+def personal_of(architecture: str) -> Callable[[RoundRecord], float | None]:
     """What reads an architecture's mean accuracy on its clients' own test parts from a round."""
     return lambda record: (record.accuracy_personal_by_architecture or {}).get(architecture)
 
@@ -274,7 +275,7 @@ def target_table(
     return rows
 
 
-def curve(runs: Sequence[StoredRun], value: Callable[[StoredRound], float | None]) -> list[CurvePoint]:
+def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None]) -> list[CurvePoint]:
     """How an accuracy of one experiment grows, at the rounds where every one of its runs has it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
@@ -297,11 +298,11 @@ def _clients_by_architecture(runs: Sequence[StoredRun]) -> dict[str, int]:
     return {}
 
 
-def _common_of(architecture: str) -> Callable[[StoredRound], float | None]:
+def _common_of(architecture: str) -> Callable[[RoundRecord], float | None]:
     return lambda record: (record.accuracy_common_by_architecture or {}).get(architecture)
 
 
-def _headline(records: Iterable[StoredRound | None]) -> Headline:
+def _headline(records: Iterable[RoundRecord | None]) -> Headline:
     known = [record for record in records if record]
     return Headline(
         rounds=tuple(record.round for record in known),

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.records import RoundRecord
 from potluck.experiment.run import Result
+from potluck.records import LOG, RoundRecord
 
 _MEGABYTE = 10**6
 
@@ -73,7 +73,7 @@ def print_result(folder: Path, experiment: Experiment, result: Result) -> None:
         )
     failed = sum(len(record.failed) for record in result.rounds)
     if failed:
-        console.print(f"{failed} client calls failed; see {folder / 'log.txt'}", highlight=False)
+        console.print(f"{failed} client calls failed; see {folder / LOG}", highlight=False)
     console.print(f"Records: {folder}", highlight=False, soft_wrap=True)
     if result.checkpoint:
         console.print(f"Checkpoint digest: {result.checkpoint.digest}", highlight=False)

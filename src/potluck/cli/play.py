@@ -7,9 +7,10 @@ from potluck.cli.display import Progress, print_result
 from potluck.core.errors import ConfigError, PotluckError
 from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.config import Experiment, override, read_toml, resolve
-from potluck.experiment.folder import CONFIG, logging_to, new_folder, note_status, open_folder, write_manifest
+from potluck.experiment.folder import logging_to, new_folder, note_status, open_folder, write_manifest
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.run import Run
+from potluck.records import CONFIG
 
 
 def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 
 import torch
 
@@ -19,8 +20,8 @@ class Key:
     path: tuple[int | str, ...]
 
     def __post_init__(self) -> None:
-        # Subclasses of int and str must not change the draw: their text would.
-        plain = tuple(int(part) if isinstance(part, int) else str(part) for part in self.path)
+        # Other kinds of whole numbers and text must not change the draw: how they print would.
+        plain = tuple(str(part) if isinstance(part, str) else index(part) for part in self.path)
         object.__setattr__(self, "path", plain)
 
     def fold(self, *parts: int | str) -> "Key":

@@ -3,7 +3,6 @@
 Nothing here can run code on arrival: there is no pickle, and what does not fit the format is a WireError.
 """
 
-import hashlib
 import json
 from typing import Any
 
@@ -18,7 +17,12 @@ Tree = Any  # Tensor | int | float | bool | str | None | list | tuple | dict wit
 _HEADER = "potluck"
 _PLAIN = (str, bool, int, float)
 _MALFORMED = (ValueError, TypeError, AttributeError, RuntimeError)  # what false headers and skeletons run into
-_COMPLEX = (torch.complex32, torch.complex64)
+_CARRIED = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+}
 
 
 def pack(tree: Tree) -> bytes:
@@ -50,11 +54,6 @@ def unpack(data: bytes) -> Tree:
         raise WireError(f"not a Potluck message: {error}; expected safetensors written by potluck") from error
 
 
-def digest(data: bytes) -> str:
-    """Hex digest that stands for these bytes in checkpoints and records."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 def _skeleton(node: Tree, tensors: list[Tensor], where: str) -> Any:
     """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's kind."""
     if isinstance(node, Tensor):
@@ -77,10 +76,10 @@ def _skeleton(node: Tree, tensors: list[Tensor], where: str) -> Any:
 
 def _portable(tensor: Tensor, where: str) -> Tensor:
     """A dense tensor in memory of a type that safetensors carries."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+    if tensor.layout != torch.strided or tensor.is_meta:
         raise WireError(f"{where} is a {tensor.layout} tensor on {tensor.device}; expected a dense one with values")
-    if tensor.is_complex() and tensor.dtype not in _COMPLEX:
-        raise WireError(f"{where} is a {tensor.dtype} tensor, which cannot cross the wire; use complex64")
+    if tensor.dtype not in _CARRIED:
+        raise WireError(f"{where} is a {tensor.dtype} tensor, which cannot cross the wire; convert it, say to float32")
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
 
 

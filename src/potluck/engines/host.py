@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from potluck.core.errors import PotluckError
+from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.fit import Fit, FitReport, watching
 from potluck.core.message import Message
@@ -40,12 +41,26 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: the encoded reply, the record to keep (None if there is none), each fit's mean loss."""
+    """What came back.
+
+    Attributes:
+        payload: the encoded reply.
+        record: what the client keeps; None if there is nothing.
+        losses: mean loss of each fit on the client's own training examples.
+    """
 
     client: ClientId
     payload: bytes
     record: bytes | None
     losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What a handler returned, and the data and mean loss of each of its fits."""
+
+    reply: Any
+    fits: list[tuple[Examples, float]]
 
 
 class ClientHost:
@@ -84,9 +99,9 @@ class ClientHost:
         if not runs_on_client(work):
             raise ContractError(f"{handler} is not marked @on_client, so it cannot be sent to clients")
         client = self._open(call.client, call.key)
-        losses: list[float] = []
         with watching() as built, isolated(call.key.fold("handler")):
-            reply = self._drive(work(client, Message.decode(call.payload)), call.key, handler, losses)
+            played = self._drive(work(client, Message.decode(call.payload)), call.key, handler)
+            reply, losses = played.reply, [loss for data, loss in played.fits if data is client.train]
         if any(not fit.done for fit in built):
             raise ContractError(
                 f"{handler} built a Fit on client {call.client} but never yielded it: write `yield Fit(...)`"
@@ -97,20 +112,21 @@ class ClientHost:
             )
         return Answer(call.client, reply.encode(), self._record(client), tuple(losses))
 
-    def _drive(self, work: ClientWork, key: Key, handler: str, losses: list[float]) -> Any:
+    def _drive(self, work: ClientWork, key: Key, handler: str) -> "_Played":
         """Play a handler to its end, carrying out each Fit that it yields."""
         if not isinstance(work, Generator):
-            return work
+            return _Played(work, [])
         report: FitReport | None = None
+        fits: list[tuple[Examples, float]] = []
         while True:
             try:
                 fit = next(work) if report is None else work.send(report)
             except StopIteration as stop:
-                return stop.value
+                return _Played(stop.value, fits)
             if not isinstance(fit, Fit):
                 raise ContractError(f"{handler} yielded {type(fit).__name__}; expected a Fit")
-            report = train(fit, key.fold("fit", len(losses)))
-            losses.append(report.loss)
+            report = train(fit, key.fold("fit", len(fits)))
+            fits.append((fit.data, report.loss))
 
     def _open(self, client_id: ClientId, key: Key) -> Client:
         site = self._federation.sites[client_id]

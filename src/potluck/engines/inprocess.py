@@ -31,7 +31,7 @@ class RoundReport:
         cohort: the clients asked.
         replied: those who answered every exchange they took part in.
         failures: by client, the others.
-        loss_local: mean over the clients of their mean training loss; None if nobody trained.
+        losses: by client, the mean loss of each fit on its own training examples.
         seconds_local: time inside client calls.
     """
 

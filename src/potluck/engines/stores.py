@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
+from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
-from potluck.core.tree import digest
 
 _NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30

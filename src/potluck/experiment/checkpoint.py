@@ -5,41 +5,15 @@ client. Replacing that file is the only step that counts, so a run killed at any
 checkpoint or the new one.
 """
 
-import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.core.federation import ClientId
-from potluck.core.tree import digest, pack, unpack
+from potluck.core.tree import pack, unpack
 from potluck.engines.stores import ClientStore, write_atomically
-
-LAST, BEST = "last.json", "best.json"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run stands.
-
-    Attributes:
-        round: the last round that is complete.
-        state: file of the method's state.
-        clients: by client, the file of what it keeps.
-        best_validation: the highest mean validation accuracy so far, and `best_round` the first round with it.
-    """
-
-    round: int
-    state: str
-    clients: dict[ClientId, str]
-    best_validation: float | None
-    best_round: int | None
-
-    @property
-    def digest(self) -> str:
-        """Stands for everything that the run has computed: equal digests, equal bits."""
-        content = [self.round, self.state, [list(item) for item in sorted(self.clients.items())]]
-        return digest(json.dumps(content).encode())
+from potluck.records import BEST, LAST, Checkpoint
 
 
 class Checkpoints:
@@ -56,9 +30,8 @@ class Checkpoints:
         if not (self._folder / name).exists():
             write_atomically(self._folder / name, content)
         checkpoint = Checkpoint(number, name, self._store.save(), best_validation, best_round)
-        if best_round == number:
-            self._write(BEST, checkpoint)
-        self._write(LAST, checkpoint)
+        for file in (BEST, LAST) if best_round == number else (LAST,):
+            write_atomically(self._folder / file, checkpoint.sealed())
         self._discard_unused()
         return checkpoint
 
@@ -79,44 +52,9 @@ class Checkpoints:
             )
         return type(initial)(**saved)
 
-    def _write(self, name: str, checkpoint: Checkpoint) -> None:
-        content = {
-            "round": checkpoint.round,
-            "state": checkpoint.state,
-            "clients": {str(id): file for id, file in checkpoint.clients.items()},
-            "best_validation": checkpoint.best_validation,
-            "best_round": checkpoint.best_round,
-        }
-        sealed = {**content, "seal": _seal(content)}
-        write_atomically(self._folder / name, json.dumps(sealed, indent=1).encode())
-
     def _discard_unused(self) -> None:
-        needed = {name for file in (LAST, BEST) if (found := read(self._folder, file)) for name in _files(found)}
-        self._store.discard_except(needed)
-
-
-def read(folder: Path, name: str = LAST) -> Checkpoint | None:
-    """The checkpoint that a JSON file describes, or None if there is no such file.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    path = folder / name
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-        seal = content.pop("seal")
-        if seal != _seal(content):
-            raise ValueError("its content does not match its seal")
-        clients = {int(id): file for id, file in content.pop("clients").items()}
-        return Checkpoint(**content, clients=clients)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; the checkpoint cannot be resumed") from error
-
-
-def _files(checkpoint: Checkpoint) -> list[str]:
-    return [checkpoint.state, *checkpoint.clients.values()]
+        kept = [Checkpoint.read(self._folder / name) for name in (LAST, BEST)]
+        self._store.discard_except(name for checkpoint in kept if checkpoint for name in checkpoint.files)
 
 
 def _read_checked(path: Path) -> bytes:
@@ -126,10 +64,6 @@ def _read_checked(path: Path) -> bytes:
     if digest(content) != path.stem.rsplit("-", 1)[1]:
         raise CheckpointError(f"{path} is damaged; the checkpoint cannot be resumed")
     return content
-
-
-def _seal(content: dict[str, Any]) -> str:
-    return digest(json.dumps(content, sort_keys=True).encode())
 
 
 def _dataclass(state: Any) -> Any:

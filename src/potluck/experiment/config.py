@@ -5,7 +5,6 @@ or argument, the dotted key, what was found and what was expected.
 """
 
 import dataclasses
-import hashlib
 import inspect
 import json
 import tomllib
@@ -23,6 +22,7 @@ from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
 from potluck.methods import get_method
 from potluck.models import get_model
+from potluck.records import experiment_hash
 
 Tree = dict[str, Any]
 T = TypeVar("T")
@@ -144,10 +144,7 @@ class Experiment:
     @property
     def hash8(self) -> str:
         """Eight hex digits that runs of one experiment with different seeds and lengths have in common."""
-        tree = self.tree()
-        for key in ("seed", "rounds"):
-            del tree["run"][key]
-        return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return experiment_hash(self.tree())
 
 
 def read_toml(path: Path) -> Tree:

@@ -7,38 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from potluck.core.digest import digest
 from potluck.core.examples import Examples
-from potluck.core.federation import ClientId
 from potluck.core.inference import predict
-from potluck.core.tree import digest, pack
+from potluck.core.tree import pack
 from potluck.core.weights import weights_of
 from potluck.engines.inprocess import InProcessEngine
-
-
-@dataclass(frozen=True)
-class ClientScore:
-    """How one client's model does, as shares of examples; None where there are no examples.
-
-    Attributes:
-        accuracy_personal: on the client's own test part, which has the mixture of classes of its training data.
-        accuracy_common: on the whole common test set.
-        accuracy_validation: on the part of its own data that it does not train on.
-    """
-
-    client: ClientId
-    architecture: str
-    examples_train: int
-    examples_test: int
-    accuracy_personal: float | None
-    accuracy_common: float | None
-    accuracy_validation: float | None
+from potluck.records import ClientRecord
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """All clients' scores after a round, and the global model's on the common test set if there is one."""
 
-    scores: list[ClientScore]
+    scores: list[ClientRecord]
     accuracy_global: float | None
 
     def mean(self, name: str) -> float | None:
@@ -69,21 +51,23 @@ class Evaluation:
         return [value for score in self.scores if (value := getattr(score, name)) is not None]
 
 
-def evaluate(engine: InProcessEngine, state: Any, *, common_test: bool = True) -> Evaluation:
+def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, common_test: bool = True) -> Evaluation:
     """Judge every client's inference model, and the global model. Equal models are run once.
 
     Args:
         engine: of the run; evaluation messages are booked apart from training's.
         state: the method's, after the round to judge.
+        round_number: of the round, for the records.
         common_test: whether to judge each client's model on the whole test set too.
     """
     judge = _Judge(engine.federation.test)
-    scores: list[ClientScore] = []
+    scores: list[ClientRecord] = []
     for id, site in sorted(engine.federation.sites.items()):
         model = engine.inference_model(state, id)
         name = f"{site.architecture} {digest(pack(weights_of(model)))}"
         scores.append(
-            ClientScore(
+            ClientRecord(
+                round=round_number,
                 client=id,
                 architecture=site.architecture,
                 examples_train=len(site.train),

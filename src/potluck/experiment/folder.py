@@ -14,16 +14,23 @@ from typing import Any
 
 import torch
 
+from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.core.tree import digest
 from potluck.engines.stores import write_atomically
 from potluck.experiment.assemble import Assembly
-from potluck.experiment.checkpoint import LAST, read
 from potluck.experiment.config import Experiment
-from potluck.experiment.records import SCHEMA_VERSION
-from potluck.experiment.run import CHECKPOINT, CLIENTS, ROUNDS
+from potluck.records import (
+    CHECKPOINT,
+    CLIENTS,
+    LAST,
+    LOG,
+    MANIFEST,
+    ROUNDS,
+    SCHEMA_VERSION,
+    Checkpoint,
+    check_is_run,
+)
 
-CONFIG, MANIFEST, LOG = "config.toml", "manifest.json", "log.txt"
 _PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
 
 
@@ -49,11 +56,7 @@ def open_folder(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the folder is not a run.
     """
-    missing = [name for name in (CONFIG, MANIFEST) if not (folder / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"{folder} is not a run: it has no {' and no '.join(missing)}; expected a folder of runs/"
-        )
+    check_is_run(folder)
     try:
         return json.loads((folder / MANIFEST).read_text())
     except ValueError as error:
@@ -113,7 +116,7 @@ def run_digest(folder: Path) -> dict[str, str]:
         CheckpointError: the folder is not a run, or holds no finished round.
     """
     open_folder(folder)
-    last = read(folder / CHECKPOINT, LAST)
+    last = Checkpoint.read(folder / CHECKPOINT / LAST)
     if last is None:
         raise CheckpointError(f"{folder} has no finished round yet")
     records = {name: digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS)}

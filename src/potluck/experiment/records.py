@@ -1,62 +1,14 @@
-"""What a run writes down: one line a round, one line a client and evaluation, timings in a file of their own.
-
-`rounds.jsonl` and `clients.jsonl` depend on the configuration alone, so that two runs can be compared byte by
-byte; whatever a clock says goes to `timings.jsonl` and `manifest.json`.
-"""
+"""Writing records: what the engine and the evaluation saw, line by line."""
 
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.federation import ClientId
 from potluck.engines.inprocess import RoundReport
-from potluck.experiment.evaluate import ClientScore, Evaluation
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One round. Accuracies are shares between 0 and 1, None in rounds that were not evaluated.
-
-    Attributes:
-        round: counted from 1.
-        cohort: the clients drawn.
-        replied: those that answered.
-        failed: by client, why it did not.
-        bytes_down: payload that the server sent for training, all clients together; `bytes_up` the other way.
-        bytes_down_by_entry: the same, by name of the message's entry.
-        bytes_evaluation: payload sent for evaluation, counted since the round before.
-        loss_local: mean over clients of their mean training loss.
-        accuracy_validation_mean: mean over clients on their own validation parts.
-        accuracy_personal_mean: mean over clients on their own test parts; `_std` and `_worst` likewise.
-        accuracy_common_mean: mean over clients on the common test set.
-        accuracy_common_by_architecture: mean over an architecture's clients on the common test set.
-        accuracy_personal_by_architecture: mean over an architecture's clients on their own test parts.
-        accuracy_global: the server's model on the common test set.
-    """
-
-    round: int
-    cohort: list[ClientId]
-    replied: list[ClientId]
-    failed: dict[str, str]
-    bytes_down: int
-    bytes_up: int
-    bytes_down_by_entry: dict[str, int]
-    bytes_up_by_entry: dict[str, int]
-    bytes_evaluation: int
-    loss_local: float | None
-    accuracy_validation_mean: float | None
-    accuracy_personal_mean: float | None
-    accuracy_personal_std: float | None
-    accuracy_personal_worst: float | None
-    accuracy_personal_by_architecture: dict[str, float] | None
-    accuracy_common_mean: float | None
-    accuracy_common_by_architecture: dict[str, float] | None
-    accuracy_global: float | None
+from potluck.experiment.evaluate import Evaluation
+from potluck.records import RoundRecord
 
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
@@ -82,11 +34,6 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         accuracy_common_by_architecture=judged.by_architecture("accuracy_common") if judged else None,
         accuracy_global=judged.accuracy_global if judged else None,
     )
-
-
-def client_lines(number: int, scores: Iterable[ClientScore]) -> list[dict[str, Any]]:
-    """One object a client for `clients.jsonl`."""
-    return [{"round": number, **asdict(score)} for score in scores]
 
 
 def append(path: Path, objects: Iterable[dict[str, Any]]) -> None:

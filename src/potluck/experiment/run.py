@@ -14,14 +14,13 @@ from potluck.core.method import Method
 from potluck.core.rng import fold_in
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
-from potluck.experiment import checkpoint as checkpoints
-from potluck.experiment.checkpoint import Checkpoint, Checkpoints
+from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig
 from potluck.experiment.evaluate import Evaluation, evaluate
-from potluck.experiment.records import RoundRecord, append, client_lines, keep_rounds, round_record
+from potluck.experiment.records import append, keep_rounds, round_record
+from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 log = logging.getLogger(__name__)
-ROUNDS, CLIENTS, TIMINGS, CHECKPOINT = "rounds.jsonl", "clients.jsonl", "timings.jsonl", "checkpoint"
 Watcher = Callable[[RoundRecord], None]
 
 
@@ -63,7 +62,7 @@ class Run:
             method, federation, seed=config.seed, store=store, tolerate_failures=config.tolerate_failures
         )
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
-        self._last = checkpoints.read(folder / CHECKPOINT) if folder else None
+        self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
 
     @property
     def rounds_done(self) -> int:
@@ -96,7 +95,7 @@ class Run:
             records.append(record)
             watch(record)
         if evaluation is None:  # nothing was left to play
-            evaluation = evaluate(self._engine, state, common_test=self._config.common_test)
+            evaluation = self._evaluate(self.rounds_done, state)
         return Result(records, evaluation, self._last)
 
     def _round(self, number: int, state: Any) -> tuple[Any, Evaluation | None, RoundRecord]:
@@ -105,7 +104,7 @@ class Run:
         played = time.perf_counter()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
         before = self._engine.evaluation_traffic.bytes_down
-        evaluation = evaluate(self._engine, state, common_test=self._config.common_test) if due else None
+        evaluation = self._evaluate(number, state) if due else None
         evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
         record = round_record(number, report, evaluation, evaluation_bytes)
         judged = time.perf_counter()
@@ -123,6 +122,9 @@ class Run:
         log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
         return state, evaluation, record
 
+    def _evaluate(self, number: int, state: Any) -> Evaluation:
+        return evaluate(self._engine, state, round_number=number, common_test=self._config.common_test)
+
     def _cohort(self, number: int) -> list[ClientId]:
         """This round's clients: uniform without replacement, the same for every method under one seed."""
         ids = sorted(self._engine.federation.sites)
@@ -136,7 +138,7 @@ class Run:
             return
         append(self._folder / ROUNDS, [asdict(record)])
         if evaluation:
-            append(self._folder / CLIENTS, client_lines(record.round, evaluation.scores))
+            append(self._folder / CLIENTS, map(asdict, evaluation.scores))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)
         validation = record.accuracy_validation_mean
         if validation is not None and (best is None or validation > best):

@@ -26,7 +26,9 @@ Departures from the paper
     1. Layers owned by some clients only are averaged over those (FedIN's revision, eq. 19), or within one
        architecture (eq. 20, 21): see `sharing`. With one architecture both are the paper's mean.
     2. Local training defaults to Adam, as the papers that use this baseline have it; the paper has plain SGD.
-    3. BatchNorm's running statistics, which the paper does not mention, are averaged like weights.
+    3. Clients weigh by their examples, as in the paper, also where layers are averaged across architectures; eq. 19
+       has equal weights, `sharing.weighting="uniform"`, which other methods with that equation have by default.
+    4. BatchNorm's running statistics, which the paper does not mention, are averaged like weights.
 """
 
 from dataclasses import dataclass

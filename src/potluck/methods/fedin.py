@@ -33,6 +33,7 @@ Departures from the paper
     3. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
     4. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
        the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam makes them equal.
+    5. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
 """
 
 from collections.abc import Iterable

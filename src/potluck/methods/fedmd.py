@@ -15,14 +15,17 @@ Wire
     up        logits public * classes
 
 Limits
-    equals fedmd digestion.lr=0.0 on clients=1
+    digest_loss="mse" digestion.optimizer="sgd" approaches fedmd digestion.lr=0.0 on clients=1
     training.lr=0.0 digestion.lr=0.0 stays at rest
 
 Departures from the paper
-    1. Before its first exchange a client trains once on its own data (`pretrain`); the paper first trains on the
-       public data's labels, which here are never read because public data may have other classes.
+    1. Before its first exchange a client trains once on its own data (`pretrain`), as long as one revisit; the
+       paper first trains on the public data's labels, which here are never read because public data may have
+       other classes, and then longer on its own.
     2. The digest loss is the mean absolute difference of logits, as in the authors' code; the paper only says
        "approach the consensus". `digest_loss="mse"` is what ports use.
+    3. Public rows are drawn uniformly; the authors' code draws as many of each public label. A digest batch has 128
+       examples, the code's 256.
 """
 
 from dataclasses import dataclass

@@ -20,12 +20,16 @@ Limits
     training.lr=0.0 stays at rest
 
 Departures from the paper
-    1. BatchNorm is static as in the paper (batch statistics in training, none averaged), but the statistics to
-       predict with are measured by the cohort in a second exchange, each client on its own data, and averaged by
-       batches; the authors' code runs the server's model over all clients' training data.
+    1. BatchNorm is static as in the paper: batch statistics in training, and what is tracked meanwhile is thrown
+       away. The statistics to predict with are measured by the cohort in a second exchange, each client on its own
+       examples without augmentation, and averaged by batches. The authors' code runs the server's model over all
+       clients' training data. Either way every client of the cohort has to run the full network once, forward.
     2. A client judges its slice with statistics measured on its own training data, and does not mask its logits.
     3. `assignment="capacity"` gives a client the largest level that its capacity allows, the code's "fix";
-       "dynamic" redraws every client's level every round.
+       "dynamic" draws a level for each client of the cohort, all equally likely, where the code has proportions.
+    4. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4
+       and a falling learning rate. Its limit of the gradient's norm, 1, is kept.
+    5. With `mask` the loss is cross-entropy, whatever the federation's criterion.
 """
 
 from collections.abc import Iterator
@@ -35,7 +39,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS, batch_norms, measure_statistics
+from potluck.core.batchnorm import BATCH_NORMS, measure_statistics
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Member
 from potluck.core.fit import Extras, Fit, LocalTraining
@@ -95,8 +99,8 @@ class HeteroFL(Method[State]):
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         rates = {i: self._rate(server.roster[i], server) for i in cohort.ids}
-        slices = {i: Message(weights=cut(state.weights, shapes(server, r)), rate=r) for i, r in rates.items()}
-        replies = cohort.ask(self.local_update, slices)
+        narrow = {rate: cut(state.weights, shapes(server, rate)) for rate in set(rates.values())}
+        replies = cohort.ask(self.local_update, {i: Message(weights=narrow[r], rate=r) for i, r in rates.items()})
         head = classifier_names(server.build())
         labels = replies.entries("labels")
         weights = mean_where_covered(
@@ -112,7 +116,6 @@ class HeteroFL(Method[State]):
         net = load(client.build(rate=message["rate"]), message["weights"], partial=True)
         present = torch.bincount(client.train.labels, minlength=client.num_classes) > 0
         with_scaler(net, message["rate"])
-        with_static_batchnorm(net)
         objective = masked if self.mask else client.objective
         yield Fit(net, objective, client.train, self.training, extras={"present": present})
         return Message(weights=parameters_of(net), labels=present)
@@ -166,12 +169,6 @@ def with_scaler(net: nn.Module, rate: float) -> None:
         for name, layer in net.named_modules():
             if isinstance(layer, (nn.Linear, nn.Conv2d)) and f"{name}.weight" not in head:
                 layer.register_forward_hook(after)
-
-
-def with_static_batchnorm(net: nn.Module) -> None:
-    """Section 4.1: batch statistics in training, and none tracked."""
-    for layer in batch_norms(net).values():
-        layer.track_running_stats = False
 
 
 def averaged_statistics(measured: Replies, keep: Weights) -> Weights:

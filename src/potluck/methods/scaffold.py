@@ -32,7 +32,9 @@ Departures from the paper
     3. With SGD momentum rho, K is replaced by the effective number of steps (K - rho (1 - rho^K) / (1 - rho)) /
        (1 - rho), without which c_i would be up to 1 / (1 - rho) times too large.
     4. BatchNorm's running statistics are averaged and never corrected; the variates cover parameters only.
-    5. Option "gradient" is the less stable one where few clients are drawn: on two quadratics with one client a
+    5. Weight decay and clipping act after the correction, or before it where steps are corrected; with option
+       "path" they enter c_i.
+    6. Option "gradient" is the less stable one where few clients are drawn: on two quadratics with one client a
        round, 5 steps and eta_l times curvature 0.4 it diverges where "path" converges.
 """
 
@@ -141,12 +143,11 @@ class Scaffold(SharesWeights[State]):
     def _moved_control(self, control: Pool, replies: Replies, roster: Roster) -> Pool:
         """Alg. 1, l. 17: c + (1/N) sum of dc, N counting all clients that own the layer, drawn or not."""
         moved = dict(control)
+        whole = {group: self._shares_by_layer(roster, group) for group in control}
         for id, reply in replies.items():
-            group = self.sharing.group(roster[id])
-            whole = self._shares_by_layer(roster, group)
-            share = self._control_share(roster[id])
+            group, share = self.sharing.group(roster[id]), self._control_share(roster[id])
             moved[group] = {
-                name: c + (share / whole[name]) * reply["dc"][name] if name in reply["dc"] else c
+                name: c + (share / whole[group][name]) * reply["dc"][name] if name in reply["dc"] else c
                 for name, c in moved[group].items()
             }
         return moved

@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from potluck.analysis.groups import Group, enumerated, group, heading
-from potluck.analysis.read import StoredRound, StoredRun, last
+from potluck.analysis.read import StoredRun, last
 from potluck.analysis.tables import CurvePoint, accuracy, curve, personal_of
+from potluck.records import RoundRecord
 
 Figure = Any  # matplotlib's, which is imported only inside the functions that draw
 Axes = Any
@@ -139,7 +140,7 @@ def _mean_line(label: str, members: Group) -> _Line:
     return _Line(label, curve(members.runs, _personal), "black", width=2.2, band=True)
 
 
-def _personal(record: StoredRound) -> float | None:
+def _personal(record: RoundRecord) -> float | None:
     return accuracy(record, "personal")
 
 

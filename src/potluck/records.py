@@ -1,0 +1,164 @@
+"""What a run's folder holds: one schema, for those who write it and those who read it.
+
+`rounds.jsonl` and `clients.jsonl` depend on the configuration alone, so that two runs can be compared byte by
+byte; whatever a clock says goes to `timings.jsonl` and `manifest.json`.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from potluck.core.digest import digest
+from potluck.core.errors import CheckpointError
+
+SCHEMA_VERSION = 1
+CONFIG, MANIFEST, LOG = "config.toml", "manifest.json", "log.txt"
+ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
+CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was judged.
+
+    Attributes:
+        round: counted from 1.
+        cohort: the clients drawn.
+        replied: those that answered.
+        failed: by client, why it did not.
+        bytes_down: payload that the server sent for training, all clients together; `bytes_up` the other way.
+        bytes_down_by_entry: the same, by name of the message's entry.
+        bytes_evaluation: payload sent for the evaluation after this round.
+        loss_local: mean over clients of their mean training loss.
+        accuracy_validation_mean: mean over clients on their own validation parts.
+        accuracy_personal_mean: mean over clients on their own test parts; `_std` and `_worst` likewise.
+        accuracy_personal_by_architecture: mean over an architecture's clients on their own test parts.
+        accuracy_common_mean: mean over clients on the common test set.
+        accuracy_common_by_architecture: mean over an architecture's clients on the common test set.
+        accuracy_global: the server's model on the common test set.
+    """
+
+    round: int
+    cohort: list[int]
+    replied: list[int]
+    failed: dict[str, str]
+    bytes_down: int
+    bytes_up: int
+    bytes_down_by_entry: dict[str, int]
+    bytes_up_by_entry: dict[str, int]
+    bytes_evaluation: int
+    loss_local: float | None
+    accuracy_validation_mean: float | None
+    accuracy_personal_mean: float | None
+    accuracy_personal_std: float | None
+    accuracy_personal_worst: float | None
+    accuracy_personal_by_architecture: dict[str, float] | None
+    accuracy_common_mean: float | None
+    accuracy_common_by_architecture: dict[str, float] | None
+    accuracy_global: float | None
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether models were judged after this round."""
+        return self.accuracy_personal_by_architecture is not None
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """One line of `clients.jsonl`: how one client's model did after one evaluated round.
+
+    Attributes:
+        accuracy_personal: on the client's own test part, which has the mixture of classes of its training data.
+        accuracy_common: on the whole common test set.
+        accuracy_validation: on the part of its own data that it does not train on.
+    """
+
+    round: int
+    client: int
+    architecture: str
+    examples_train: int
+    examples_test: int
+    accuracy_personal: float | None
+    accuracy_common: float | None
+    accuracy_validation: float | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands; the content of `last.json` and `best.json`.
+
+    Attributes:
+        round: the last round that is complete.
+        state: file of the method's state.
+        clients: by client, the file of what it keeps.
+        best_validation: the highest mean validation accuracy so far.
+        best_round: the first round with it.
+    """
+
+    round: int
+    state: str
+    clients: dict[int, str]
+    best_validation: float | None
+    best_round: int | None
+
+    @property
+    def digest(self) -> str:
+        """Stands for everything that the run has computed: equal digests, equal bits."""
+        content = [self.round, self.state, [list(item) for item in sorted(self.clients.items())]]
+        return digest(json.dumps(content).encode())
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the files that it needs."""
+        return {self.state, *self.clients.values()}
+
+    def sealed(self) -> bytes:
+        """The checkpoint as JSON with a seal over its content."""
+        content = {**asdict(self), "clients": {str(id): file for id, file in self.clients.items()}}
+        return json.dumps({**content, "seal": _seal(content)}, indent=1).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint | None":
+        """The checkpoint in a file that `sealed` wrote, or None if there is no file.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_bytes())
+            seal = content.pop("seal")
+            if seal != _seal(content):
+                raise ValueError("its content does not match its seal")
+            clients = {int(id): file for id, file in content.pop("clients").items()}
+            return cls(**content, clients=clients)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error
+
+
+def experiment_hash(config: dict[str, Any]) -> str:
+    """Eight hex digits that runs of one experiment with different seeds and lengths have in common."""
+    run = {key: value for key, value in config["run"].items() if key not in ("seed", "rounds")}
+    shared = {**config, "run": run}
+    return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def check_is_run(folder: Path) -> None:
+    """Refuse a folder that `potluck run` did not make.
+
+    Raises:
+        CheckpointError: it lacks what every run has.
+    """
+    missing = [name for name in (CONFIG, MANIFEST) if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} is not a run: it has no {' and no '.join(missing)}; expected a folder that `potluck run` made"
+        )
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return digest(json.dumps(content, sort_keys=True).encode())
