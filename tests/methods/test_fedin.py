@@ -13,7 +13,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.sharing import Sharing
 from potluck.core.weights import load, parameters_of, without_conflict
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedin import FedIN, LocalLoss, Reconcile, feature_loss
+from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss, Reconcile
 from potluck.models.contract import intermediate_names, split
 from potluck.models.resnet import resnet10
 
@@ -102,7 +102,7 @@ def test_features_of_the_same_layers_in_the_same_batch_have_no_loss(play, clouds
     extractor, intermediate, _ = split(net)
     s_in = extractor(uniform(16, 6)).detach()
     features = {"s_in": s_in, "s_out": intermediate(s_in).detach()}
-    assert feature_loss(net, (s_in, s_in), {"features": features}).item() == 0
+    assert FeatureLoss(100)(net, (s_in, s_in), {"features": features}).item() == 0
 
 
 def test_the_feature_loss_is_the_mean_over_batch_and_features(play, clouds):
@@ -110,13 +110,13 @@ def test_the_feature_loss_is_the_mean_over_batch_and_features(play, clouds):
     s_in, s_out = uniform(5, 8), uniform(5, 8, seed=1)
     predicted = F.relu(net.stages.hidden1.linear(s_in))
     expected = (predicted - s_out).square().sum() / (5 * 8)
-    assert_close(feature_loss(net, (s_in, s_out), {"features": {"s_in": s_in, "s_out": s_out}}), expected)
+    assert_close(FeatureLoss(100)(net, (s_in, s_out), {"features": {"s_in": s_in, "s_out": s_out}}), expected)
 
 
 def test_the_feature_loss_has_no_gradient_outside_the_intermediate_layers(play, clouds):
     net = play(FedIN(), clouds("norm3")).model(0).train()
     features = {"s_in": uniform(5, 8), "s_out": uniform(5, 8, seed=1)}
-    loss = feature_loss(net, (features["s_in"], features["s_out"]), {"features": features})
+    loss = FeatureLoss(100)(net, (features["s_in"], features["s_out"]), {"features": features})
     gradients = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
     without = {name for (name, _), g in zip(net.named_parameters(), gradients, strict=True) if g is None}
     assert without == {name for name, _ in net.named_parameters() if name.startswith(OUTER)}
@@ -221,7 +221,7 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
     net, batch = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
     extras = {"anchor": {n: p.detach() - 0.1 for n, p in net.named_parameters()}}
     extras["features"] = {"s_in": uniform(5, 8), "s_out": uniform(5, 8, seed=1)}
-    losses = [LocalLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], feature_loss(net, batch, extras)]
+    losses = [LocalLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
     names, parameters = zip(*net.named_parameters(), strict=True)
     gradients = []
     for loss in losses:
@@ -481,3 +481,64 @@ def test_a_model_that_cannot_be_split_is_refused_with_advice(play, clouds):
     federation = replace(clouds("mlp2"), architectures={"mlp2": lambda: nn.Linear(6, 3)})
     with pytest.raises(TypeError, match=r"cannot be split .* StagedNet"):
         play(FedIN(), federation, rounds=0)
+
+
+# Noise on features, several batches of them
+
+
+def test_no_noise_is_no_noise_bit_for_bit(play, clouds):
+    plain, silent = (play(FedIN(noise=noise), clouds("norm2", "norm3"), rounds=2) for noise in (0.0, 0))
+    assert_close(plain.state.pool, silent.state.pool, **EXACTLY)
+
+
+@pytest.mark.parametrize("strength", [0.8, 2.0])
+def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play, clouds, strength):
+    net = play(FedIN(), clouds("mlp2")).model(0)
+    inputs = uniform(4000, 6)
+    with torch.no_grad():
+        _, clean = LocalLoss(F.cross_entropy, 0.0)(net, (inputs, torch.zeros(4000, dtype=torch.int64)), {})
+        _, noisy = LocalLoss(F.cross_entropy, 0.0, strength)(net, (inputs, torch.zeros(4000, dtype=torch.int64)), {})
+        added = noisy["s_in"] - clean["s_in"]
+        assert added.mean().abs() < 0.05 * strength * clean["s_in"].std()
+        assert_close(added.std(), strength * clean["s_in"].std(), rtol=0.05, atol=0)
+        after = noisy["s_out"] - split(net).intermediate(noisy["s_in"])
+        assert_close(after.std(), strength * split(net).intermediate(noisy["s_in"]).std(), rtol=0.05, atol=0)
+
+
+def test_the_loss_and_the_upload_are_those_of_the_noisy_features(play, clouds):
+    net = play(FedIN(), clouds("mlp2")).model(0)
+    targets = torch.zeros(20, dtype=torch.int64)
+    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, (uniform(20, 6), targets), {})
+    assert_close(loss, F.cross_entropy(net.head(seen["s_out"]), targets))
+    run = play(FedIN(noise=5.0), clouds("mlp2"), rounds=1)
+    pairs = run.wire.replied["local_update"][0][0]["features"]
+    assert (pairs["s_in"] < 0).any(), "rectified features are never negative without noise"
+
+
+def test_predictions_have_no_noise(play, clouds):
+    run = play(FedIN(noise=5.0), clouds("norm2"), rounds=1)
+    net, x = run.model(0).eval(), uniform(10, 6)
+    assert_close(net(x), net(x), **EXACTLY)
+
+
+def test_noise_repeats_under_one_seed(play, clouds):
+    first, again = (play(FedIN(noise=0.8), clouds("norm2", "norm3"), rounds=2) for _ in range(2))
+    assert_close(first.state.pool, again.state.pool, **EXACTLY)
+
+
+def test_several_batches_are_sent_and_one_is_drawn_at_every_step(play, clouds):
+    method = FedIN(LocalTraining(batch_size=4), feature_batch=4, feature_batches=3)
+    run = play(method, clouds(*["mlp2"] * 4), rounds=2)
+    sent = run.wire.sent["local_update"][1][0]["features"]
+    assert len(sent["s_in"]) == len(sent["s_out"]) == 12
+    net, features = run.model(0), {"s_in": uniform(12, 8), "s_out": uniform(12, 8, seed=1)}
+    losses = {FeatureLoss(4)(net, (), {"features": features}).item() for _ in range(8)}
+    assert len(losses) > 1
+    whole = FeatureLoss(12)(net, (), {"features": features}).item()
+    assert min(losses) < whole < max(losses)
+
+
+@pytest.mark.parametrize(("name", "value"), [("noise", -0.1), ("feature_batches", 0)])
+def test_noise_and_batches_have_a_range(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected at least"):
+        FedIN(**{name: value})

@@ -24,16 +24,19 @@ Wire
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
     feature_training=true equals fedin feature_training=false on rounds=1
+    noise=0.0 feature_batches=1 equals fedin
     training.lr=0.0 stays at rest
 
 Departures from the paper
     1. Uploaded pairs are a uniform sample of the last local epoch, features as they were in the forward pass;
        the paper says that they are collected during training and not which.
-    2. Clients whose features differ in shape keep separate stores, one a signature; the paper assumes one.
-    3. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
-    4. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
+    2. The variant with noise (revision, section 4.3) measures the standard deviation over the whole batch of
+       features, once for s_in and once for s_out; the paper does not say over what. It is not differentially private.
+    3. Clients whose features differ in shape keep separate stores, one a signature; the paper assumes one.
+    4. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
+    5. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
        the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam makes them equal.
-    5. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
+    6. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
 """
 
 from collections.abc import Iterable
@@ -87,6 +90,9 @@ class FedIN(SharesWeights[State]):
         granularity: what the exact rule projects: each "tensor", the "whole" of the layers, or each "kernel".
         outside: gradient of extractor and classifier, "half" for (lambda / 2) G_local or "unit" for G_local.
         feature_batch: pairs that a client sends and receives.
+        feature_batches: how many batches of pairs a client receives; each step draws one batch from them.
+        noise: Gaussian noise on s_in and s_out in training, in multiples of their standard deviation. The variant
+            "+Noise" has 0.8.
         store_capacity: pairs that the server keeps, the oldest leaving first.
         sharing: who averages with whom.
     """
@@ -100,11 +106,14 @@ class FedIN(SharesWeights[State]):
     granularity: Literal["tensor", "whole", "kernel"] = "tensor"
     outside: Literal["half", "unit"] = "half"
     feature_batch: int = 16
+    feature_batches: int = 1
+    noise: float = 0.0
     store_capacity: int = 5000
     sharing: Sharing = Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        for name, least in {"mu": 0, "multiplier": 0, "feature_batch": 2, "store_capacity": 2}.items():
+        at_least = {"mu": 0, "multiplier": 0, "feature_batch": 2, "feature_batches": 1, "noise": 0, "store_capacity": 2}
+        for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
 
@@ -140,10 +149,10 @@ class FedIN(SharesWeights[State]):
         self.sharing.receive(client, message)
         model, received = client.model, message["features"]
         joint = received is not None and self.optimization == "joint"
-        inner = intermediate_names(model)
+        inner, feature_loss = intermediate_names(model), FeatureLoss(self.feature_batch)
         report = yield Fit(
             model,
-            [LocalLoss(client.criterion, self.mu), *([feature_loss] if joint else [])],
+            [LocalLoss(client.criterion, self.mu, self.noise), *([feature_loss] if joint else [])],
             client.train,
             self.training,
             extras={"anchor": parameters_of(model), "features": received},
@@ -162,8 +171,8 @@ class FedIN(SharesWeights[State]):
         return Message(**self.sharing.reply(client), features=report.kept or None)
 
     def _draw(self, pairs: Observed, rng: torch.Generator) -> Observed:
-        """One batch S, uniformly without replacement."""
-        rows = torch.randperm(len(pairs["s_in"]), generator=rng)[: self.feature_batch]
+        """S, uniformly without replacement."""
+        rows = torch.randperm(len(pairs["s_in"]), generator=rng)[: self.feature_batch * self.feature_batches]
         return {name: tensor[rows] for name, tensor in pairs.items()}
 
     def _stored(self, store: dict[str, Observed], replies: Replies) -> dict[str, Observed]:
@@ -183,23 +192,38 @@ class LocalLoss:
 
     criterion: Criterion
     mu: float
+    noise: float = 0.0
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         inputs, targets = batch
         parts = split(net)
-        s_in = parts.extractor(inputs)
-        s_out = parts.intermediate(s_in)
+        s_in = self._noisy(parts.extractor(inputs))
+        s_out = self._noisy(parts.intermediate(s_in))
         loss = self.criterion(parts.classifier(s_out), targets)
         if self.mu:
             loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
         return loss, {"s_in": s_in, "s_out": s_out}
 
+    def _noisy(self, features: Tensor) -> Tensor:
+        """Revision, section 4.3: features + noise * z, z as spread as they are; what follows is trained on them."""
+        if not self.noise:
+            return features
+        return features + self.noise * features.detach().std() * torch.randn_like(features)
 
-def feature_loss(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+
+@dataclass(frozen=True)
+class FeatureLoss:
     """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out."""
-    with keep_statistics(net):
-        predicted = split(net).intermediate(extras["features"]["s_in"])
-    return F.mse_loss(predicted, extras["features"]["s_out"])
+
+    batch: int
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        s_in, s_out = extras["features"]["s_in"], extras["features"]["s_out"]
+        if len(s_in) > self.batch:
+            rows = torch.randperm(len(s_in))[: self.batch]
+            s_in, s_out = s_in[rows], s_out[rows]
+        with keep_statistics(net):
+            return F.mse_loss(split(net).intermediate(s_in), s_out)
 
 
 @dataclass(frozen=True)
