@@ -17,9 +17,7 @@ def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> No
     """Start a run; the folder is made when nothing is left that could be refused."""
     experiment = experiment_for(target, assignments)
     assembly = assemble(experiment)
-    folder = new_folder(parent, experiment)
-    (folder / CONFIG).write_text(experiment.toml())
-    _play(folder, experiment, assembly)
+    _play(new_folder(parent, experiment), experiment, assembly)
 
 
 def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
@@ -38,14 +36,14 @@ def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> Non
         )
     experiment = resolve(override(read_toml(folder / CONFIG), assignments), str(folder / CONFIG))
     assembly = assemble(experiment)
-    Run(experiment.method, assembly.federation, experiment.run, folder)  # refuses a damaged checkpoint
-    (folder / CONFIG).write_text(experiment.toml())
     _play(folder, experiment, assembly)
 
 
 def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
-    write_manifest(folder, assembly, experiment.run.threads)
     run = Run(experiment.method, assembly.federation, experiment.run, folder)
+    run.load()  # a damaged checkpoint is refused before anything is written
+    write_manifest(folder, assembly, experiment.run.threads)
+    (folder / CONFIG).write_text(experiment.toml())
     try:
         with logging_to(folder), Progress(experiment, run.rounds_done) as progress:
             result = run.play(progress.show)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -121,15 +121,10 @@ class InProcessEngine:
     def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Replies:
         """Send messages, run the handlers, commit what finished, and return the replies."""
         report = place.report
-        calls: list[Call] = []
-        for client, message in sorted(messages.items()):
-            report.traffic.down.update(message.sizes())
-            key = fold_in(self.seed, "client", place.round, place.exchange, client)
-            calls.append(Call(handler.__name__, client, message.encode(), key))
         started = time.perf_counter()
         answers: dict[ClientId, Message] = {}
         failures: dict[ClientId, Failure] = {}
-        for outcome in self.executor.run(self._host, calls):
+        for outcome in self.executor.run(self._host, self._calls(handler, messages, place)):
             if isinstance(outcome, Failure):
                 self._refuse_or_note(outcome)
                 failures[outcome.client] = outcome
@@ -142,9 +137,18 @@ class InProcessEngine:
         report.losses = {client: losses for client, losses in report.losses.items() if losses}
         report.seconds_local += time.perf_counter() - started
         report.failures.update(failures)
-        if calls and not answers:
+        if messages and not answers:
             raise ClientFailure(f"no client answered; {next(iter(failures.values()))}")
         return Replies(answers, failures)
+
+    def _calls(
+        self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place"
+    ) -> Iterator[Call]:
+        """The calls of an exchange, each encoded when it is its turn, so that not all are in memory at once."""
+        for client, message in sorted(messages.items()):
+            place.report.traffic.down.update(message.sizes())
+            key = fold_in(self.seed, "client", place.round, place.exchange, client)
+            yield Call(handler.__name__, client, message.encode(), key)
 
     def _refuse_or_note(self, failure: Failure) -> None:
         log.warning("%s\n%s", failure, failure.trace)

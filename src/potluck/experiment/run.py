@@ -63,11 +63,22 @@ class Run:
         )
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
+        self._state: Any = None
 
     @property
     def rounds_done(self) -> int:
         """Rounds that the folder's checkpoint has behind it."""
         return self._last.round if self._last else 0
+
+    def load(self) -> None:
+        """Take the state of the folder's checkpoint, or the method's first; nothing is written.
+
+        Raises:
+            CheckpointError: the folder's checkpoint is damaged.
+        """
+        self._state = self._engine.start()
+        if self._last and self._checkpoints:
+            self._state = self._checkpoints.restore(self._last, self._state)
 
     def play(self, watch: Watcher = lambda record: None) -> Result:
         """Play the rounds that are left, calling `watch` after each.
@@ -79,36 +90,34 @@ class Run:
         threads = torch.get_num_threads()
         torch.set_num_threads(self._config.threads)
         try:
+            self.load()
             return self._play(watch)
         finally:
             torch.set_num_threads(threads)
 
     def _play(self, watch: Watcher) -> Result:
-        state = self._engine.start()
-        if self._last and self._checkpoints:
-            state = self._checkpoints.restore(self._last, state)
         self._forget_unfinished_rounds()
         records: list[RoundRecord] = []
         evaluation: Evaluation | None = None
         for number in range(self.rounds_done + 1, self._config.rounds + 1):
-            state, evaluation, record = self._round(number, state)
+            evaluation, record = self._round(number)
             records.append(record)
             watch(record)
         if evaluation is None:  # nothing was left to play
-            evaluation = self._evaluate(self.rounds_done, state)
+            evaluation = self._evaluate(self.rounds_done)
         return Result(records, evaluation, self._last)
 
-    def _round(self, number: int, state: Any) -> tuple[Any, Evaluation | None, RoundRecord]:
+    def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
         started = time.perf_counter()
-        state, report = self._engine.round(number, state, self._cohort(number))
+        self._state, report = self._engine.round(number, self._state, self._cohort(number))
         played = time.perf_counter()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
         before = self._engine.evaluation_traffic.bytes_down
-        evaluation = self._evaluate(number, state) if due else None
+        evaluation = self._evaluate(number) if due else None
         evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
         record = round_record(number, report, evaluation, evaluation_bytes)
         judged = time.perf_counter()
-        self._write(record, evaluation, state)
+        self._write(record, evaluation)
         if self._folder:
             local = report.seconds_local
             timing = {
@@ -120,10 +129,10 @@ class Run:
             }
             append(self._folder / TIMINGS, [timing])
         log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
-        return state, evaluation, record
+        return evaluation, record
 
-    def _evaluate(self, number: int, state: Any) -> Evaluation:
-        return evaluate(self._engine, state, round_number=number, common_test=self._config.common_test)
+    def _evaluate(self, number: int) -> Evaluation:
+        return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
 
     def _cohort(self, number: int) -> list[ClientId]:
         """This round's clients: uniform without replacement, the same for every method under one seed."""
@@ -132,7 +141,7 @@ class Run:
         order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
         return sorted(ids[index] for index in order[:size].tolist())
 
-    def _write(self, record: RoundRecord, evaluation: Evaluation | None, state: Any) -> None:
+    def _write(self, record: RoundRecord, evaluation: Evaluation | None) -> None:
         """Records first, then the checkpoint: what a killed run wrote too much is dropped when it is resumed."""
         if not self._folder or not self._checkpoints:
             return
@@ -143,7 +152,7 @@ class Run:
         validation = record.accuracy_validation_mean
         if validation is not None and (best is None or validation > best):
             best, best_round = validation, record.round
-        self._last = self._checkpoints.save(record.round, state, best, best_round)
+        self._last = self._checkpoints.save(record.round, self._state, best, best_round)
 
     def _forget_unfinished_rounds(self) -> None:
         for name in (ROUNDS, CLIENTS, TIMINGS):
