@@ -1,9 +1,13 @@
+import dataclasses
+
 import pytest
 import torch
 
 from potluck.core.errors import ConfigError, DataError
 from potluck.experiment.assemble import assemble
+from potluck.experiment.config import RunConfig
 from potluck.experiment.presets import experiment_for
+from potluck.experiment.run import Run
 
 
 def assembled(*assignments: str, method: str = "fedin"):
@@ -83,3 +87,18 @@ def test_unmet_needs_are_told_before_data_are_loaded(method, assignments, expect
 def test_more_clients_than_samples_is_refused():
     with pytest.raises(DataError, match="3000 clients but only 1438 examples"):
         assembled("federation.clients=3000")
+
+
+@pytest.mark.usefixtures("global_generator_unchanged")
+def test_assembling_leaves_the_global_generator_alone():
+    assembled()
+
+
+def test_a_federation_of_ones_own_is_checked_too():
+    from potluck.methods import get_method
+    from potluck.testing.worlds import World, toy_federation
+
+    federation = dataclasses.replace(toy_federation(World()), public=None)
+    run = Run(get_method("fedmd")(), federation, RunConfig(rounds=1))
+    with pytest.raises(ConfigError, match="FedMD cannot run here: it needs public data"):
+        run.play()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, Federation, Site
-from potluck.core.rng import Key, fold_in
+from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import describe, load
 from potluck.data.federate import fingerprint, matching_test_parts, split_validation
@@ -87,7 +87,8 @@ def assemble(experiment: Experiment) -> Assembly:
 def _builder(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
     build = partial(get_model(spec.name), num_classes, input_shape, **spec.options)
     try:
-        build()
+        with isolated(Key((str(spec),))):
+            build()
     except TypeError as error:
         raise ConfigError(f"federation.models: {spec}: {error}") from error
     return build

@@ -2,24 +2,55 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
 from potluck.core.errors import ConfigError
-from potluck.core.federation import Builder, ClientId
+from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.method import Need
+from potluck.core.rng import Key, isolated
 from potluck.models.contract import split
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a federation has, as far as it can be known without its data."""
+    """What a federation has, as far as it can be known without its data.
+
+    Attributes:
+        architectures: builders by name.
+        assigned: the architecture of each client.
+        server_architecture: of the common or global model.
+        public: whether there are public examples.
+        validation: whether clients have validation parts.
+    """
 
     architectures: Mapping[str, Builder]
     assigned: Mapping[ClientId, str]
     server_architecture: str
     public: bool
     validation: bool
+
+    @classmethod
+    def of(cls, federation: Federation) -> "Offer":
+        """What an assembled federation has."""
+        return cls(
+            architectures=federation.architectures,
+            assigned={id: site.architecture for id, site in federation.sites.items()},
+            server_architecture=federation.server_architecture,
+            public=federation.public is not None,
+            validation=any(len(site.validation) for site in federation.sites.values()),
+        )
+
+    @cached_property
+    def nets(self) -> dict[str, nn.Module]:
+        """One network of each architecture that a client has."""
+        return {name: self.build(name) for name in sorted(set(self.assigned.values()))}
+
+    def build(self, architecture: str, **options: float) -> nn.Module:
+        """A network for looking at, made without drawing from the global generator."""
+        with isolated(Key((architecture,))):
+            return self.architectures[architecture](**options)
 
 
 def check_needs(needs: frozenset[Need], method_name: str, offer: Offer) -> None:
@@ -46,8 +77,8 @@ def _one_architecture(offer: Offer) -> str | None:
 
 def _nested_layers(offer: Offer) -> str | None:
     seen: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for architecture in sorted(set(offer.assigned.values())):
-        for name, tensor in offer.architectures[architecture]().state_dict().items():
+    for architecture, net in offer.nets.items():
+        for name, tensor in net.state_dict().items():
             owner, shape = seen.setdefault(name, (architecture, tuple(tensor.shape)))
             if shape != tuple(tensor.shape):
                 return (
@@ -59,18 +90,17 @@ def _nested_layers(offer: Offer) -> str | None:
 
 
 def _split_model(offer: Offer) -> str | None:
-    for architecture in sorted(set(offer.assigned.values())):
+    for architecture, net in offer.nets.items():
         try:
-            split(offer.architectures[architecture]())
+            split(net)
         except TypeError as error:
             return f"{architecture}: {error}"
     return None
 
 
 def _width_slices(offer: Offer) -> str | None:
-    build = offer.architectures[offer.server_architecture]
     try:
-        full, narrow = build(), build(rate=0.5)
+        full, narrow = offer.build(offer.server_architecture), offer.build(offer.server_architecture, rate=0.5)
     except TypeError:
         return f"it cuts the width of {offer.server_architecture}, whose builder takes no `rate`"
     return None if _fits(narrow, full) else f"{offer.server_architecture} at rate 0.5 is no slice of itself"

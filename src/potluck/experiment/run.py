@@ -17,6 +17,7 @@ from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig
 from potluck.experiment.evaluate import Evaluation, evaluate
+from potluck.experiment.needs import Offer, check_needs
 from potluck.experiment.records import append, keep_rounds, round_record
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
@@ -74,8 +75,11 @@ class Run:
         """Take the state of the folder's checkpoint, or the method's first; nothing is written.
 
         Raises:
+            ConfigError: the federation does not offer what the method needs.
             CheckpointError: the folder's checkpoint is damaged.
         """
+        method = self._engine.method
+        check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
         self._state = self._engine.start()
         if self._last and self._checkpoints:
             self._state = self._checkpoints.restore(self._last, self._state)
