@@ -19,6 +19,7 @@ def only_run(folder: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
     outcome = potluck(f"run fedmd {SMALL}")
     assert outcome.code == 0, outcome.err
@@ -39,6 +40,7 @@ def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
     assert manifest["packages"]["torch"]
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_digests(potluck, tmp_path):
     digests = set()
     for _ in range(2):
@@ -49,6 +51,7 @@ def test_the_same_command_twice_gives_the_same_digests(potluck, tmp_path):
     assert digests.pop().startswith("rounds.jsonl ")
 
 
+@pytest.mark.slow
 def test_a_run_can_be_made_longer_and_nothing_else_changed(potluck, tmp_path):
     potluck(f"run fedmd {SMALL}")
     folder = only_run(tmp_path)
@@ -62,6 +65,7 @@ def test_a_run_can_be_made_longer_and_nothing_else_changed(potluck, tmp_path):
     assert potluck(f"show {folder} --digest").out == potluck(f"show {whole} --digest").out
 
 
+@pytest.mark.slow
 def test_config_toml_of_a_run_is_a_command_of_its_own(potluck, tmp_path):
     potluck(f"run fedin {SMALL}")
     folder = only_run(tmp_path)
@@ -118,6 +122,7 @@ def test_a_data_set_that_is_neither_local_nor_reachable_is_one_line(potluck, tmp
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_in_a_checkpoint_is_one_line(potluck, tmp_path):
     potluck(f"run fedmd {SMALL}")
     folder = only_run(tmp_path)
@@ -155,6 +160,7 @@ def test_show_lists_hyper_parameters_with_defaults(potluck):
     assert "Departures from the paper" in out
 
 
+@pytest.mark.slow
 def test_report_writes_a_picture_and_a_summary(potluck, tmp_path):
     potluck(f"run fedin {SMALL}")
     folder = only_run(tmp_path)
@@ -256,3 +262,13 @@ def test_the_demonstration_teaches_five_networks_to_read_digits(potluck, tmp_pat
     last = json.loads((only_run(tmp_path) / "rounds.jsonl").read_text().splitlines()[-1])
     assert last["accuracy_personal_mean"] > 0.9
     assert len(last["accuracy_personal_by_architecture"]) == 5
+
+
+@pytest.mark.slow
+def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
+    outcome = potluck(f'run fedin {SMALL} "method.privacy={{clip=1.0, epsilon=2.0, delta=1e-5}}"')
+    assert outcome.code == 0, outcome.err
+    assert "Privacy: Features: epsilon" in outcome.out
+    assert "2 times" in outcome.out
+    manifest = json.loads((only_run(tmp_path) / "manifest.json").read_text())
+    assert "no epsilon can be stated for the run as a whole" in manifest["privacy"]

@@ -59,8 +59,8 @@ class Progress:
             self._console.print(f"round {record.round}  {self._accuracy}  {traffic}", highlight=False)
 
 
-def print_result(folder: Path, experiment: Experiment, result: Result) -> None:
-    """The closing table, where the run lies, and what to do next."""
+def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:
+    """The closing table, what privacy was spent, where the run lies, and what to do next."""
     console = Console()
     console.print(_table(experiment, result.evaluation))
     evaluation, best = result.evaluation, result.checkpoint
@@ -74,6 +74,8 @@ def print_result(folder: Path, experiment: Experiment, result: Result) -> None:
     failed = sum(len(record.failed) for record in result.rounds)
     if failed:
         console.print(f"{failed} client calls failed; see {folder / LOG}", highlight=False)
+    if privacy:
+        console.print(f"Privacy: {privacy}", highlight=False)
     console.print(f"Records: {folder}", highlight=False, soft_wrap=True)
     if result.checkpoint:
         console.print(f"Checkpoint digest: {result.checkpoint.digest}", highlight=False)

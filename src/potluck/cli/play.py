@@ -9,6 +9,7 @@ from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.folder import logging_to, new_folder, note_status, open_folder, write_manifest
 from potluck.experiment.presets import experiment_for
+from potluck.experiment.records import releases
 from potluck.experiment.run import Run
 from potluck.records import CONFIG
 
@@ -53,5 +54,6 @@ def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
     except BaseException:
         note_status(folder, "failed")
         raise
-    note_status(folder, "finished")
-    print_result(folder, experiment, result)
+    privacy = experiment.method.privacy_statement(releases(folder))
+    note_status(folder, "finished", privacy=privacy)
+    print_result(folder, experiment, result, privacy)

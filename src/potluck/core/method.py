@@ -1,6 +1,6 @@
 """The contract of a method: one frozen dataclass, the server's half in `round`, the clients' half in handlers."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
@@ -75,4 +75,12 @@ class Method(Generic[S]):
 
     def global_model(self, state: S, server: Server) -> nn.Module | None:
         """The server's model if the method has one for the whole task."""
+        return None
+
+    def privacy_statement(self, releases: Mapping[ClientId, int]) -> str | None:
+        """What privacy a run has spent, or why none can be stated; None where the method makes no such claim.
+
+        Args:
+            releases: by client, the rounds in which it answered.
+        """
         return None

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -273,9 +273,9 @@ def _make_strict(cls: type[Any]) -> None:
     """Have pydantic refuse unknown keys in this dataclass and in those inside it."""
     if "__pydantic_config__" not in dir(cls):
         cls.__pydantic_config__ = _STRICT
-    for kind in get_type_hints(cls).values():
-        if is_dataclass(kind) and isinstance(kind, type):
-            _make_strict(kind)
+    for hint in get_type_hints(cls).values():
+        if inner := _dataclass_in(hint):
+            _make_strict(inner)
 
 
 def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
@@ -293,8 +293,17 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
 
 def _names_at(cls: type[Any], place: list[str]) -> list[str]:
     for name in place:
-        cls = get_type_hints(cls)[name]
+        inner = _dataclass_in(get_type_hints(cls)[name])
+        if inner is None:
+            return []
+        cls = inner
     return [spec.name for spec in fields(cls)]
+
+
+def _dataclass_in(hint: Any) -> type[Any] | None:
+    """The dataclass that a type hint stands for, alone or as `X | None`."""
+    kinds = [hint, *get_args(hint)]
+    return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
 
 
 def _known(tree: Tree, names: Sequence[str], where: str, source: str) -> None:

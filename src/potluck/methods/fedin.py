@@ -39,7 +39,7 @@ Departures from the paper
     6. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,6 +58,7 @@ from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, parameters_of, without_conflict
 from potluck.losses import squared_distance
 from potluck.models.contract import feature_shapes, intermediate_names, split
+from potluck.privacy import FeaturePrivacy
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class FedIN(SharesWeights[State]):
         feature_batches: how many batches of pairs a client receives; each step draws one batch from them.
         noise: Gaussian noise on s_in and s_out in training, in multiples of their standard deviation. The variant
             "+Noise" has 0.8.
+        privacy: clipping and calibrated noise on what is uploaded, or None.
         store_capacity: pairs that the server keeps, the oldest leaving first.
         sharing: who averages with whom.
     """
@@ -108,6 +110,7 @@ class FedIN(SharesWeights[State]):
     feature_batch: int = 16
     feature_batches: int = 1
     noise: float = 0.0
+    privacy: FeaturePrivacy | None = None
     store_capacity: int = 5000
     sharing: Sharing = Sharing(weighting="uniform")
 
@@ -168,7 +171,19 @@ class FedIN(SharesWeights[State]):
                 extras={"features": received},
                 trainable=tuple(sorted(inner)),
             )
-        return Message(**self.sharing.reply(client), features=report.kept or None)
+        pairs = self.privacy.protect(report.kept, client.rng) if self.privacy else report.kept
+        return Message(**self.sharing.reply(client), features=pairs or None)
+
+    def privacy_statement(self, releases: Mapping[ClientId, int]) -> str | None:
+        if self.privacy is None:
+            reason = "noise on the scale of the features themselves is no private mechanism"
+            return f"No epsilon can be stated: {reason}." if self.noise else None
+        most = max(releases.values(), default=0)
+        epsilon = self.privacy.spent(most) if most else 0.0
+        return (
+            f"Features: epsilon {epsilon:.3g} at delta {self.privacy.delta:g} for the client drawn most often, {most}"
+            " times. Weights are sent as they are, so no epsilon can be stated for the run as a whole."
+        )
 
     def _draw(self, pairs: Observed, rng: torch.Generator) -> Observed:
         """S, uniformly without replacement."""
