@@ -74,14 +74,20 @@ def test_core_imports_the_standard_library_torch_safetensors_and_itself(path):
     must_hold(path, broken, "core may import only the standard library, torch, safetensors and potluck.core")
 
 
-@pytest.mark.parametrize("path", files("losses.py"))
-def test_losses_import_core(path):
+@pytest.mark.parametrize("path", files("losses.py") + files("noise.py") + files("privacy.py"))
+def test_losses_noise_and_privacy_import_core(path):
     may_import_only(path, "potluck.core")
+
+
+@pytest.mark.parametrize("path", files("memory.py"))
+def test_memory_imports_core_and_the_model_contract(path):
+    may_import_only(path, "potluck.core", "potluck.models.contract")
 
 
 @pytest.mark.parametrize("path", files("methods"))
 def test_methods_import_core_losses_and_the_model_contract(path):
-    may_import_only(path, "potluck.core", "potluck.losses", "potluck.models.contract", "potluck.methods")
+    shared = ("core", "losses", "memory", "noise", "privacy", "models.contract")
+    may_import_only(path, *(f"potluck.{name}" for name in shared), "potluck.methods")
 
 
 @pytest.mark.parametrize("path", files("methods"))

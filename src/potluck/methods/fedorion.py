@@ -1,0 +1,240 @@
+"""FedORION: aggregation-assisted proxyless distillation.
+
+Anonymous authors. Submitted to ICLR 2024. https://openreview.net/forum?id=ZzeXjCQ5CK. Algorithm 1.
+
+Beside its own model each client trains a copy of one small global model, and the two teach each other (deep mutual
+learning). Since all copies have one architecture, the server can average them; it then distils the clients' own
+models into the average on noise, for which it needs no data. Weak clients hold nothing but the global model.
+
+Symbols
+    theta_g   state.common
+    theta_i   own, client.model, kept by the client
+    theta_gi  common, the client's copy of theta_g
+    z         a batch of noise
+    C, n_i    len(replies), examples
+    T, eta_i  training.epochs, training.lr
+    T_s       server_training.epochs, each of noise_batches steps
+    eta_g     server_training.lr on the server; training.lr at a client
+
+Wire
+    down      common |theta_g|
+    up        own |theta_i|, common |theta_g|, examples 1
+
+Limits
+    distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true
+    server_training.lr=0.0 equals fedorion distillation=false on batchnorm=true
+    mutual_from=1.0 equals fedorion mutual=false on architectures=1
+    training.lr=0.0 distillation=false stays at rest
+
+Departures from the paper
+    1. An epoch of the server has as many batches of noise as the federation's training examples would fill (391 for
+       50 000), as in the work on noise that the paper builds on; Algorithm 1 has one (`noise_batches=1`), and five
+       steps of eta_g = 0.001 change hardly anything.
+    2. Teachers and student normalise noise by its batch's statistics, as the paper asks; the student keeps the
+       running statistics of the average, which noise would spoil. Without aggregation it has no others than noise's.
+       Models without BatchNorm are allowed, though the paper's argument for noise does not cover them.
+    3. The average covers BatchNorm's running statistics; the paper speaks of parameters.
+    4. A client's copy learns at the client's rate, though Algorithm 1 calls both that and the server's eta_g.
+    5. In the second terms of eq. 1 to 3 the teacher comes first and is a constant, which Algorithm 1 amounts to.
+    6. A client of less than `mutual_from` capacity gets the global architecture in place of its own. Like one that
+       holds it anyway, it starts each round from theta_g, and is judged with it; others with theta_i. The paper
+       judges theta_g only. "Holds" means tensors of the same names and shapes.
+    7. What no ablation's server reads is not sent: copies without `aggregation`, own models without `distillation`.
+    8. Image-like noise is standardised over each batch; "stylegan" is a small untrained generator and not that net.
+"""  # noqa: E501 - a limit is one line
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Size, Tensor, nn
+
+from potluck.core.batchnorm import batch_norms, keep_statistics
+from potluck.core.examples import Batch, Examples
+from potluck.core.federation import ClientId, Criterion
+from potluck.core.fit import Extras, Fit, LocalTraining
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, on_client
+from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.weights import Weights, load, mean, mean_where_present, weights_of
+from potluck.losses import soft_cross_entropy
+from potluck.noise import Kind, noise_examples
+
+
+@dataclass(frozen=True)
+class State:
+    """theta_g, with its buffers."""
+
+    common: Weights
+
+
+@dataclass(frozen=True)
+class FedORION(Method[State]):
+    """Hyper-parameters of FedORION.
+
+    Attributes:
+        training: a client's local training, of its own model and of its copy of the global one.
+        server_training: the distillation; batches of noise must be large, the paper has 128.
+        mutual: False is the ablation "w/o DML": the copy learns from the client's own model and not from labels.
+        aggregation: False is the ablation "w/o Agg": copies are discarded and theta_g is only distilled.
+        distillation: False is the ablation "w/o Dist": theta_g is the average.
+        mutual_from: capacity below which a client trains the global architecture alone instead of its own and a
+            copy. Clients whose own model has the global architecture never learn mutually, as in the paper.
+        order: "sequential" updates a client's own model first and asks it again before the copy is updated;
+            "simultaneous" updates both by what they predicted before.
+        noise: what is distilled on: "gaussian", "dead_leaves" or "stylegan", see `potluck.noise`. The last two need
+            images, and dead leaves need time: about a second for 128 small ones.
+        noise_batches: batches of noise in an epoch of the server; None for as many as the examples that all
+            clients of the federation train on would fill.
+    """
+
+    training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
+    server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
+    mutual: bool = True
+    aggregation: bool = True
+    distillation: bool = True
+    mutual_from: float = 0.0
+    order: Literal["sequential", "simultaneous"] = "sequential"
+    noise: Kind = "gaussian"
+    noise_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mutual_from <= 1:
+            raise ValueError(f"mutual_from: expected a capacity from 0 to 1, found {self.mutual_from}")
+        if self.noise_batches is not None and self.noise_batches < 1:
+            raise ValueError(f"noise_batches: expected at least 1, found {self.noise_batches}")
+        if self.server_training.batch_size < 2:
+            raise ValueError("server_training.batch_size: expected at least 2, found 1, which has no batch statistics")
+        if not (self.aggregation or self.distillation):
+            raise ValueError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
+
+    def init(self, server: Server) -> State:
+        if self.distillation:
+            self._noise(server)  # refuses inputs that are no images before anybody trains
+        return State(weights_of(server.build()))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        replies = cohort.ask(self.local_update, Message(common=state.common))
+        common = average(replies) if self.aggregation else state.common
+        return State(self._distilled(common, replies, server) if self.distillation else common)
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        own, common = client.model, load(client.build(), message["common"])
+        if not self._learns_mutually(client.capacity, shapes_of(own.state_dict()), message["common"]):
+            yield Fit(common, client.objective, client.train, self.training)
+            return Message(common=weights_of(common), examples=len(client.train))
+        yield Fit(
+            nn.ModuleDict({"own": own, "common": common}),
+            [
+                MutualLoss("own", "common", client.criterion),  # L_CM, eq. 1
+                MutualLoss("common", "own", client.criterion if self.mutual else None),  # L_GM, eq. 2
+            ],
+            client.train,
+            self.training,
+            turns=[("own.",), ("common.",)] if self.order == "sequential" else None,
+        )
+        return Message(
+            own=weights_of(own) if self.distillation else None,
+            common=weights_of(common) if self.aggregation else None,
+            examples=len(client.train),
+        )
+
+    def _learns_mutually(self, capacity: float, shapes: Mapping[str, Size], common: Weights) -> bool:
+        return capacity >= self.mutual_from and shapes != shapes_of(common)
+
+    def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
+        """Algorithm 1, server, lines 2 to 6."""
+        student = load(server.build(), common)
+        extras = {
+            "teachers": [teacher(server, id, reply) for id, reply in replies.items()],
+            "examples": replies.entries("examples"),
+        }
+        loss = NoiseLoss(keep=self.aggregation)
+        server.fit(Fit(student, loss, self._noise(server), self.server_training, extras))
+        return weights_of(student)
+
+    def _noise(self, server: Server) -> Examples:
+        """As many inputs of noise as an epoch of the server has."""
+        size = self.server_training.batch_size
+        examples = sum(member.examples for member in server.roster.values())
+        batches = ceil(examples / size) if self.noise_batches is None else self.noise_batches
+        return noise_examples(self.noise, batches * size, server.input_shape)
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        member = server.roster[client_id]
+        mutual = self._learns_mutually(member.capacity, member.shapes, state.common)
+        return Message(common=None if mutual else state.common)
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        common = message["common"]
+        return client.model if common is None else load(client.build(), common)
+
+    def global_model(self, state: State, server: Server) -> nn.Module:
+        return load(server.build(), state.common)
+
+
+@dataclass(frozen=True)
+class MutualLoss:
+    """A net's loss by labels, and by its peer's predictions on the same batch (eq. 1, 2); labels may be left out."""
+
+    learner: str
+    peer: str
+    criterion: Criterion | None
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        inputs, targets = batch
+        logits = net.get_submodule(self.learner)(inputs)
+        loss = soft_cross_entropy(logits, probabilities(net.get_submodule(self.peer), inputs))
+        return loss if self.criterion is None else self.criterion(logits, targets) + loss
+
+
+@dataclass(frozen=True)
+class NoiseLoss:
+    """L_KD (eq. 3). Being linear in the teachers' probabilities, it is the loss to their mean.
+
+    Attributes:
+        keep: whether the student's running statistics stay as they are.
+    """
+
+    keep: bool
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        noise, _ = batch
+        with keep_statistics(net) if self.keep else nullcontext():
+            logits = net(noise)
+        taught = [probabilities(teacher, noise) for teacher in extras["teachers"]]
+        return soft_cross_entropy(logits, mean(taught, extras["examples"]))
+
+
+def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
+    """Softmax of the net's outputs (batch, classes), without a gradient or a trace in running statistics."""
+    with torch.no_grad(), keep_statistics(net):
+        return net(inputs).softmax(1)
+
+
+def average(replies: Replies) -> Weights:
+    """Algorithm 1, server, line 1: the plain mean of the copies, whatever the clients' amounts of data."""
+    return mean_where_present(replies.entries("common"), [1.0] * len(replies), keep={})
+
+
+def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
+    """A client's model, ready to predict on noise: Dropout is off, BatchNorm takes the batch's statistics."""
+    own = reply["own"]
+    if own is None:  # a client that holds the global model only
+        net = load(server.build(), reply["common"])
+    else:
+        net = load(server.build(server.roster[id].architecture), own)
+    net.eval()
+    for layer in batch_norms(net).values():
+        layer.train()
+    return net
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, Size]:
+    """The shape of each tensor by name."""
+    return {name: tensor.shape for name, tensor in weights.items()}
