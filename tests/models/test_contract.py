@@ -5,9 +5,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
+from potluck.core.batchnorm import batch_norms
+from potluck.core.errors import ConfigError
 from potluck.core.rng import fold_in, isolated
 from potluck.models import get_model, list_models
 from potluck.models.contract import StagedNet, features, intermediate_names, resume, split
@@ -15,13 +17,22 @@ from potluck.models.contract import StagedNet, features, intermediate_names, res
 CLASSES = 3
 SHAPE = (2, 8, 8)
 NAMES = list_models()
+WHOLE = ["shufflenetv2", *list_models("vit*")]  # their leading slices are no networks of the family
+SINGLE = ["mlp1_norm"]  # nothing lies between the one hidden layer and the head
+# Small enough to be quick, by the option that makes a family small. Twelve divides by the heads of every ViT.
+SMALL = {"width": 8, "widths": (4, 8, 16), "size": 0.5, "patch": 4}
 
 every_variant = pytest.mark.parametrize("name", NAMES)
+every_variant_in_parts = pytest.mark.parametrize("name", [name for name in NAMES if name not in SINGLE])
+every_variant_that_narrows = pytest.mark.parametrize("name", [name for name in NAMES if name not in WHOLE])
 
 
 def build(name: str, seed: int = 0, rate: float = 1.0) -> StagedNet:
     variant = get_model(name)
-    small = {"width": 8} if "width" in inspect.signature(variant).parameters else {}
+    options = inspect.signature(variant).parameters
+    small = {option: value for option, value in SMALL.items() if option in options}
+    if "patch" in options:
+        small["width"] = 12
     with isolated(fold_in(seed, "model")):
         return variant(CLASSES, SHAPE, rate=rate, **small)
 
@@ -68,14 +79,21 @@ def test_resume_continues_where_features_stopped(name):
         assert torch.equal(resume(net, features(net, images(), cut), cut), expected)
 
 
-@every_variant
+@every_variant_in_parts
 def test_split_composes_to_the_network(name):
     net = used(name)
     extractor, intermediate, classifier = split(net)
     assert torch.equal(classifier(intermediate(extractor(images()))), net(images()))
-    inner = intermediate_names(net)
+    inner, first = intermediate_names(net), list(dict(net.stages.named_children()))[: net.extractor_stages]
+    assert first[0] == "stem"
     assert inner
-    assert not any(parameter.startswith(("stages.stem.", "head.")) for parameter in inner)
+    assert not any(parameter.startswith((*(f"stages.{stage}." for stage in first), "head.")) for parameter in inner)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_net_of_one_stage_cannot_be_split(name):
+    with pytest.raises(TypeError, match="StagedNet has 1 stages, its extractor 1; expected at least one stage"):
+        split(build(name))
 
 
 @every_variant
@@ -105,11 +123,10 @@ def test_norm_statistics_are_in_the_state_and_learnt_in_training(name):
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     net(images())
     after = net.state_dict()
-    for key, module in net.named_modules():
-        if isinstance(module, nn.BatchNorm2d):
-            assert after[f"{key}.num_batches_tracked"] == 1
-            assert not torch.equal(before[f"{key}.running_mean"], after[f"{key}.running_mean"])
-            assert not torch.equal(before[f"{key}.running_var"], after[f"{key}.running_var"])
+    for key in batch_norms(net):
+        assert after[f"{key}.num_batches_tracked"] == 1
+        assert not torch.equal(before[f"{key}.running_mean"], after[f"{key}.running_mean"])
+        assert not torch.equal(before[f"{key}.running_var"], after[f"{key}.running_var"])
 
 
 @every_variant
@@ -126,7 +143,7 @@ def test_vmap_equals_the_loop(name):
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.25, 0.3])
-@every_variant
+@every_variant_that_narrows
 def test_leading_slices_fit_the_net_of_a_lower_rate(name, rate):
     full, lower = build(name).state_dict(), build(name, rate=rate).state_dict()
     assert list(lower) == list(full)
@@ -140,7 +157,26 @@ def test_leading_slices_fit_the_net_of_a_lower_rate(name, rate):
     assert net.eval()(images()).shape == (2, CLASSES)
 
 
-@every_variant
+@every_variant_that_narrows
+def test_a_leading_slice_computes_what_the_net_computes_with_its_other_channels_silent(name):
+    full, lower = build(name), build(name, rate=0.3)
+    weights = full.state_dict()
+    with torch.no_grad():
+        for key, narrow in lower.named_parameters():
+            at = tuple(map(slice, narrow.shape))
+            sliced = weights[key][at] + 0.3 * torch.randn(narrow.shape, generator=fold_in(0, key).generator())
+            weights[key].zero_()[at] = sliced
+            narrow.copy_(sliced)
+    torch.testing.assert_close(full.eval()(images()), lower.eval()(images()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_cannot_be_narrowed_says_what_to_do_instead(name):
+    with pytest.raises(ConfigError, match=r"^rate 0\.5; expected 1: a slice of .* is no .*; choose a (width|size)$"):
+        build(name, rate=0.5)
+
+
+@every_variant_that_narrows
 def test_rate_spares_the_input_and_the_classes(name):
     full, lower = build(name), build(name, rate=0.25)
     first, narrow = next(iter(full.parameters())), next(iter(lower.parameters()))

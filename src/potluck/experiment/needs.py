@@ -101,8 +101,8 @@ def _split_model(offer: Offer) -> str | None:
 def _width_slices(offer: Offer) -> str | None:
     try:
         full, narrow = offer.build(offer.server_architecture), offer.build(offer.server_architecture, rate=0.5)
-    except TypeError:
-        return f"it cuts the width of {offer.server_architecture}, whose builder takes no `rate`"
+    except (TypeError, ConfigError):
+        return f"it cuts the width of {offer.server_architecture}, which has no slices; choose another model"
     return None if _fits(narrow, full) else f"{offer.server_architecture} at rate 0.5 is no slice of itself"
 
 

@@ -1,16 +1,22 @@
-"""The pre-activation ResNet-18 that HeteroFL slices.
+"""Pre-activation ResNets: the ResNet-18 that HeteroFL slices and the ResNet-20 that FeDepth trains block by block.
 
-He, Zhang, Ren, Sun. ECCV 2016. https://arxiv.org/abs/1603.05027, in the form of Diao, Ding, Tarokh. ICLR
-2021. https://arxiv.org/abs/2010.01264: a 3x3 stem without a norm, projections without a norm that read the
-activated input, and one norm after the last block.
+He, Zhang, Ren, Sun. ECCV 2016. https://arxiv.org/abs/1603.05027.
+
+`preresnet18` has the form of Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264: a 3x3 stem without a
+norm, projections without a norm that read the activated input, and one norm after the last block.
+
+`preresnet20` is the net of FeDepth (Zhang et al. 2023. https://arxiv.org/abs/2303.04887), each block a stage of its
+own. Its paper counts the memory of the textbook's net and its released code trains another, so there are two.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from potluck.core.errors import ConfigError
 from potluck.models import image_size, scaled
+from potluck.models.cifar_resnet import SubsampleAndPad
 from potluck.models.contract import StagedNet
 
 BLOCKS = 2
@@ -31,38 +37,104 @@ def preresnet18(
     """
     channels, _ = image_size(input_shape)
     inputs = scaled(width, rate)
-    stem = nn.Conv2d(channels, inputs, 3, padding=1, bias=False)
-    stages: dict[str, nn.Module] = {"stem": nn.Sequential(OrderedDict(conv=stem))}
+    stages: dict[str, nn.Module] = {"stem": nn.Sequential(OrderedDict(conv=_conv(channels, inputs)))}
     for index, stride in enumerate(STRIDES):
         outputs = scaled(width * 2**index, rate)
         further = [PreActivationBlock(outputs, outputs) for _ in range(BLOCKS - 1)]
         stages[f"layer{index + 1}"] = nn.Sequential(PreActivationBlock(inputs, outputs, stride), *further)
         inputs = outputs
-    stages["norm"] = nn.Sequential(OrderedDict(norm=nn.BatchNorm2d(inputs), relu=nn.ReLU()))
+    stages["norm"] = last_norm(inputs)
     return StagedNet(stages, nn.Linear(inputs, num_classes))
 
 
-VARIANTS: dict[str, Callable[..., StagedNet]] = {"preresnet18": preresnet18}
+def preresnet20(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    widths: Sequence[int] = (16, 32, 64),
+    variant: str = "textbook",
+) -> StagedNet:
+    """Pre-activation ResNet-20: block1 to block9, three in each of the `widths`, every block a stage.
+
+    The variant "textbook" has no norm after the stem and carries the raw input past each block, subsampled and
+    filled up with zeros where the widths change. The variant "fedepth" is that of FeDepth's released code: a norm
+    after the stem, 1x1 convolutions where the widths change, and every shortcut reads the activated input.
+
+    FeDepth rounds widths down: its nets of a sixth, a third and half the width have widths (2, 5, 10), (5, 10, 21)
+    and (8, 16, 32). `rate` rounds up as in every family.
+    """
+    if variant not in ("textbook", "fedepth"):
+        raise ConfigError(f"variant {variant!r}; expected 'textbook' or 'fedepth'")
+    if len(widths) != 3 or list(widths) != sorted(widths):
+        raise ConfigError(f"widths {tuple(widths)}; expected three, none smaller than the one before it")
+    channels, _ = image_size(input_shape)
+    textbook = variant == "textbook"
+    inputs = scaled(widths[0], rate)
+    stem = OrderedDict[str, nn.Module](conv=_conv(channels, inputs))
+    if not textbook:
+        stem["norm"] = nn.BatchNorm2d(inputs)
+    stages: dict[str, nn.Module] = {"stem": nn.Sequential(stem)}
+    for index in range(9):
+        outputs, stride = scaled(widths[index // 3], rate), 2 if index in (3, 6) else 1
+        pad = SubsampleAndPad(outputs - inputs) if textbook and stride == 2 else None
+        stages[f"block{index + 1}"] = PreActivationBlock(inputs, outputs, stride, shortcut=pad, raw=textbook)
+        inputs = outputs
+    stages["norm"] = last_norm(inputs)
+    return StagedNet(stages, nn.Linear(inputs, num_classes))
+
+
+VARIANTS: dict[str, Callable[..., StagedNet]] = {"preresnet18": preresnet18, "preresnet20": preresnet20}
 
 
 class PreActivationBlock(nn.Module):
     """Norm and ReLU before each convolution.
 
     Maps (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride).
+
+    Args:
+        inputs: channels that come in.
+        outputs: channels that go out.
+        stride: of the first convolution.
+        project: whether the shortcut is a 1x1 convolution, which reads the activated input; None for where there
+            is a stride. Said by the caller and never taken from the widths, which a low rate can round to the
+            same number, while the names of parameters must not depend on the rate.
+        shortcut: a module without parameters in place of the 1x1 convolution.
+        raw: whether a shortcut without parameters reads the block's input, or else the activated input.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int = 1,
+        *,
+        project: bool | None = None,
+        shortcut: nn.Module | None = None,
+        raw: bool = True,
+    ) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(inputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv1 = _conv(inputs, outputs, stride=stride)
         self.norm2 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        # By the stride and not by the widths, which a low rate can round to the same number.
-        self.shortcut = None if stride == 1 else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.conv2 = _conv(outputs, outputs)
+        projects = shortcut is None and (stride > 1 if project is None else project)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if projects else shortcut
+        self.raw = raw and not projects
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both branches; a projection reads the activated input, an identity the raw one."""
+        """The sum of both branches."""
         active = self.norm1(x).relu()
-        carried = x if self.shortcut is None else self.shortcut(active)
-        h = self.norm2(self.conv1(active)).relu()
-        return carried + self.conv2(h)
+        carried = x if self.raw else active
+        if self.shortcut is not None:
+            carried = self.shortcut(carried)
+        return carried + self.conv2(self.norm2(self.conv1(active)).relu())
+
+
+def last_norm(width: int) -> nn.Sequential:
+    """The stage that activates the last sum before the pooling."""
+    return nn.Sequential(OrderedDict(norm=nn.BatchNorm2d(width), relu=nn.ReLU()))
+
+
+def _conv(inputs: int, outputs: int, *, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)

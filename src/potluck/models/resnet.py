@@ -1,8 +1,9 @@
-"""ResNet-10, 14, 18, 22 and 26: residual networks of four stages of basic blocks.
+"""ResNet-10, 14, 18, 22, 26 and 34: residual networks of four stages of basic blocks.
 
-He, Zhang, Ren, Sun. CVPR 2016. https://arxiv.org/abs/1512.03385. The depths other than 18 are those of the
-FedIN experiments: a deeper net adds blocks at the end of a stage, so all five agree on the shape of every
-stage's output, and each has all the parameters of the shallower ones under the same names and shapes.
+He, Zhang, Ren, Sun. CVPR 2016. https://arxiv.org/abs/1512.03385. The depths other than 18 and 34 are those of
+the FedIN experiments: a deeper net adds blocks at the end of a stage, so all of them agree on the shape of every
+stage's output, and each has all the parameters of the shallower ones under the same names and shapes. The
+three-stage ResNets for small images are in `cifar_resnet`.
 """
 
 from collections import OrderedDict
@@ -77,22 +78,35 @@ def resnet26(
     return _resnet((3, 3, 3, 3), num_classes, input_shape, rate, width, stem)
 
 
+def resnet34(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    stem: str = "imagenet",
+) -> StagedNet:
+    """ResNet-34; options as in `resnet10`."""
+    return _resnet((3, 4, 6, 3), num_classes, input_shape, rate, width, stem)
+
+
 VARIANTS: dict[str, Callable[..., StagedNet]] = {
     "resnet10": resnet10,
     "resnet14": resnet14,
     "resnet18": resnet18,
     "resnet22": resnet22,
     "resnet26": resnet26,
+    "resnet34": resnet34,
 }
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut.
+    """Two 3x3 convolutions beside a shortcut, which is a projection where there is a stride if none is given.
 
     Maps (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride).
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(outputs)
@@ -100,13 +114,23 @@ class BasicBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
         # By the stride and not by the widths: a low rate can round two widths to the same number, and the
         # parameter names must not depend on the rate. Without a stride inputs and outputs are always equal.
-        self.shortcut = nn.Identity() if stride == 1 else _projection(inputs, outputs, stride)
+        if shortcut is None:
+            shortcut = nn.Identity() if stride == 1 else _projection(inputs, outputs, stride)
+        self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         """The rectified sum of both branches."""
         h = self.norm1(self.conv1(x)).relu()
         h = self.norm2(self.conv2(h))
         return (h + self.shortcut(x)).relu()
+
+
+def with_fan_out_variance(net: StagedNet) -> StagedNet:
+    """The net with its convolutions drawn anew: normal, variance 2 over the positions and channels they write to."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
 
 
 def _resnet(
@@ -125,11 +149,7 @@ def _resnet(
         further = [BasicBlock(outputs, outputs) for _ in range(count - 1)]
         stages[f"layer{index + 1}"] = nn.Sequential(BasicBlock(inputs, outputs, stride), *further)
         inputs = outputs
-    net = StagedNet(stages, nn.Linear(inputs, num_classes))
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return net
+    return with_fan_out_variance(StagedNet(stages, nn.Linear(inputs, num_classes)))
 
 
 def _stem(kind: str, channels: int, width: int) -> nn.Sequential:

@@ -1,0 +1,107 @@
+"""ResNet-14, 20 and 32 for small images: three stages of basic blocks, 16, 32 and 64 channels wide.
+
+He, Zhang, Ren, Sun. CVPR 2016. https://arxiv.org/abs/1512.03385, section 4.2: 6n + 2 layers, n blocks a stage.
+The 14-layer net (n = 2) is `resnet14_cifar`, since `resnet14` is the four-stage net of the FedIN experiments.
+A deeper net adds blocks at the end of each stage and has all the parameters of a shallower one.
+
+Where a stage halves the image and doubles the channels, `shortcut="A"` subsamples and fills up with zeros, as the
+paper does on small images; "B" is a 1x1 convolution with a norm. The zeros come behind the carried channels: the
+paper does not say where, placing them on both sides gives the same nets with their channels renamed, and behind
+them a leading slice of the net stays a net.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck.core.errors import ConfigError
+from potluck.models import image_size, scaled
+from potluck.models.contract import StagedNet
+from potluck.models.resnet import BasicBlock, with_fan_out_variance
+
+
+def resnet14_cifar(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 16,
+    shortcut: str = "A",
+) -> StagedNet:
+    """ResNet-14 for small images: two blocks in each of three stages of `width`, 2 and 4 times `width` channels."""
+    return _cifar_resnet(2, num_classes, input_shape, rate, width, shortcut)
+
+
+def resnet20(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 16,
+    shortcut: str = "A",
+) -> StagedNet:
+    """ResNet-20 for small images: three blocks a stage; options as in `resnet14_cifar`."""
+    return _cifar_resnet(3, num_classes, input_shape, rate, width, shortcut)
+
+
+def resnet32(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 16,
+    shortcut: str = "A",
+) -> StagedNet:
+    """ResNet-32 for small images: five blocks a stage; options as in `resnet14_cifar`."""
+    return _cifar_resnet(5, num_classes, input_shape, rate, width, shortcut)
+
+
+VARIANTS: dict[str, Callable[..., StagedNet]] = {
+    "resnet14_cifar": resnet14_cifar,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+}
+
+
+class SubsampleAndPad(nn.Module):
+    """The shortcut without parameters: every second row and column, and channels of zeros behind the carried ones.
+
+    Maps (batch, inputs, height, width) to (batch, inputs + added, height / 2, width / 2), sizes rounded up.
+    """
+
+    def __init__(self, added: int) -> None:
+        super().__init__()
+        self.added = added
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The carried channels, then zeros."""
+        return F.pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.added))
+
+
+def _cifar_resnet(
+    blocks: int,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    rate: float,
+    width: int,
+    shortcut: str,
+) -> StagedNet:
+    if shortcut not in ("A", "B"):
+        raise ConfigError(f"shortcut {shortcut!r}; expected 'A' (subsample and pad) or 'B' (convolution and norm)")
+    channels, _ = image_size(input_shape)
+    inputs = scaled(width, rate)
+    stages: dict[str, nn.Module] = {"stem": _stem(channels, inputs)}
+    for index, stride in enumerate((1, 2, 2)):
+        outputs = scaled(width * 2**index, rate)
+        carry = SubsampleAndPad(outputs - inputs) if stride == 2 and shortcut == "A" else None
+        further = [BasicBlock(outputs, outputs) for _ in range(blocks - 1)]
+        stages[f"layer{index + 1}"] = nn.Sequential(BasicBlock(inputs, outputs, stride, carry), *further)
+        inputs = outputs
+    return with_fan_out_variance(StagedNet(stages, nn.Linear(inputs, num_classes)))
+
+
+def _stem(channels: int, width: int) -> nn.Sequential:
+    conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(width), relu=nn.ReLU()))

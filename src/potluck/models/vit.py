@@ -1,0 +1,286 @@
+"""Vision transformers: `vit_s8` to `vit_s12` of FedIN, `vit_ti` of FeDepth, and `vit` of any small size.
+
+Dosovitskiy et al. ICLR 2021. https://arxiv.org/abs/2010.11929; the small widths of Touvron et al. ICML 2021.
+https://arxiv.org/abs/2012.12877. A stem of patches, class token and positions, then block1 to the last, each a stage;
+then a norm, whose class token the linear head reads. A deeper net appends blocks before the norm, so `vit_s12` has all
+the parameters of `vit_s8`. The extractor is the stem and the first block, as FedIN cuts them.
+
+Pre-trained weights come from the safetensors file at `pretrained_path`, under the names of these nets or of timm's
+(`blocks.0.attn.qkv.weight` ...). All blocks and the last norm are loaded, and blocks beyond the net's depth are left
+out. Class token, patches, positions and head are loaded where their shapes agree, and else start afresh: another size
+of image has other positions, another task another head.
+
+Their `rate` is 1: a norm takes its mean over all channels and heads divide them, so a leading slice of a transformer
+is not a narrower one. Give `width` instead.
+"""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from potluck.core.errors import ConfigError
+from potluck.core.weights import load, pick
+from potluck.models import image_size, scaled
+from potluck.models.contract import StagedNet
+
+log = logging.getLogger(__name__)
+
+EPSILON = 1e-6  # of the norms, as in the papers' code; torch's own default is ten times that
+SPREAD = 0.02  # standard deviation of the initial weights
+TIMM = {
+    "cls_token": "stages.stem.class_token",
+    "pos_embed": "stages.stem.positions",
+    "patch_embed.proj": "stages.stem.patches",
+    "norm": "stages.norm",
+    "head": "head",
+}
+TIMM_BLOCK = {"attn.qkv": "attention.qkv", "attn.proj": "attention.out", "mlp.fc1": "mlp.wide", "mlp.fc2": "mlp.narrow"}
+
+
+def vit_s8(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 384,
+    patch: int = 16,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """ViT-S of 8 blocks: six heads over `width` channels; meant for 224 x 224, `patch` 4 suits 32 x 32."""
+    return _vit(8, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+def vit_s9(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 384,
+    patch: int = 16,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """ViT-S of 9 blocks; options as in `vit_s8`."""
+    return _vit(9, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+def vit_s10(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 384,
+    patch: int = 16,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """ViT-S of 10 blocks; options as in `vit_s8`."""
+    return _vit(10, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+def vit_s11(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 384,
+    patch: int = 16,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """ViT-S of 11 blocks; options as in `vit_s8`."""
+    return _vit(11, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+def vit_s12(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 384,
+    patch: int = 16,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """ViT-S, whole: 12 blocks; options as in `vit_s8`."""
+    return _vit(12, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+def vit_ti(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 192,
+    patch: int = 16,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """ViT-Ti: 12 blocks of three heads over `width` channels; options as in `vit_s8`."""
+    return _vit(12, 3, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+def vit(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    rate: float = 1.0,
+    width: int = 64,
+    patch: int = 4,
+    depth: int = 6,
+    heads: int = 4,
+    pretrained_path: str | None = None,
+) -> StagedNet:
+    """A ViT for images of 28 x 28 or 32 x 32: `depth` blocks of `heads` heads over `width` channels."""
+    return _vit(depth, heads, num_classes, input_shape, rate, width, patch, pretrained_path)
+
+
+VARIANTS: dict[str, Callable[..., StagedNet]] = {
+    "vit_s8": vit_s8,
+    "vit_s9": vit_s9,
+    "vit_s10": vit_s10,
+    "vit_s11": vit_s11,
+    "vit_s12": vit_s12,
+    "vit_ti": vit_ti,
+    "vit": vit,
+}
+
+
+class Stem(nn.Module):
+    """Patches as tokens, behind a class token, each with its position.
+
+    Maps (batch, channels, height, width) to (batch, 1 + patches, embedding).
+    """
+
+    def __init__(self, channels: int, width: int, patch: int, count: int) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 1 + count, width))
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens, the class token first and patches row by row."""
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        first = self.class_token.expand(len(tokens), -1, -1)
+        return torch.cat([first, tokens], dim=1) + self.positions
+
+
+class Attention(nn.Module):
+    """Every token reads from all tokens, several heads over parts of the channels; shapes stay."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (batch, tokens, width) to the same shape."""
+        # (batch, tokens, 3, heads, width / heads) to three of (batch, heads, tokens, width / heads)
+        query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        # Written out, since torch's fused attention cannot be stacked over networks by vmap.
+        attention = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1)
+        return self.out((attention @ value).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each behind a norm and beside a shortcut; shapes stay."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=EPSILON)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=EPSILON)
+        wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(wide=wide, gelu=nn.GELU(), narrow=narrow))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (batch, tokens, width) to the same shape."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ClassToken(nn.Module):
+    """The first token: (batch, tokens, width) to (batch, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the head reads."""
+        return x[:, 0]
+
+
+def _vit(
+    depth: int,
+    heads: int,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    rate: float,
+    width: int,
+    patch: int,
+    pretrained_path: str | None,
+) -> StagedNet:
+    if rate != 1:
+        raise ConfigError(f"rate {rate}; expected 1: a slice of a transformer is no transformer; choose a width")
+    if depth < 1 or heads < 1:
+        raise ConfigError(f"depth {depth}, heads {heads}; expected at least 1 of each")
+    if scaled(width, 1) % heads:
+        raise ConfigError(f"width {width}; expected a multiple of the {heads} heads")
+    channels, _ = image_size(input_shape)
+    stages: dict[str, nn.Module] = {"stem": Stem(channels, width, patch, _patches(input_shape, patch))}
+    stages |= {f"block{number}": Block(width, heads) for number in range(1, depth + 1)}
+    stages["norm"] = nn.LayerNorm(width, eps=EPSILON)
+    net = StagedNet(stages, nn.Linear(width, num_classes), pool=ClassToken(), extractor_stages=2)
+    _start(net)
+    return net if pretrained_path is None else _pretrained(net, Path(pretrained_path))
+
+
+def _patches(input_shape: tuple[int, ...], patch: int) -> int:
+    _, height, width = input_shape
+    if patch < 1 or height % patch or width % patch:
+        raise ConfigError(f"patch {patch}; expected a divisor of both sides of the image, {height} x {width}")
+    return (height // patch) * (width // patch)
+
+
+def _start(net: StagedNet) -> None:
+    """Weights drawn from a narrow normal, biases at zero; the convolution of the patches starts as torch has it."""
+    for name, parameter in net.named_parameters():
+        if name.endswith(("class_token", "positions")):
+            nn.init.trunc_normal_(parameter, std=SPREAD)
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=SPREAD)
+            nn.init.zeros_(module.bias)
+
+
+def _pretrained(net: StagedNet, path: Path) -> StagedNet:
+    """The net with the tensors of a file: all blocks and the last norm, stem and head where their shapes agree.
+
+    Raises:
+        ConfigError: the file cannot be read, or lacks a tensor of a block or of the last norm.
+    """
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"pretrained_path: {path}: {error}; expected a safetensors file") from error
+    shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    fitting = pick({_own_name(name): tensor for name, tensor in found.items()}, shapes)
+    afresh = [name for name in shapes if name not in fitting]
+    lacking = [name for name in afresh if not name.startswith(("stages.stem.", "head."))]
+    if lacking:
+        raise ConfigError(
+            f"pretrained_path: {path}: {len(lacking)} of the {len(shapes)} tensors of this net are missing or of"
+            f" another shape, such as {lacking[0]}; expected all blocks and the last norm, named as here or by timm"
+        )
+    log.info("%s: loaded %d of %d tensors; afresh: %s", path, len(fitting), len(shapes), ", ".join(afresh) or "none")
+    load(net, fitting, partial=True)
+    return net
+
+
+def _own_name(name: str) -> str:
+    """The name that a tensor of timm's has in these nets; any other name as it is."""
+    if block := re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name):
+        number, part, kind = block.groups()
+        return f"stages.block{int(number) + 1}.{TIMM_BLOCK.get(part, part)}.{kind}"
+    layer, _, kind = name.rpartition(".")
+    return f"{TIMM[layer]}.{kind}" if layer in TIMM else TIMM.get(name, name)
