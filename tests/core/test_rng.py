@@ -1,4 +1,4 @@
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 import numpy as np
 import pytest
@@ -64,6 +64,13 @@ def test_equal_keys_have_equal_seeds():
 def test_whole_numbers_of_any_kind_are_one_part(kind):
     assert Key((kind(3),)) == Key((3,))
     assert Key((kind(3),)).seed == Key((3,)).seed
+
+
+def test_text_of_any_kind_is_one_part():
+    class Purpose(str, Enum):  # noqa: UP042 - StrEnum prints as its value, this prints as its name
+        COHORT = "cohort"
+
+    assert Key((Purpose.COHORT,)) == Key(("cohort",))
 
 
 @pytest.mark.parametrize("part", [1.5, None, (1,)])

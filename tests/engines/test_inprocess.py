@@ -629,6 +629,19 @@ def test_the_local_loss_is_the_mean_over_clients_of_their_mean_over_fits(play):
     assert report.loss_local == 2.0
 
 
+def test_fits_on_other_data_have_no_part_in_the_local_loss(play):
+    class TrainsElsewhere(Asks):
+        @on_client
+        def work(self, client, message):
+            other = client.train.take(torch.arange(4))
+            for data in (other, client.train, other):
+                yield Fit(client.model, client.objective, data, SGD)
+            return Message()
+
+    _, _, report = play(TrainsElsewhere(), ids=(0,))
+    assert len(report.losses[0]) == 1
+
+
 def test_losses_of_several_exchanges_are_gathered(play):
     class AsksTwice(Trains):
         def round(self, state, cohort, server):

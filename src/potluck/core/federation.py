@@ -36,6 +36,8 @@ class Site:
     capacity: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.id < 0:
+            raise ValueError(f"id of a client: expected at least 0, found {self.id}")
         if not 0 < self.capacity <= 1:
             raise ValueError(f"capacity of client {self.id}: expected above 0 and at most 1, found {self.capacity}")
 

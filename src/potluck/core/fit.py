@@ -94,6 +94,7 @@ class Fit:
     done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        _at_least("keep", self.keep, 0)
         if self.turns is not None and len(self.turns) != len(self.losses):
             raise ValueError(f"turns: expected one for each of {len(self.losses)} objectives, found {len(self.turns)}")
         if (built := _built.get()) is not None:

@@ -21,7 +21,7 @@ class Key:
 
     def __post_init__(self) -> None:
         # Other kinds of whole numbers and text must not change the draw: how they print would.
-        plain = tuple(str(part) if isinstance(part, str) else index(part) for part in self.path)
+        plain = tuple(str.__str__(part) if isinstance(part, str) else index(part) for part in self.path)
         object.__setattr__(self, "path", plain)
 
     def fold(self, *parts: int | str) -> "Key":

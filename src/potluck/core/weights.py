@@ -1,6 +1,6 @@
 """Algebra on weights: dicts of tensors by state-dict name, matched by name and shape and never by position.
 
-Functions return new tensors and never change their arguments. Means are accumulated in the order given, so
+Functions never change their arguments; what they leave as it is they may return as it is. Means are accumulated in the order given, so
 a fixed order of clients gives the same bits every time.
 """
 

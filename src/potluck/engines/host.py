@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import WireError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.fit import Fit, FitReport, watching
@@ -77,11 +77,12 @@ class ClientHost:
 
         Raises:
             ContractError: the handler is not one, forgot to yield a Fit, or returned no Message.
+            WireError: what it returned or keeps cannot be written down.
         """
         handler = f"{type(self._method).__name__}.{call.handler}"
         try:
             return self._answer(call, handler)
-        except (ContractError, PotluckError):
+        except (ContractError, WireError):  # bugs in the method's file, not the client's failures
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
