@@ -28,7 +28,8 @@ _CARRIED = {
 def pack(tree: Tree) -> bytes:
     """The tree as one safetensors file whose metadata holds its skeleton.
 
-    Equal trees, dicts in the same order of keys, give equal bytes. Tensors are copied, so nothing is shared with the result.
+    Equal trees, dicts in the same order of keys, give equal bytes. Tensors are copied, so nothing is shared with
+    the result.
 
     Raises:
         WireError: a leaf is neither a tensor nor a plain value.

@@ -1,7 +1,7 @@
 """Algebra on weights: dicts of tensors by state-dict name, matched by name and shape and never by position.
 
-Functions never change their arguments; what they leave as it is they may return as it is. Means are accumulated in the order given, so
-a fixed order of clients gives the same bits every time.
+Functions never change their arguments; what they leave as it is they may return as it is. Means are accumulated in
+the order given, so a fixed order of clients gives the same bits every time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,9 @@
 
 `input_shape` is (channels, height, width) or (features,). `rate` in (0, 1] scales every hidden width through
 `scaled`, so the leading slices of a full net fit the net of a lower rate; input channels and the rows of the head keep
-their number. Families whose slices are no networks of theirs refuse any rate but 1. Installed distributions add families of their own through the entry-point group
-`potluck.models`: an entry point names a module that has a `VARIANTS`.
+their number. Families whose slices are no networks of theirs refuse any rate but 1. Installed distributions add
+families of their own through the entry-point group `potluck.models`: an entry point names a module that has a
+`VARIANTS`.
 """
 
 import importlib
