@@ -86,6 +86,20 @@ def report(
     typer.echo(write_report(folders, place))
 
 
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A model of `potluck list models`.")],
+    budgets: Annotated[list[str], typer.Argument(help="Such as 32MiB, 1/6 of the whole, or fair, lack, surplus.")],
+    classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
+    shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 32,
+) -> None:
+    """Show into which pieces FeDepth cuts a model for budgets of memory, and what each piece takes."""
+    from potluck.cli.plan import print_plan, shape_of
+
+    print_plan(model, budgets, num_classes=classes, input_shape=shape_of(shape), batch_size=batch_size)
+
+
 def main() -> None:
     """Run the command line; what the user can mend is one line on standard error and exit code 2."""
     try:

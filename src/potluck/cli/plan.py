@@ -1,0 +1,135 @@
+"""`potluck plan`: into which pieces FeDepth would cut a model for a budget of memory, and what each piece takes."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from potluck.core.errors import ConfigError
+from potluck.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, mebibytes, saved_bytes
+from potluck.methods.fedepth import linked
+from potluck.models import get_model
+from potluck.models.contract import StagedNet
+
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a user asked for, and the bytes that this is."""
+
+    text: str
+    bytes: float
+
+
+def print_plan(
+    model: str,
+    budgets: list[str],
+    *,
+    num_classes: int = 10,
+    input_shape: tuple[int, ...] = (3, 32, 32),
+    batch_size: int = BATCH_SIZE,
+) -> None:
+    """The pieces for each budget, with the paper's estimate and what autograd really saves, as a table.
+
+    Args:
+        model: name of a model.
+        budgets: "32MiB" and the like; "1/6" for a share of what the whole net takes, by FeDepth's tolerance; or the
+            name of one of the paper's scenarios, which stands for its four shares.
+        num_classes: rows of the head.
+        input_shape: of one example.
+        batch_size: examples a step.
+
+    Raises:
+        ConfigError: a budget cannot be read, or holds no piece.
+    """
+    net = get_model(model)(num_classes, input_shape)
+    memory = MemoryModel.of(net, input_shape, batch_size)
+    title = f"{model} on inputs {'x'.join(map(str, input_shape))}, batches of {batch_size}"
+    table = Table(title=title, caption="both with the parameters; measured: what is saved for the backward pass")
+    for column in ("budget", "piece", "stages"):
+        table.add_column(column)
+    for column in ("estimated", "measured"):
+        table.add_column(column, justify="right")
+    whole = Piece(0, len(net.stages) - memory.after, memory.whole)
+    table.add_row("", "whole net", _names(memory, whole), *_sizes(net, whole, memory, input_shape, batch_size))
+    for budget in _budgets(budgets, memory):
+        table.add_section()
+        for number, piece in enumerate(_pieces(memory, budget, model), start=1):
+            label = f"{budget.text} = {mebibytes(budget.bytes)}" if number == 1 else ""
+            if number == 1 and piece.start > 0:
+                table.add_row(label, "-", f"{_names(memory, Piece(0, piece.start, 0))}: not trained", "", "")
+                label = ""
+            sizes = _sizes(net, piece, memory, input_shape, batch_size)
+            table.add_row(label, str(number), _names(memory, piece), *sizes)
+    Console().print(table)
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """The shape that "3x32x32" stands for.
+
+    Raises:
+        ConfigError: it is no row of sizes.
+    """
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise ConfigError(f"shape {text!r}; expected sizes joined by x, such as 3x32x32 or 784")
+    return tuple(map(int, text.split("x")))
+
+
+def bytes_of(text: str) -> int:
+    """The bytes that "32MiB" or "1.5GB" stands for.
+
+    Raises:
+        ConfigError: it is no positive number with a known unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
+    count = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
+    if count < 1:
+        raise ConfigError(
+            f"budget {text!r}; expected a number and a unit, such as 32MiB or 1.5GB (units: {', '.join(UNITS)}),"
+            f" a share such as 1/6, or a scenario: {', '.join(SCENARIOS)}"
+        )
+    return count
+
+
+def _budgets(texts: Sequence[str], memory: MemoryModel) -> list[Budget]:
+    """The budgets in order, scenarios spelt out as shares."""
+    shares = {name: [str(Fraction(share).limit_denominator(100)) for share in SCENARIOS[name]] for name in SCENARIOS}
+    found: list[Budget] = []
+    for text in texts:
+        for item in shares.get(text, [text]):
+            share = text in shares or re.fullmatch(r"[1-9]\d*/[1-9]\d*", item)
+            found.append(Budget(item, float(Fraction(item)) * SLACK * memory.whole if share else bytes_of(item)))
+    return found
+
+
+def _pieces(memory: MemoryModel, budget: Budget, model: str) -> list[Piece]:
+    try:
+        return memory.pieces(budget.bytes)
+    except ValueError as error:
+        raise ConfigError(f"{model} with {budget.text}: {error}") from error
+
+
+def _sizes(
+    net: StagedNet, piece: Piece, memory: MemoryModel, input_shape: tuple[int, ...], batch_size: int
+) -> tuple[str, str]:
+    """Estimated and measured bytes of a piece, as text."""
+    shape = input_shape if piece.start == 0 else memory.parts[piece.start - 1].output
+    sub_problem = linked(net, piece, memory)
+    measured = saved_bytes(sub_problem, torch.zeros(batch_size, *shape)) + _held(sub_problem)
+    return mebibytes(piece.cost), mebibytes(measured)
+
+
+def _held(net: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
+
+
+def _names(memory: MemoryModel, piece: Piece) -> str:
+    """The stages of a piece: one name, or the first and the last."""
+    names = [part.name for part in memory.parts[piece.start : piece.stop]]
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -1,0 +1,260 @@
+"""How much memory a staged net takes to train, by stage, and how to cut it into pieces that fit a budget.
+
+Two answers, and they differ. `MemoryModel` is the estimate of FeDepth's Table 1 (Zhang et al. 2023.
+https://arxiv.org/abs/2303.04887): bytes of parameters, and twice the outputs of all modules for a batch of 32, once
+forward and once backward. `saved_bytes` measures what autograd really keeps for the backward pass.
+
+As in the table, the first stage counts nothing and goes with the second one if it takes less than half as much: such
+a stage is a stem. Otherwise it is a block like any other. What follows the last block, norms without other layers,
+pooling and head, counts nothing either: it is the classifier, which is trained with every piece.
+"""
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Size, Tensor, nn
+
+from potluck.core.batchnorm import BATCH_NORMS, keep_statistics
+from potluck.core.examples import Examples
+from potluck.core.message import Message
+from potluck.core.modes import mode
+from potluck.core.rng import Key, isolated
+from potluck.models.contract import StagedNet
+
+SCENARIOS = {
+    "fair": (1 / 6, 1 / 3, 1 / 2, 1.0),
+    "lack": (1 / 8, 1 / 6, 1 / 2, 1.0),
+    "surplus": (1 / 6, 1 / 3, 1 / 2, 2.0),
+}
+"""The paper's budgets, as shares of what the whole net takes; each goes to a quarter of the clients."""
+
+BATCH_SIZE = 32
+SLACK = 1.05
+"""The paper's own pieces exceed its budgets by up to 4.2 %; from 14 % on they would be other pieces."""
+
+NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
+# Containers are no layers; the paper's net calls ReLU as a function, which its estimate does not see.
+UNCOUNTED = (nn.Sequential, nn.ModuleList, nn.ReLU)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage, or pooling and head together: the estimate in bytes, and the shape of one example's output."""
+
+    name: str
+    parameters: int
+    activations: int
+    output: Size
+
+    @property
+    def cost(self) -> int:
+        """Bytes to train it."""
+        return self.parameters + self.activations
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The stages from `start` to before `stop`, trained together, at an estimated cost in bytes."""
+
+    start: int
+    stop: int
+    cost: int
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """The paper's estimate for one net.
+
+    Attributes:
+        parts: the stages in order, then pooling and head as "head".
+        blocks: from and to before which stage; what is never cut further. A stem is in the first.
+    """
+
+    parts: tuple[Part, ...]
+    blocks: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, net: StagedNet, input_shape: Sequence[int], batch_size: int = BATCH_SIZE) -> "MemoryModel":
+        """Run one example through the net, in evaluation mode, and count."""
+        named = [*net.stages.named_children(), ("head", nn.Sequential(net.pool, net.head))]
+        parts: list[Part] = []
+        x = torch.zeros(1, *input_shape)
+        with mode(net, training=False), torch.no_grad():
+            for name, module in named:
+                x, written = _written(module, x)
+                held = sum(p.numel() * p.element_size() for p in module.parameters())
+                parts.append(Part(name, held, 2 * written * batch_size, x.shape[1:]))
+        return cls(tuple(parts), _blocks(net, [part.cost for part in parts]))
+
+    @property
+    def whole(self) -> int:
+        """Bytes to train the whole net at once."""
+        return sum(part.cost for part in self.parts)
+
+    @property
+    def after(self) -> int:
+        """How many stages behind the last block belong to the classifier."""
+        return len(self.parts) - 1 - self.blocks[-1][1]
+
+    @property
+    def features(self) -> Size:
+        """Shape of one example where the last block hands over to the classifier."""
+        return self.parts[self.blocks[-1][1] - 1].output
+
+    @property
+    def costs(self) -> list[int]:
+        """Bytes to train each block; those of its last stage, so that a stem counts nothing."""
+        return [self.parts[stop - 1].cost for _, stop in self.blocks]
+
+    def pieces(self, budget: float) -> list[Piece]:
+        """The blocks packed into pieces of at most `budget` bytes; see `decompose`."""
+        costs = self.costs
+        return [
+            Piece(self.blocks[first][0], self.blocks[last - 1][1], sum(costs[first:last]))
+            for first, last in decompose(costs, budget)
+        ]
+
+
+def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
+    """Pack costs in order: a piece grows as long as its sum stays within the budget.
+
+    Leading costs are left out as far as the last one that alone exceeds the budget, so the first piece need not
+    start at 0 (FeDepth's partial training).
+
+    Args:
+        costs: bytes of each block.
+        budget: bytes that a piece may take.
+
+    Returns:
+        From and to before which position each piece goes.
+
+    Raises:
+        ValueError: not even the last fits.
+    """
+    if costs[-1] > budget:
+        raise ValueError(
+            f"budget of {mebibytes(budget)}: too small for any piece; expected at least {mebibytes(costs[-1])}, which"
+            f" the last block takes, or {mebibytes(max(costs))} to train every block"
+        )
+    first = max((place + 1 for place, cost in enumerate(costs) if cost > budget), default=0)
+    starts = [first]
+    for place in range(first + 1, len(costs)):
+        if sum(costs[starts[-1] : place + 1]) > budget:
+            starts.append(place)
+    return list(zip(starts, [*starts[1:], len(costs)], strict=True))
+
+
+def between(net: StagedNet, start: int, stop: int) -> nn.Sequential:
+    """The stages from `start` to before `stop` as one module, under their names."""
+    return nn.Sequential(OrderedDict(list(net.stages.named_children())[start:stop]))
+
+
+def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[StagedNet, list[Piece]]:
+    """The net and its pieces without the stages that do not fit; the stem joins the first piece.
+
+    Raises:
+        ValueError: there is no stem, or its output has not the shape that the first piece reads.
+    """
+    parts, start = list(net.stages.named_children()), pieces[0].start
+    given, read = memory.parts[0].output, memory.parts[start - 1].output
+    if memory.blocks[0] == (0, 1):
+        raise ValueError(
+            f"partial: found 'bypass', but {parts[0][0]} takes at least half as much memory as {parts[1][0]};"
+            " expected a smaller stem, or partial='freeze'"
+        )
+    if given != read:
+        raise ValueError(
+            f"partial: found 'bypass', but {parts[0][0]} puts out {tuple(given)} and {parts[start][0]} reads"
+            f" {tuple(read)}; expected equal shapes, or partial='freeze'"
+        )
+    shifted = [replace(piece, start=piece.start - start + 1, stop=piece.stop - start + 1) for piece in pieces]
+    shifted[0] = replace(shifted[0], start=0)
+    return StagedNet(dict([parts[0], *parts[start:]]), net.head, net.pool), shifted
+
+
+def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
+    """Bytes that a training step on `inputs` keeps for the backward pass, parameters and buffers apart.
+
+    Every storage counts once, however many operations saved a view of it. The net is left as it was.
+    """
+    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # holding it keeps its address from being given to another
+        return tensor
+
+    watched = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with isolated(Key(("saved bytes",))), mode(net, training=True), keep_statistics(net), watched:  # Dropout draws
+        net(inputs)
+    return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)
+
+
+def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece], batch_size: int = 250) -> Tensor:
+    """Logits (n, classes) as `core.inference.predict` has them, with one piece's activations in memory at a time.
+
+    The activations of each batch between two pieces lie in a temporary folder; those before are deleted as soon as
+    the next are written. FeDepth, "Memory-efficient Inference".
+    """
+    bounds = [0, *(piece.start for piece in pieces if piece.start > 0), len(net.stages)]
+    with tempfile.TemporaryDirectory() as place, mode(net, training=False), torch.no_grad():
+        files: list[Path] = []
+        for number, (inputs, _) in enumerate(examples.batches(batch_size)):
+            files.append(Path(place) / f"{number}")
+            _store(files[-1], inputs)
+        for start, stop in pairwise(bounds):
+            for file in files:
+                _store(file, net.stages[start:stop](_stored(file)))
+        return torch.cat([net.head(net.pool(_stored(file))) for file in files])
+
+
+def mebibytes(count: float) -> str:
+    """Bytes as text; the papers and torch's tools call 2^20 bytes a megabyte."""
+    return f"{count / 2**20:.2f} MiB"
+
+
+def _blocks(net: StagedNet, costs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Stages that are never cut: the stem with its successor, and every other by itself."""
+    stages = list(net.stages.children())
+    end = len(stages)
+    while end > 1 and _is_norm(stages[end - 1]):
+        end -= 1
+    singles = [(place, place + 1) for place in range(end)]
+    has_stem = end > 1 and 2 * costs[0] < costs[1]
+    return ((0, 2), *singles[2:]) if has_stem else tuple(singles)
+
+
+def _is_norm(stage: nn.Module) -> bool:
+    """Whether all parameters of a stage, if it has any, belong to norms."""
+    norms = {id(p) for module in stage.modules() if isinstance(module, NORMS) for p in module.parameters()}
+    return all(id(parameter) in norms for parameter in stage.parameters())
+
+
+def _written(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """The module's output, and the bytes that it and the modules inside it put out."""
+    written: list[int] = []
+
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        written.append(output.numel() * output.element_size())
+
+    hooks = [m.register_forward_hook(note) for m in module.modules() if not isinstance(m, UNCOUNTED)]
+    try:
+        return module(x), sum(written)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _store(file: Path, activations: Tensor) -> None:
+    file.write_bytes(Message(z=activations).encode())
+
+
+def _stored(file: Path) -> Tensor:
+    return Message.decode(file.read_bytes())["z"]

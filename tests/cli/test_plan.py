@@ -1,0 +1,96 @@
+import pytest
+
+from potluck.cli.plan import bytes_of, print_plan
+from potluck.core.errors import ConfigError
+
+
+@pytest.fixture
+def plan(monkeypatch, capsys):
+    """Prints a plan and gives back its lines of cells."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*budgets, model="preresnet20", **options):
+        print_plan(model, list(budgets), **options)
+        lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+        return [[cell.strip() for cell in line[1:-1]] for line in lines]
+
+    return run
+
+
+def test_a_sixth_of_preresnet20_is_cut_as_in_the_paper(plan):
+    rows = plan("1/6", num_classes=100)
+    assert rows[0][1:4] == ["whole net", "stem to block9", "117.09 MiB"]
+    assert [row[2] for row in rows[1:]] == [
+        "stem to block1",
+        "block2",
+        "block3",
+        "block4",
+        "block5 to block6",
+        "block7 to block9",
+    ]
+    assert [row[3] for row in rows[1:]] == ["20.02 MiB"] * 3 + ["14.05 MiB", "20.14 MiB", "17.78 MiB"]
+    assert rows[1][0].startswith("1/6 = ")
+
+
+def test_measured_pieces_take_less_than_the_whole_net_does(plan):
+    whole, *pieces = [float(row[4].removesuffix(" MiB")) for row in plan("30MiB")]
+    assert len(pieces) == 5
+    assert max(pieces) < whole / 2
+
+
+def test_measured_is_what_a_step_saves_and_the_parameters(plan):
+    # With 4096 examples of 64 numbers one activation is 1 MiB. The stem keeps its input and ReLU's output; its 4160
+    # parameters and the head's 650 take 0.018 MiB. The other piece keeps two outputs of ReLU beside its input.
+    rows = plan("4.2MiB", model="mlp3", input_shape=(64,), batch_size=4096)
+    assert [row[4] for row in rows] == ["4.05 MiB", "2.02 MiB", "3.03 MiB"]
+
+
+def test_blocks_that_do_not_fit_are_named(plan):
+    rows = plan("15MiB")
+    assert rows[1] == ["15MiB = 15.00 MiB", "-", "stem to block3: not trained", "", ""]
+    assert rows[2][:3] == ["", "1", "block4"]
+
+
+def test_a_scenario_stands_for_its_four_shares(plan):
+    firsts = [row[0] for row in plan("lack", batch_size=8) if row[0]]
+    assert [first.split(" = ")[0] for first in firsts] == ["1/8", "1/6", "1/2", "1"]
+
+
+def test_twice_the_batch_costs_more(plan):
+    small, large = (float(plan(batch_size=n)[0][3].removesuffix(" MiB")) for n in (4, 8))
+    assert small < large < 2 * small  # parameters do not double
+
+
+def test_flat_inputs_are_planned(plan):
+    rows = plan("1/2", model="mlp3", input_shape=(64,))
+    assert [row[2] for row in rows] == ["stem to hidden2", "stem", "hidden1 to hidden2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("32MiB", 32 * 2**20), ("1.5GB", 1_500_000_000), ("7 kB", 7000), ("2KiB", 2048), ("1GiB", 2**30), ("12B", 12)],
+)
+def test_budgets_are_read_with_their_units(text, count):
+    assert bytes_of(text) == count
+
+
+@pytest.mark.parametrize("text", ["32", "32MiBs", "32mb", "MiB", "-1MB", "0MB", "", "1/0", "fairly"])
+def test_a_budget_without_a_known_unit_is_refused_on_one_line(plan, text):
+    with pytest.raises(ConfigError, match="expected a number and a unit") as refused:
+        plan(text)
+    assert repr(text) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_budget_too_small_names_model_budget_and_the_smallest(plan):
+    with pytest.raises(ConfigError, match=r"preresnet20 with 1MiB: budget of 1\.00 MiB.*at least 5\.28 MiB"):
+        plan("1MiB")
+
+
+def test_the_command_shows_pieces_and_refuses_what_is_no_shape(potluck):
+    shown = potluck("plan preresnet20 1/6 --classes 100")
+    assert shown.code == 0, shown.err
+    assert "block7 to block9" in shown.out
+    refused = potluck("plan preresnet20 1/6 --shape 32by32")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "expected sizes joined by x" in refused.err

@@ -1,0 +1,494 @@
+import copy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from potluck.core.batchnorm import keep_statistics
+from potluck.core.examples import Examples
+from potluck.core.federation import Federation, Site
+from potluck.core.fit import Fit, LocalTraining
+from potluck.core.inference import predict
+from potluck.core.rng import fold_in
+from potluck.core.roles import ClientFailure
+from potluck.core.sharing import Sharing
+from potluck.core.weights import mean, weights_of
+from potluck.engines.training import train
+from potluck.memory import MemoryModel, saved_bytes
+from potluck.methods.fedavg import FedAvg
+from potluck.methods.fedepth import FeDepth, Mutual, SkipLink, linked
+from potluck.models.contract import StagedNet
+from potluck.models.preresnet import preresnet20
+from potluck.models.vit import vit
+
+EXACTLY = {"rtol": 0, "atol": 0}
+PLAIN = LocalTraining("sgd", lr=0.1, epochs=2, batch_size=4)
+ROUGH = replace(PLAIN, momentum=0.9, weight_decay=0.1)
+IMAGE = (3, 8, 8)
+SMALL = partial(preresnet20, 3, IMAGE, widths=(2, 4, 8))  # cut like the paper's, see test_memory
+SIXTH = 1 / 6
+
+
+def images(*capacities, build=SMALL, size=10):
+    """One client a capacity, each with images of its own."""
+    sites = {}
+    for id, capacity in enumerate(capacities):
+        draws = fold_in(0, "images", id).generator()
+        train = Examples(torch.rand(size + id, *IMAGE, generator=draws), torch.arange(size + id) % 3)
+        sites[id] = Site(id, "net", train, train, train, capacity)
+    return Federation(sites, {"net": build}, "net", num_classes=3)
+
+
+def sub_problems(run, id):
+    """A client's handler played by hand on the message it was sent last: the client and each fit, before it is done.
+
+    The reply comes last.
+    """
+    client = run.engine._host._open(id, fold_in(0, "by hand", id))
+    work = run.engine.method.local_update(client, run.wire.sent["local_update"][-1][id])
+    report = None
+    while True:
+        try:
+            fit = next(work) if report is None else work.send(report)
+        except StopIteration as stop:
+            yield client, stop.value
+            return
+        yield client, fit
+        report = train(fit, fold_in(0, "by hand", id, "fit"))
+
+
+def fits_of(run, id):
+    """The same without the reply."""
+    return ((client, found) for client, found in sub_problems(run, id) if isinstance(found, Fit))
+
+
+def moved(before, after):
+    """The stages and the head that hold a tensor which is not what it was."""
+    names = {name for name in before if not torch.equal(before[name], after[name])}
+    return {name.split(".")[1] if name.startswith("stages.") else name.split(".")[0] for name in names}
+
+
+# Limits
+
+
+def test_with_memory_for_all_it_is_fedavg_bit_for_bit(play, clouds):
+    federation = clouds("norm2", "norm3", "norm3")
+    fedepth, fedavg = play(FeDepth(PLAIN), federation, rounds=3), play(FedAvg(PLAIN), federation, rounds=3)
+    assert_close([s.pool for s in fedepth.states], [s.pool for s in fedavg.states], **EXACTLY)
+    assert [r.traffic for r in fedepth.reports] == [r.traffic for r in fedavg.reports]
+    assert [r.losses for r in fedepth.reports] == [r.losses for r in fedavg.reports]
+
+
+def test_with_less_memory_it_is_not(play, clouds):
+    capacities = (0.3, 1.0)
+    federation = clouds("norm3", "norm3", capacities=capacities)
+    fedepth, fedavg = play(FeDepth(PLAIN), federation), play(FedAvg(PLAIN), federation)
+    one, two = (run.wire.replied["local_update"][0] for run in (fedepth, fedavg))
+    assert_close(one[1]["weights"], two[1]["weights"], **EXACTLY)
+    assert not torch.allclose(one[0]["weights"]["stages.stage0.0.weight"], two[0]["weights"]["stages.stage0.0.weight"])
+
+
+@pytest.mark.parametrize("capacities", [(1.0, 1.0), (SIXTH, 1.0)])
+def test_clients_weigh_by_their_examples(play, capacities):
+    run = play(FeDepth(PLAIN), images(*capacities))
+    one, two = (run.wire.replied["local_update"][0][id]["weights"] for id in (0, 1))
+    expected = {name: mean([one[name], two[name]], [10, 11]) for name in one}
+    assert_close({name: run.state.pool["all"][name] for name in one}, expected, **EXACTLY)
+
+
+# Sub-problems
+
+
+def test_each_sub_problem_moves_its_piece_and_the_classifier_alone(play):
+    run = play(FeDepth(ROUGH), images(SIXTH))
+    fits = sub_problems(run, 0)
+    pieces = [
+        ["stem", "block1"],
+        ["block2"],
+        ["block3"],
+        ["block4"],
+        ["block5", "block6"],
+        ["block7", "block8", "block9"],
+    ]
+    client, _ = next(fits)
+    before = weights_of(client.model)
+    for piece in pieces:
+        client, _ = next(fits)  # the engine has trained the piece
+        after = weights_of(client.model)
+        assert moved(before, after) == {*piece, "norm", "head"}
+        before = after
+
+
+def test_every_piece_has_all_the_epochs(play):
+    run = play(FeDepth(PLAIN), images(SIXTH))
+    *fits, _ = sub_problems(run, 0)
+    assert len(fits) == 6
+    assert {fit.training for _, fit in fits} == {PLAIN}
+    assert {len(fit.data) for _, fit in fits} == {10}
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_no_tensor_of_another_piece_is_saved_for_the_backward_pass(play, buffer):
+    run = play(FeDepth(PLAIN, buffer=buffer), images(SIXTH))
+    counts = []
+    for client, fit in fits_of(run, 0):
+        own = set(fit.net.modules())
+        mine = set(fit.net.state_dict(keep_vars=True).values())
+        others = [tensor for tensor in client.model.state_dict(keep_vars=True).values() if tensor not in mine]
+        saved, entered = [], []  # held until compared, so that no address is used twice
+        hooks = [fit.net.register_forward_pre_hook(lambda _m, inputs, entered=entered: entered.append(inputs[0]))]
+        hooks += [
+            module.register_forward_hook(lambda _m, _i, output, others=others: others.append(output))
+            for module in client.model.modules()
+            if module not in own
+        ]
+
+        def note(tensor, saved=saved):
+            saved.append(tensor)
+            return tensor
+
+        batch = fit.data.batch(torch.arange(4))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), keep_statistics(fit.net):
+            loss = fit.losses[0](fit.net.train(), batch, fit.extras)
+        for hook in hooks:
+            hook.remove()
+        (z,) = entered  # the one tensor that two pieces share: output of the finished, input of this
+        assert loss.requires_grad
+        assert not z.requires_grad
+        assert not addresses(others) - addresses([z]) & addresses(saved)
+        # Nor anything nameless: the piece saves on z what it saves anywhere, and the criterion a few numbers more.
+        sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
+        activations = sum(size for address, size in sizes.items() if address not in addresses(mine))
+        assert 0 <= activations - saved_bytes(fit.net, z) <= 4 * (4 * 3 + 1) + 8 * 4  # log-probabilities, targets
+        counts.append(len(saved))
+    assert len(counts) == 6
+
+
+def addresses(tensors):
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def test_the_input_of_a_piece_is_the_output_of_the_finished_ones_in_evaluation_mode(play):
+    federation = images(SIXTH)
+    run = play(FeDepth(PLAIN), federation)
+    data = federation.sites[0].train
+    starts = [0, 2, 3, 4, 5, 7]
+    for (client, fit), start in zip(fits_of(run, 0), starts, strict=False):
+        expected = predict(client.model.stages[:start], data, 4) if start else data.inputs
+        assert_close(fit.data.inputs, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(fit.data.labels, data.labels)
+        assert not fit.data.inputs.requires_grad
+
+
+def test_buffered_and_unbuffered_training_are_equal(play):
+    runs = [play(FeDepth(PLAIN, buffer=buffer), images(SIXTH, 0.5), rounds=2) for buffer in (True, False)]
+    assert_close(*[run.state.pool for run in runs], rtol=1e-3, atol=1e-4)
+    # Only fits on the client's own examples are counted among its losses.
+    assert [len(next(iter(run.reports[0].losses.values()))) for run in runs] == [1, 6]
+
+
+def shifted(inputs, rng):
+    return inputs if rng is None else inputs + torch.rand((), generator=rng)
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_only_unbuffered_pieces_see_augmented_examples(play, buffer):
+    federation = images(SIXTH)
+    site = federation.sites[0]
+    augmented = replace(federation, sites={0: replace(site, train=replace(site.train, preprocess=shifted))})
+    fits = list(fits_of(play(FeDepth(PLAIN, buffer=buffer), augmented), 0))
+    plain, moved = (fits[2][1].data.batch(torch.arange(4), key)[0] for key in (None, fold_in(0, "augment")))
+    assert torch.equal(plain, moved) == buffer
+
+
+# The link
+
+
+def test_the_link_takes_every_sth_row_and_pads_both_sides():
+    features = torch.Size((64, 8, 8))
+    x = torch.rand(2, 16, 32, 32)
+    found = SkipLink(features, "subsample")(x)
+    assert torch.equal(found[:, 24:40], x[:, :, ::4, ::4])
+    assert not found[:, :24].any()
+    assert not found[:, 40:].any()
+    y = torch.rand(2, 32, 16, 16)
+    found = SkipLink(features, "subsample")(y)
+    assert torch.equal(found[:, 16:48], y[:, :, ::2, ::2])
+    assert_close(found.sum(1), y[:, :, ::2, ::2].sum(1))
+
+
+def test_the_averaging_link_has_the_means_of_the_cells():
+    x = torch.arange(16.0).view(1, 1, 4, 4)
+    found = SkipLink(torch.Size((1, 2, 2)), "average")(x)
+    # By hand: rows 0..3, 4..7 ...; the first cell holds 0, 1, 4, 5.
+    assert_close(found.flatten(), torch.tensor([2.5, 4.5, 10.5, 12.5]))
+
+
+@pytest.mark.parametrize("link", ["subsample", "average"])
+@pytest.mark.parametrize(
+    ("found", "features"),
+    [
+        ((5, 9, 9), (8, 4, 4)),
+        ((7, 4, 6), (4, 4, 3)),
+        ((8,), (8,)),
+        ((5,), (8,)),
+        ((9,), (4,)),
+        ((3, 4, 4), (6,)),
+        ((5, 8), (5, 8)),
+    ],
+)
+def test_the_link_ends_in_the_classifiers_shape_and_has_no_parameters(link, found, features):
+    skip = SkipLink(torch.Size(features), link)
+    assert skip(torch.rand(2, *found)).shape == (2, *features)
+    assert not list(skip.parameters())
+    assert not list(skip.buffers())
+
+
+def test_flat_features_of_equal_width_pass_and_others_are_filled_up_or_cut_on_both_sides():
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    assert SkipLink(torch.Size((3,)), "subsample")(x) is x
+    assert SkipLink(torch.Size((6,)), "subsample")(x).tolist() == [[0, 1, 2, 3, 0, 0]]
+    assert SkipLink(torch.Size((1,)), "subsample")(x).tolist() == [[2]]
+
+
+def test_an_image_before_flat_features_becomes_its_mean():
+    x = torch.rand(2, 3, 4, 4)
+    assert_close(SkipLink(torch.Size((3,)), "subsample")(x), x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(("found", "features"), [((5, 8), (3, 8)), ((5,), (3, 4, 4)), ((5, 8), (8,))])
+def test_a_shape_that_no_link_leads_to_is_an_error_with_both_shapes(found, features):
+    with pytest.raises(ValueError, match=r"output \(5.*no skip link") as refused:
+        SkipLink(torch.Size(features), "subsample")(torch.rand(2, *found))
+    assert str(features) in str(refused.value)
+
+
+@pytest.mark.parametrize("build", [SMALL, partial(SMALL, variant="fedepth"), partial(vit, 3, IMAGE, width=8, heads=2)])
+@pytest.mark.parametrize("link", ["subsample", "average"])
+def test_every_block_of_a_net_can_be_a_piece(play, build, link):
+    run = play(FeDepth(PLAIN, link=link, slack=1.3), images(0.2, build=build))
+    before, after = (state.pool["all"] for state in run.states)
+    assert moved(before, after) == {*(name for name, _ in build().stages.named_children()), "head"}
+
+
+def test_the_last_piece_has_no_link():
+    net = SMALL()
+    memory = MemoryModel.of(net, IMAGE)
+    pieces = memory.pieces(max(memory.costs))
+    *before, last = [linked(net, piece, memory) for piece in pieces]
+    assert all(any(isinstance(m, SkipLink) for m in sub_problem.modules()) for sub_problem in before)
+    assert not any(isinstance(m, SkipLink) for m in last.modules())
+    x = torch.rand(2, *IMAGE)
+    z = net.eval().stages[: pieces[-1].start](x)
+    assert_close(last.eval()(z), net(x), **EXACTLY)
+
+
+# Partial training
+
+
+@pytest.mark.parametrize("other", [1.0, SIXTH])
+def test_frozen_blocks_of_a_client_do_not_count(play, other):
+    run = play(FeDepth(PLAIN), images(1 / 8, other))
+    lacking, full = (run.wire.replied["local_update"][0][id] for id in (0, 1))
+    frozen = {
+        n for n in full["weights"] if n.startswith(("stages.stem", "stages.block1", "stages.block2", "stages.block3"))
+    }
+    assert frozen
+    assert full["weights"].keys() - lacking["weights"].keys() == frozen
+    assert not any(name.startswith("stages.block2") for name in lacking["buffers"])
+    assert_close({n: run.state.pool["all"][n] for n in frozen}, {n: full["weights"][n] for n in frozen}, **EXACTLY)
+    name = "stages.block9.conv1.weight"
+    expected = mean([lacking["weights"][name], full["weights"][name]], [10, 11])
+    assert_close(run.state.pool["all"][name], expected, **EXACTLY)
+
+
+def test_frozen_blocks_that_nobody_trains_stay(play):
+    run = play(FeDepth(ROUGH), images(1 / 8), rounds=2)
+    first, last = run.states[0].pool["all"], run.state.pool["all"]
+    assert moved(first, last) == {"block4", "block5", "block6", "block7", "block8", "block9", "norm", "head"}
+
+
+@pytest.mark.parametrize("buffers", ["local", "drop"])
+def test_frozen_blocks_have_measured_statistics_where_none_come(play, buffers):
+    run = play(FeDepth(PLAIN, Sharing(buffers=buffers)), images(1 / 8))
+    client, fit = next(sub_problems(run, 0))
+    assert client.model.stages.block2.norm1.running_mean.any()
+    raw = fit.data.inputs
+    assert raw.shape[1:] == (2, 8, 8)
+    assert client.model.stages.block2.norm1.num_batches_tracked == 1
+
+
+def test_with_averaged_buffers_nothing_is_measured(play):
+    run = play(FeDepth(PLAIN), images(1 / 8))
+    client, _ = next(sub_problems(run, 0))
+    assert not client.model.stages.block2.norm1.running_mean.any()
+
+
+def test_bypassed_blocks_are_jumped_over_and_sent_back_as_they_came(play):
+    run = play(FeDepth(PLAIN, partial="bypass"), images(1 / 8))
+    sent, reply = (run.wire.sent["local_update"][0][0], run.wire.replied["local_update"][0][0])
+    assert sent["weights"].keys() == reply["weights"].keys()
+    whole = {"stem", "block4", "block5", "block6", "block7", "block8", "block9", "norm", "head"}
+    assert moved(sent["weights"], reply["weights"]) == whole
+    fits = list(fits_of(run, 0))
+    client, first = fits[0]
+    trained = {name for name, _ in first.net.stages.named_children()}
+    assert trained == {"stem", "block4", "skip link", "norm"}
+    assert len(fits) == 5
+    data = run.engine.federation.sites[0].train
+    stages = client.model.eval().stages
+    with torch.no_grad():
+        expected = stages.block5(stages.block4(stages.stem(data.inputs)))
+    assert_close(fits[2][1].data.inputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bypass_needs_equal_shapes(play):
+    # Widths that grow at block 4 put the first block that fits, block 5, behind another shape.
+    memory = MemoryModel.of(SMALL(), IMAGE)
+    share = (memory.costs[4] + 1) / memory.whole
+    with pytest.raises(ClientFailure, match=r"'bypass', but stem puts out \(2, 8, 8\) and block5 reads \(4, 4, 4\)"):
+        play(FeDepth(PLAIN, partial="bypass", slack=1.0), images(share))
+
+
+def test_a_bypass_needs_a_stem(play, clouds):
+    federation = clouds("mlp3", capacities=(0.25,))
+    federation = replace(federation, architectures={"mlp3": hourglass})
+    with pytest.raises(ClientFailure, match="'bypass', but first takes at least half as much memory as second"):
+        play(FeDepth(PLAIN, partial="bypass"), federation)
+
+
+def hourglass():
+    stages = {"first": nn.Linear(6, 40), "second": nn.Linear(40, 4), "third": nn.Linear(4, 4)}
+    return StagedNet(stages, nn.Linear(4, 3))
+
+
+def test_too_little_memory_for_any_piece_is_an_error_with_the_smallest_that_works(play):
+    with pytest.raises(ClientFailure, match=r"too small for any piece; expected at least 0\.\d\d MiB"):
+        play(FeDepth(PLAIN), images(0.01))
+
+
+# Mutual distillation
+
+
+def pair():
+    nets = nn.ModuleDict({"own": SMALL(), "peer1": SMALL()})
+    batch = torch.rand(6, *IMAGE), torch.arange(6) % 3
+    return nets, batch
+
+
+def gradients(loss, net):
+    return torch.autograd.grad(loss, list(net.parameters()))
+
+
+def test_identical_nets_teach_each_other_nothing():
+    nets, batch = pair()
+    nets["peer1"].load_state_dict(nets["own"].state_dict())
+    nets.train()
+    plain = F.cross_entropy(nets["own"](batch[0]), batch[1])
+    mutual = Mutual("own", F.cross_entropy)(nets, batch, {})
+    assert_close(mutual, plain)
+    assert_close(gradients(mutual, nets["own"]), gradients(plain, nets["own"]), rtol=1e-4, atol=1e-6)
+
+
+def test_each_net_approaches_its_peers_and_they_get_no_gradient():
+    nets, batch = pair()
+    nets["peer2"] = SMALL()
+    nets.train()
+    loss = Mutual("peer1", F.cross_entropy)(nets, batch, {})
+    with keep_statistics(nets):
+        own, peer, other = (nets[name](batch[0]).detach() for name in ("peer1", "own", "peer2"))
+
+    def kl(teacher, student):
+        return (teacher.softmax(1) * (teacher.log_softmax(1) - student.log_softmax(1))).sum(1).mean()
+
+    assert_close(loss.detach(), F.cross_entropy(own, batch[1]) + (kl(peer, own) + kl(other, own)) / 2)
+    loss.backward()
+    assert all(p.grad is not None for p in nets["peer1"].parameters())
+    assert all(p.grad is None for p in nets["own"].parameters())
+
+
+def test_teaching_leaves_the_teachers_statistics_alone():
+    nets, batch = pair()
+    before = weights_of(nets["peer1"].train())
+    Mutual("own", F.cross_entropy)(nets.train(), batch, {})
+    assert_close(weights_of(nets["peer1"]), before, **EXACTLY)
+    assert nets["own"].stages.block1.norm1.num_batches_tracked == 1
+
+
+def test_clients_of_full_capacity_train_several_nets_and_send_one(play):
+    run = play(FeDepth(PLAIN, models=3), images(1.0, 0.5, 1.0))
+    plain = play(FeDepth(PLAIN), images(1.0, 0.5, 1.0))
+    assert run.reports[0].traffic == plain.reports[0].traffic
+    mine, theirs = (r.wire.replied["local_update"][0] for r in (run, plain))
+    assert_close(mine[1]["weights"], theirs[1]["weights"], **EXACTLY)
+    assert not torch.allclose(mine[0]["weights"]["head.weight"], theirs[0]["weights"]["head.weight"])
+    assert run.kept(1)["state"] == {}
+    peers = [run.kept(id)["state"]["peers"][name] for id in (0, 2) for name in ("peer1", "peer2")]
+    kernels = [peer["stages.block9.conv1.weight"] for peer in [*peers, mine[0]["weights"]]]
+    for place, kernel in enumerate(kernels):
+        assert not any(torch.allclose(kernel, other) for other in kernels[:place])
+
+
+def test_nets_step_in_turn_and_a_peer_learns_from_the_step_before(play):
+    run = play(FeDepth(replace(PLAIN, epochs=1, batch_size=64), models=2), images(1.0))
+    data = run.engine.federation.sites[0].train
+    fits = sub_problems(run, 0)
+    _, fit = next(fits)
+    expected = copy.deepcopy(fit.net).train()
+    next(fits)  # the engine has taken one full step with each
+    for name, other in (("own", "peer1"), ("peer1", "own")):
+        logits, taught = expected[name](data.inputs), expected[other](data.inputs).detach()
+        kl = (taught.softmax(1) * (taught.log_softmax(1) - logits.log_softmax(1))).sum(1).mean()
+        found = gradients(F.cross_entropy(logits, data.targets) + kl, expected[name])
+        with torch.no_grad():
+            for parameter, gradient in zip(expected[name].parameters(), found, strict=True):
+                parameter -= PLAIN.lr * gradient
+        assert_close(list(fit.net[name].parameters()), list(expected[name].parameters()), rtol=1e-3, atol=1e-5)
+
+
+def test_a_peer_starts_from_weights_of_its_own(play):
+    run = play(FeDepth(replace(PLAIN, lr=0.0), models=2), images(1.0))
+    sent, peer = run.wire.sent["local_update"][0][0]["weights"], run.kept(0)["state"]["peers"]["peer1"]
+    layers = [name for name in sent if name.endswith(("conv.weight", "conv1.weight", "conv2.weight", "head.weight"))]
+    assert len(layers) == 20
+    assert not any(torch.allclose(sent[name], peer[name]) for name in layers)
+
+
+def test_peers_go_on_where_they_stopped(play):
+    still = replace(PLAIN, lr=0.0)
+    run = play(FeDepth(still, models=2), images(1.0))
+    first = run.kept(0)["state"]["peers"]["peer1"]
+    run.round()
+    second = run.kept(0)["state"]["peers"]["peer1"]
+    parameters = dict(SMALL().named_parameters())
+    assert_close({n: second[n] for n in parameters}, {n: first[n] for n in parameters}, **EXACTLY)
+    assert second["stages.block1.norm1.num_batches_tracked"] == 2 * first["stages.block1.norm1.num_batches_tracked"]
+
+
+# Hyper-parameters
+
+
+@pytest.mark.parametrize(("name", "value"), [("slack", 0.0), ("slack", -1.0), ("models", 0)])
+def test_impossible_hyper_parameters_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected .* found {value}"):
+        FeDepth(**{name: value})
+
+
+def test_slack_stretches_the_budget(play):
+    counts = [len(list(fits_of(play(FeDepth(PLAIN, slack=s), images(0.25)), 0))) for s in (1.0, 2.0, 4.5)]
+    assert counts[0] > counts[1] > counts[2] == 1
+
+
+def test_the_server_judges_the_mean_as_it_stands(play):
+    run = play(FeDepth(PLAIN), images(SIXTH, 1.0))
+    judged = weights_of(run.model(0))
+    assert_close(judged, run.state.pool["all"], **EXACTLY)
+    assert_close(weights_of(run.engine.global_model(run.state)), judged, **EXACTLY)

@@ -1,0 +1,211 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from potluck.core.examples import Examples
+from potluck.core.inference import predict
+from potluck.core.rng import Key, isolated
+from potluck.memory import SCENARIOS, SLACK, MemoryModel, Piece, decompose, predict_from_disk, saved_bytes
+from potluck.models.contract import StagedNet
+from potluck.models.mlp import mlp3
+from potluck.models.preresnet import preresnet20
+from potluck.models.vit import vit
+
+MB = 2**20
+GB = 2**30
+
+
+def table_1():
+    return MemoryModel.of(preresnet20(100, (3, 32, 32)), (3, 32, 32))
+
+
+def names(memory, budget):
+    """The blocks of each piece, by their numbers in the paper."""
+    return [list(range(max(piece.start, 1), piece.stop)) for piece in memory.pieces(budget)]
+
+
+# The paper's numbers
+
+
+def test_the_nine_blocks_of_preresnet20_cost_what_table_1_prints():
+    printed = ["20.02"] * 3 + ["14.05"] + ["10.07"] * 2 + ["7.21"] + ["5.28"] * 2
+    assert [f"{cost / MB:.2f}" for cost in table_1().costs] == printed
+
+
+def test_the_five_widths_of_table_1_are_shares_of_the_nets_activations():
+    whole = sum(part.activations for part in table_1().parts) / MB
+    # Stem 4, blocks 111, last norm 1, pooling 64 and classifier 100 outputs for 32 examples, twice, of 4 bytes.
+    assert whole == 4 + 111 + 1 + 2 * (64 + 100) * 32 * 4 / MB
+    assert [f"{whole * share:.2f}" for share in (1 / 8, 1 / 6, 1 / 3, 1 / 2, 1)] == [
+        "14.51",
+        "19.34",
+        "38.68",
+        "58.02",
+        "116.04",
+    ]
+
+
+@pytest.mark.parametrize("of", ["activations", "cost"])  # the paper's budgets, and those of capacities
+@pytest.mark.parametrize(
+    ("share", "pieces"),
+    [
+        (1 / 8, [[4], [5], [6], [7, 8], [9]]),
+        (1 / 6, [[1], [2], [3], [4], [5, 6], [7, 8, 9]]),
+        (1 / 3, [[1, 2], [3, 4], [5, 6, 7, 8, 9]]),
+        (1 / 2, [[1, 2, 3], [4, 5, 6, 7, 8, 9]]),
+        (1.0, [[1, 2, 3, 4, 5, 6, 7, 8, 9]]),
+    ],
+)
+@pytest.mark.parametrize("classes", [10, 100])
+def test_the_papers_budgets_give_its_five_decompositions(share, pieces, of, classes):
+    memory = MemoryModel.of(preresnet20(classes, (3, 32, 32)), (3, 32, 32))
+    whole = sum(getattr(part, of) for part in memory.parts)
+    assert names(memory, SLACK * share * whole) == pieces
+
+
+def test_without_tolerance_the_papers_budgets_do_not_hold_its_pieces():
+    memory = table_1()
+    assert names(memory, 19.34 * MB)[0] == [4]
+    assert names(memory, 38.68 * MB)[0] == [1]
+
+
+@pytest.mark.parametrize(("budget", "count"), [(3, [1, 2, 3]), (5, [2, 4])])
+def test_figure_3(budget, count):
+    costs = [cost * GB for cost in (3, 2, 1, 0.5, 0.5, 0.5)]
+    assert [stop - start for start, stop in decompose(costs, budget * GB)] == count
+
+
+def test_scenarios_are_those_of_the_paper():
+    assert SCENARIOS["fair"] == (1 / 6, 1 / 3, 1 / 2, 1)
+    assert SCENARIOS["lack"] == (1 / 8, 1 / 6, 1 / 2, 1)
+    assert SCENARIOS["surplus"] == (1 / 6, 1 / 3, 1 / 2, 2)
+
+
+# Decomposition
+
+
+@pytest.mark.parametrize("budget", [5, 6, 7, 9, 14, 15, 30])
+def test_pieces_fit_follow_one_another_and_cannot_take_the_next_block(budget):
+    costs = [5, 1, 4, 2, 2, 1, 3]
+    pieces = decompose(costs, budget)
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == len(costs)
+    for (start, stop), (following, _) in pairwise(pieces):
+        assert stop == following
+        assert sum(costs[start:stop]) <= budget < sum(costs[start : stop + 1])
+    assert sum(costs[slice(*pieces[-1])]) <= budget
+
+
+def test_blocks_before_one_that_does_not_fit_are_left_out_with_it():
+    assert decompose([1, 5, 1, 2], 3) == [(2, 4)]
+
+
+def test_a_budget_too_small_for_any_piece_names_the_smallest_that_works():
+    with pytest.raises(ValueError, match=r"budget of 0\.50 MiB.*at least 1\.00 MiB.*or 3\.00 MiB to train every"):
+        decompose([3 * MB, 2 * MB, MB], MB / 2)
+    assert decompose([3 * MB, 2 * MB, MB], MB) == [(2, 3)]
+
+
+# Estimate
+
+
+def flat(*widths, norm=False):
+    stages = {
+        f"s{i}": nn.Sequential(nn.Linear(a, b), *([nn.LayerNorm(b)] if norm else []))
+        for i, (a, b) in enumerate(pairwise(widths))
+    }
+    return StagedNet(stages, nn.Linear(widths[-1], 2))
+
+
+def test_the_estimate_is_parameters_and_twice_the_outputs_of_a_batch():
+    memory = MemoryModel.of(flat(3, 5, 7), (3,), batch_size=10)
+    assert [part.parameters for part in memory.parts] == [4 * (15 + 5), 4 * (35 + 7), 4 * (14 + 2)]
+    # The pooling is a module and its seven outputs count, as in the paper's table.
+    assert [part.activations for part in memory.parts] == [2 * 4 * 5 * 10, 2 * 4 * 7 * 10, 2 * 4 * (7 + 2) * 10]
+    assert memory.whole == 4 * (20 + 42 + 16) + 2 * 4 * (5 + 7 + 7 + 2) * 10
+
+
+def test_a_first_stage_of_half_the_seconds_cost_is_no_stem():
+    # Costs at batch 1 are 4 (a b + b) + 8 b: 3 to 1 takes 24; then 24, 36 and 48 and 60 from 1 to 2, 3, 4 and 5.
+    assert MemoryModel.of(flat(3, 1, 3), (3,), 1).costs == [24, 48]
+    assert MemoryModel.of(flat(3, 1, 3), (3,), 1).blocks == ((0, 1), (1, 2))
+    assert MemoryModel.of(flat(3, 1, 4), (3,), 1).blocks == ((0, 2),)
+    assert MemoryModel.of(flat(3, 1, 4), (3,), 1).costs == [64]
+
+
+def test_norms_behind_the_last_block_belong_to_the_classifier():
+    memory = MemoryModel.of(vit(2, (3, 8, 8), width=8, depth=3, heads=2), (3, 8, 8))
+    assert [part.name for part in memory.parts][-2:] == ["norm", "head"]
+    assert memory.after == 1
+    assert memory.blocks == ((0, 2), (2, 3), (3, 4))
+    assert memory.features == (5, 8)  # four patches and a class token
+
+
+def test_a_stage_with_a_norm_and_another_layer_is_a_block():
+    assert MemoryModel.of(flat(3, 5, 5, norm=True), (3,)).after == 0
+
+
+def test_counting_leaves_the_net_as_it_was():
+    net = preresnet20(10, (3, 8, 8), widths=(2, 2, 2)).train()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    MemoryModel.of(net, (3, 8, 8))
+    saved_bytes(net, torch.zeros(2, 3, 8, 8))
+    assert_close(net.state_dict(), before, rtol=0, atol=0)
+    assert all(module.training for module in net.modules())
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+# Measurement
+
+
+def test_saved_bytes_of_linear_layers_are_their_inputs_and_what_relu_keeps():
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    # The first layer keeps its input; ReLU keeps its output, which is the second layer's input: one storage.
+    assert saved_bytes(net, torch.zeros(10, 3)) == 4 * 10 * (3 + 5)
+
+
+def test_a_storage_counts_once_however_many_operations_saved_it():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.one(x) + self.two(x.view(-1, 3))
+
+    assert saved_bytes(Twice(), torch.zeros(10, 3)) == 4 * 10 * 3
+
+
+def test_measuring_dropout_leaves_the_global_generator_alone(global_generator_unchanged):
+    with isolated(Key(("net",))):
+        net = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
+    assert saved_bytes(net, torch.zeros(10, 3)) > 4 * 10 * 3
+
+
+# Inference from disk
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.4, 1.0])
+@pytest.mark.parametrize("net", [mlp3(3, (3, 8, 8), width=5), preresnet20(3, (3, 8, 8), widths=(2, 3, 4))])
+def test_inference_from_disk_is_an_ordinary_forward_bit_for_bit(net, budget, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    examples = Examples(torch.rand(7, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(7))
+    memory = MemoryModel.of(net, (3, 8, 8))
+    budget = max(budget * memory.whole, memory.costs[-1])
+    found = predict_from_disk(net, examples, memory.pieces(budget), batch_size=3)
+    assert_close(found, predict(net, examples, batch_size=3), rtol=0, atol=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inference_from_disk_keeps_one_pieces_activations_of_one_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    net = mlp3(3, (6,), width=5)
+    seen = []
+    for stage in net.stages:
+        stage.register_forward_hook(lambda *_: seen.append(sorted(file.name for file in tmp_path.rglob("[0-9]*"))))
+    pieces = [Piece(place, place + 1, 0) for place in range(3)]
+    predict_from_disk(net, Examples(torch.ones(4, 6), torch.zeros(4)), pieces, batch_size=2)
+    assert seen == [["0", "1"]] * 6  # two batches, three pieces: each batch has one file at any time
