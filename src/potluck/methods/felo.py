@@ -1,0 +1,278 @@
+"""Felo: features and logits exchanged by class.
+
+Chan, Ngai. "Exploiting Features and Logits in Heterogeneous Federated Learning", Computer Networks 2025.
+https://arxiv.org/abs/2210.15527.
+
+Clients of any architecture report, for each class they hold, the mean of their mid-level features and of their
+logits; the server averages both by class and sends the averages back, and every client draws the features and
+logits of its own examples towards those of their class. Neither weights nor public data are needed.
+
+Symbols
+    f_k       client.model, kept by the client unless weights are shared
+    h, z      mid-level features, which the last layer reads, and logits of one example
+    H, Z      message["features"], message["logits"]: by class y the averages H_y over examples, and Z_y over
+              clients' means, each of the same weight
+    alpha     alpha
+
+Wire
+    down      features classes * (|h| + flag), logits classes * (classes + flag)
+    up        counts classes, features present * |h|, logits present * classes
+    sharing   with `sharing` also: both ways weights |w|, buffers |b|; up examples 1
+
+Limits
+    alpha=0.0 training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000
+    alpha=0.0 sharing.scope="architecture" equals fedavg sharing.scope="architecture"
+    warmup_rounds=2 equals felo alpha=0.0
+    training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. Only the paper's first pages were at hand, which have no equations: loss, stores and constants are those of the
+       authors' published code.
+    2. That code sends the features of every example; the paper speaks of features by class. Here their means and
+       counts are sent, from which the server makes the same averages. An average covers the newest
+       `feature_capacity` examples of a class; where the oldest mean fits in part, it counts for as many as fit.
+    3. Observations are those of the last local epoch, in the forward passes of training; the code's are those of all
+       batches of the round.
+    4. Every round's optimiser is new, and its learning rate constant; the code keeps each client's Adam alive for the
+       whole run and divides its rate by 10 at 40 % and 70 % of the rounds.
+    5. Warm-up is a number of rounds; the code's is 5 % of them (10 of 200), or 40 % for the sake of pre-training. A
+       round is an epoch, the code's 10 batches of 50.
+    6. An example whose class has no average yet has no such term, where the code fails; the loss remains the mean
+       over the whole batch.
+    7. Clients whose features differ in width have averages of their own; in the code all have 1024. Logits are
+       averaged over everybody.
+    8. "The server also aggregates", the paper's introduction begins before our copy ends, while the code averages no
+       weights: `sharing`, off by default, averages them as fedavg does.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.examples import Batch
+from potluck.core.federation import ClientId, Criterion, Member
+from potluck.core.fit import Extras, Fit, LocalTraining, Observed
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.sharing import P, Pool, Sharing
+from potluck.models.contract import feature_shapes, split
+
+Table = dict[str, Tensor]
+"""By class: "means" (classes, width), zero where it is not "known" (bool, classes)."""
+
+Rows = dict[str, Tensor]
+"""What was reported, oldest first: "values" (n, ...), their "labels" (n,) and how many examples each "counts" for."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What clients reported.
+
+    Attributes:
+        features: by width, mean features of one client's class, oldest first.
+        logits: mean logits of one client's class, oldest first.
+        widths: by architecture, the width of its features, as text.
+        rounds: how many were played.
+        pool: the server's weights, if weights are shared.
+    """
+
+    features: dict[str, Rows]
+    logits: Rows
+    widths: dict[str, str]
+    rounds: int
+    pool: Pool
+
+
+class SharesOnRequest(Generic[P]):
+    """The part of a method that averages weights where `sharing` says how, and leaves models alone where it is None."""
+
+    sharing: Sharing | None
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.SPLIT_MODEL}) | (self.sharing.needs() if self.sharing else frozenset())
+
+    def initial_pool(self, server: Server) -> Pool:
+        """The weights that all start with."""
+        return self.sharing.initial(server) if self.sharing else {}
+
+    def share(self, pool: Pool, member: Member) -> dict[str, Any]:
+        """Entries of a message that bring a client its weights."""
+        return self.sharing.share(pool, member) if self.sharing else {}
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Load them."""
+        if self.sharing:
+            self.sharing.receive(client, message)
+
+    def trained(self, client: Client) -> dict[str, Any]:
+        """Entries of a reply that carry the trained weights back."""
+        return self.sharing.reply(client) if self.sharing else {}
+
+    def merged(self, pool: Pool, replies: Replies, server: Server) -> Pool:
+        """The weights after averaging."""
+        return self.sharing.merge(pool, replies, server.roster) if self.sharing else pool
+
+    def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
+        return Message(**self.share(state.pool, server.roster[client_id]))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        return self.sharing.deploy(client, message) if self.sharing else client.model
+
+    def global_model(self, state: P, server: Server) -> nn.Module | None:
+        return self.sharing.global_model(state.pool, server) if self.sharing else None
+
+
+@dataclass(frozen=True)
+class Felo(SharesOnRequest[State], Method[State]):
+    """Hyper-parameters of Felo.
+
+    Attributes:
+        training: a client's local training.
+        alpha: weight of the distances to the averages.
+        warmup_rounds: rounds before averages are first sent.
+        feature_capacity: of each class, the newest examples that an average of features covers.
+        logit_capacity: of each class, the newest clients' means that an average of logits covers.
+        sharing: who averages weights with whom; None for nobody.
+    """
+
+    training: LocalTraining = LocalTraining()
+    alpha: float = 0.5
+    warmup_rounds: int = 1
+    feature_capacity: int = 5000
+    logit_capacity: int = 50000
+    sharing: Sharing | None = None
+
+    def __post_init__(self) -> None:
+        check(self, {"alpha": 0, "warmup_rounds": 0, "feature_capacity": 1, "logit_capacity": 1})
+
+    def init(self, server: Server) -> State:
+        architectures = sorted({member.architecture for member in server.roster.values()})
+        shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
+        widths = {name: signature(mid) for name, (_, mid) in shapes.items()}
+        return State({}, {}, widths, rounds=0, pool=self.initial_pool(server))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        features, logits = self._averages(state, server.num_classes)
+        messages: dict[ClientId, Message] = {}
+        for i in cohort.ids:
+            member = server.roster[i]
+            mine = features.get(state.widths[member.architecture])
+            messages[i] = Message(features=mine, logits=logits, **self.share(state.pool, member))
+        replies = cohort.ask(self.local_update, messages)
+        return State(
+            *self._stored(state, replies, server),
+            widths=state.widths,
+            rounds=state.rounds + 1,
+            pool=self.merged(state.pool, replies, server),
+        )
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.receive(client, message)
+        report = yield Fit(
+            client.model,
+            LocalLoss(client.criterion, self.alpha),
+            client.train,
+            self.training,
+            extras={"features": message["features"], "logits": message["logits"]},
+            keep=len(client.train),
+        )
+        labels = report.kept["labels"]
+        return Message(
+            counts=labels.bincount(minlength=client.num_classes),
+            features=means_by_class(report.kept["features"], labels),
+            logits=means_by_class(report.kept["logits"], labels),
+            **self.trained(client),
+        )
+
+    def _averages(self, state: State, classes: int) -> tuple[dict[str, Table], Table | None]:
+        """H by width, and Z; nothing while clients warm up."""
+        if state.rounds < self.warmup_rounds or not state.logits:
+            return {}, None
+        features = {width: averages(rows, classes) for width, rows in state.features.items()}
+        return features, averages(state.logits, classes)
+
+    def _stored(self, state: State, replies: Replies, server: Server) -> tuple[dict[str, Rows], Rows]:
+        """The reported features and logits after the replies came in and the oldest went."""
+        features, logits = dict(state.features), state.logits
+        for id, reply in replies.items():
+            width, labels = state.widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
+            new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
+            features[width] = stored(features.get(width), new, self.feature_capacity)
+            logits = stored(logits, one_each(reply["logits"], labels), self.logit_capacity)
+        return features, logits
+
+
+@dataclass(frozen=True)
+class LocalLoss:
+    """The task's loss + alpha (MSE(h, H_y) + MSE(z, Z_y)); h, z and y are observed."""
+
+    criterion: Criterion
+    alpha: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+        inputs, labels = batch
+        parts = split(net)
+        h = parts.intermediate(parts.extractor(inputs))
+        z = parts.classifier(h)
+        gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
+        return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
+
+
+def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
+    """Mean over batch and width of the squared difference to the class's row; 0 for classes that have none."""
+    if table is None:
+        return values.new_zeros(())
+    gaps = (values - table["means"][labels]).square().mean(1)
+    return (gaps * table["known"][labels]).mean()
+
+
+def averages(rows: Rows, classes: int) -> Table:
+    """By class, the mean of the values (n, width), each as often as it counts."""
+    labels, counts = rows["labels"], rows["counts"]
+    whole = torch.zeros(classes, dtype=counts.dtype).index_add_(0, labels, counts)
+    shares = (counts / whole[labels]).to(rows["values"].dtype)  # before the sum, so that one value comes back exactly
+    means = rows["values"].new_zeros(classes, rows["values"].shape[1])
+    return {"means": means.index_add_(0, labels, rows["values"] * shares[:, None]), "known": whole > 0}
+
+
+def means_by_class(values: Tensor, labels: Tensor) -> Tensor:
+    """The mean of each class that is present, (present, width), in ascending order of class."""
+    table = averages(one_each(values, labels), int(labels.max()) + 1)
+    return table["means"][table["known"]]
+
+
+def one_each(values: Tensor, labels: Tensor) -> Rows:
+    """Rows that count for one."""
+    return {"values": values, "labels": labels, "counts": torch.ones_like(labels)}
+
+
+def stored(old: Rows | None, new: Rows, capacity: int) -> Rows:
+    """The rows of both, of each class the newest that count for `capacity` together."""
+    rows = {name: torch.cat([old[name], new[name]]) for name in new} if old else new
+    labels, counts, kept = rows["labels"], rows["counts"], rows["counts"].clone()
+    for label in labels.unique():
+        mine = labels == label
+        newer = counts[mine].flip(0).cumsum(0).flip(0) - counts[mine]
+        kept[mine] = (capacity - newer).clamp(min=0).minimum(counts[mine])
+    return {name: tensor[kept > 0] for name, tensor in {**rows, "counts": kept}.items()}
+
+
+def signature(shape: torch.Size) -> str:
+    """The shape of features, as text: only clients of one signature can use one another's."""
+    return "x".join(map(str, shape))
+
+
+def check(method: Method[Any], at_least: dict[str, float]) -> None:
+    """Refuse hyper-parameters below their least values.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name, least in at_least.items():
+        if not getattr(method, name) >= least:
+            raise ValueError(f"{name}: expected at least {least}, found {getattr(method, name)}")
