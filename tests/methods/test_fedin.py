@@ -14,8 +14,8 @@ from potluck.core.sharing import Sharing
 from potluck.core.weights import load, parameters_of, without_conflict
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss, Reconcile
+from potluck.models import get_model
 from potluck.models.contract import intermediate_names, split
-from potluck.models.resnet import resnet10
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0, batch_size=4)
@@ -445,7 +445,7 @@ def test_messages_carry_one_batch_of_features_more_than_fedavg(play, shape, floa
     train = Examples(uniform(16, *shape), torch.arange(16) % 10)
     federation = Federation(
         {0: Site(0, "resnet10", train, train, train)},
-        {"resnet10": partial(resnet10, 10, shape)},
+        {"resnet10": partial(get_model("resnet10"), 10, shape)},
         "resnet10",
         num_classes=10,
     )

@@ -18,86 +18,36 @@ from potluck.models.contract import StagedNet
 STRIDES = (1, 2, 2, 2)
 
 
-def resnet10(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 64,
-    stem: str = "imagenet",
-) -> StagedNet:
-    """ResNet-10; the `stem` "imagenet" shrinks the image fourfold, the stem "cifar" keeps its size."""
-    return _resnet((1, 1, 1, 1), num_classes, input_shape, rate, width, stem)
+def _variant(name: str, blocks: tuple[int, int, int, int]) -> Callable[..., StagedNet]:
+    """The function that builds the ResNet of this name, with so many blocks in each of its four stages."""
+
+    def build(
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        *,
+        rate: float = 1.0,
+        width: int = 64,
+        stem: str = "imagenet",
+    ) -> StagedNet:
+        return _resnet(blocks, num_classes, input_shape, rate, width, stem)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = (
+        f"ResNet-{name.removeprefix('resnet')}, blocks {blocks}, first stage `width` channels wide; the `stem`"
+        ' "imagenet" shrinks the image fourfold, "cifar" keeps its size.'
+    )
+    return build
 
 
-def resnet14(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 64,
-    stem: str = "imagenet",
-) -> StagedNet:
-    """ResNet-14; options as in `resnet10`."""
-    return _resnet((1, 1, 2, 2), num_classes, input_shape, rate, width, stem)
-
-
-def resnet18(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 64,
-    stem: str = "imagenet",
-) -> StagedNet:
-    """ResNet-18; options as in `resnet10`."""
-    return _resnet((2, 2, 2, 2), num_classes, input_shape, rate, width, stem)
-
-
-def resnet22(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 64,
-    stem: str = "imagenet",
-) -> StagedNet:
-    """ResNet-22; options as in `resnet10`."""
-    return _resnet((2, 2, 3, 3), num_classes, input_shape, rate, width, stem)
-
-
-def resnet26(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 64,
-    stem: str = "imagenet",
-) -> StagedNet:
-    """ResNet-26; options as in `resnet10`."""
-    return _resnet((3, 3, 3, 3), num_classes, input_shape, rate, width, stem)
-
-
-def resnet34(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 64,
-    stem: str = "imagenet",
-) -> StagedNet:
-    """ResNet-34; options as in `resnet10`."""
-    return _resnet((3, 4, 6, 3), num_classes, input_shape, rate, width, stem)
-
-
-VARIANTS: dict[str, Callable[..., StagedNet]] = {
-    "resnet10": resnet10,
-    "resnet14": resnet14,
-    "resnet18": resnet18,
-    "resnet22": resnet22,
-    "resnet26": resnet26,
-    "resnet34": resnet34,
+_BLOCKS = {
+    "resnet10": (1, 1, 1, 1),
+    "resnet14": (1, 1, 2, 2),
+    "resnet18": (2, 2, 2, 2),
+    "resnet22": (2, 2, 3, 3),
+    "resnet26": (3, 3, 3, 3),
+    "resnet34": (3, 4, 6, 3),
 }
+VARIANTS = {name: _variant(name, blocks) for name, blocks in _BLOCKS.items()}
 
 
 class BasicBlock(nn.Module):

@@ -44,69 +44,25 @@ TIMM = {
 TIMM_BLOCK = {"attn.qkv": "attention.qkv", "attn.proj": "attention.out", "mlp.fc1": "mlp.wide", "mlp.fc2": "mlp.narrow"}
 
 
-def vit_s8(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 384,
-    patch: int = 16,
-    pretrained_path: str | None = None,
-) -> StagedNet:
-    """ViT-S of 8 blocks: six heads over `width` channels; meant for 224 x 224, `patch` 4 suits 32 x 32."""
-    return _vit(8, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+def _small(depth: int) -> Callable[..., StagedNet]:
+    """The function that builds the ViT-S of this depth."""
 
+    def build(
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        *,
+        rate: float = 1.0,
+        width: int = 384,
+        patch: int = 16,
+        pretrained_path: str | None = None,
+    ) -> StagedNet:
+        return _vit(depth, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
 
-def vit_s9(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 384,
-    patch: int = 16,
-    pretrained_path: str | None = None,
-) -> StagedNet:
-    """ViT-S of 9 blocks; options as in `vit_s8`."""
-    return _vit(9, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
-
-
-def vit_s10(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 384,
-    patch: int = 16,
-    pretrained_path: str | None = None,
-) -> StagedNet:
-    """ViT-S of 10 blocks; options as in `vit_s8`."""
-    return _vit(10, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
-
-
-def vit_s11(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 384,
-    patch: int = 16,
-    pretrained_path: str | None = None,
-) -> StagedNet:
-    """ViT-S of 11 blocks; options as in `vit_s8`."""
-    return _vit(11, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
-
-
-def vit_s12(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    rate: float = 1.0,
-    width: int = 384,
-    patch: int = 16,
-    pretrained_path: str | None = None,
-) -> StagedNet:
-    """ViT-S, whole: 12 blocks; options as in `vit_s8`."""
-    return _vit(12, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+    build.__name__ = build.__qualname__ = f"vit_s{depth}"
+    build.__doc__ = (
+        f"ViT-S of {depth} blocks: six heads over `width` channels; meant for 224 x 224, `patch` 4 suits 32 x 32."
+    )
+    return build
 
 
 def vit_ti(
@@ -138,11 +94,7 @@ def vit(
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {
-    "vit_s8": vit_s8,
-    "vit_s9": vit_s9,
-    "vit_s10": vit_s10,
-    "vit_s11": vit_s11,
-    "vit_s12": vit_s12,
+    **{f"vit_s{depth}": _small(depth) for depth in range(8, 13)},
     "vit_ti": vit_ti,
     "vit": vit,
 }
