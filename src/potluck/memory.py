@@ -216,8 +216,8 @@ def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece
 
 
 def mebibytes(count: float) -> str:
-    """Bytes as text; the papers and torch's tools call 2^20 bytes a megabyte."""
-    return f"{count / 2**20:.2f} MiB"
+    """Bytes as text, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte."""
+    return f"{count / 2**20:.2f} MiB" if count >= 2**17 else f"{count / 2**10:.2f} KiB"
 
 
 def _blocks(net: StagedNet, costs: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -94,3 +94,12 @@ def test_the_command_shows_pieces_and_refuses_what_is_no_shape(potluck):
     refused = potluck("plan preresnet20 1/6 --shape 32by32")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "expected sizes joined by x" in refused.err
+
+
+@pytest.mark.parametrize("method", ["fedepth", "mfedepth"])
+def test_a_client_too_weak_for_any_piece_is_refused_before_the_run(potluck, tmp_path, method):
+    outcome = potluck(f"run {method} 'federation.capacities=[1.0, 0.01]'")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "client 1, capacity 0.01 of cnn3(width=32): budget of" in outcome.err
+    assert "expected at least" in outcome.err

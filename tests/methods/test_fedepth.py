@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import keep_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import Fit, LocalTraining
@@ -371,7 +372,8 @@ def hourglass():
 
 
 def test_too_little_memory_for_any_piece_is_an_error_with_the_smallest_that_works(play):
-    with pytest.raises(ClientFailure, match=r"too small for any piece; expected at least 0\.\d\d MiB"):
+    message = r"client 0, capacity 0\.01 of \w+: budget of .* too small for any piece; expected at least [\d.]+ .iB"
+    with pytest.raises(ConfigError, match=message):
         play(FeDepth(PLAIN), images(0.01))
 
 

@@ -165,7 +165,7 @@ def test_architectures_that_share_layers_share_heads(play, clouds):
 
 
 def test_a_shallower_architecture_takes_no_heads_away(play, clouds):
-    federation = clouds("norm3", "norm2", capacities=(0.3, 0.6))
+    federation = clouds("norm3", "norm2", capacities=(0.6, 0.6))
     deep, shallow = federation.architectures["norm3"], federation.architectures["norm2"]
     run = play(MFeDepth(PLAIN), replace(federation, architectures={"norm3": shallow, "norm2": deep}), rounds=0)
     assert {name.split(".")[0] for name in run.state.heads["all"]} == {"stage0", "stage1"}

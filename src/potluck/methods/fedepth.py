@@ -63,6 +63,7 @@ from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.batchnorm import keep_statistics, measure_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Criterion
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
@@ -114,6 +115,22 @@ class DepthWise:
         if self.models < 1:
             raise ValueError(f"models: expected at least 1, found {self.models}")
 
+    def check_budgets(self, server: Server) -> None:
+        """Refuse clients that could not train a single piece, before anybody trains.
+
+        Raises:
+            ConfigError: there is one; with the least memory that would do.
+        """
+        memories: dict[str, MemoryModel] = {}
+        for member in server.roster.values():
+            name = member.architecture
+            if name not in memories:
+                memories[name] = MemoryModel.of(staged(server.build(name)), server.input_shape)
+            try:
+                memories[name].pieces(self.slack * member.capacity * memories[name].whole)
+            except ValueError as error:
+                raise ConfigError(f"client {member.id}, capacity {member.capacity:g} of {name}: {error}") from error
+
     def learn(self, client: Client, lead_out: Exit) -> Generator[Fit, FitReport, dict[str, Any]]:
         """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the entries of the reply.
 
@@ -159,6 +176,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
         return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
+        self.check_budgets(server)
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:

@@ -68,6 +68,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
+        self.check_budgets(server)
         key = Key(("heads", int(torch.randint(2**62, (), generator=server.rng))))
         members = {member.architecture: member for member in server.roster.values()}
         heads: Pool = {}
