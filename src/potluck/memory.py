@@ -139,8 +139,8 @@ def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
     """
     if costs[-1] > budget:
         raise ValueError(
-            f"budget of {mebibytes(budget)}: too small for any piece; expected at least {mebibytes(costs[-1])}, which"
-            f" the last block takes, or {mebibytes(max(costs))} to train every block"
+            f"budget of {size_text(budget)}: too small for any piece; expected at least {size_text(costs[-1])}, which"
+            f" the last block takes, or {size_text(max(costs))} to train every block"
         )
     first = max((place + 1 for place, cost in enumerate(costs) if cost > budget), default=0)
     starts = [first]
@@ -215,7 +215,7 @@ def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece
         return torch.cat([net.head(net.pool(_stored(file))) for file in files])
 
 
-def mebibytes(count: float) -> str:
+def size_text(count: float) -> str:
     """Bytes as text, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte."""
     return f"{count / 2**20:.2f} MiB" if count >= 2**17 else f"{count / 2**10:.2f} KiB"
 

@@ -7,7 +7,7 @@ and clipping that makes its assumption D.1 (features of bounded norm) true.
 import importlib.util
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -68,8 +68,6 @@ class FeaturePrivacy:
     epsilon: float
     delta: float
     calibration: Calibration = "analytic"
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     def __post_init__(self) -> None:
         if not self.clip > 0:

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from potluck.core.errors import ConfigError
-from potluck.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, mebibytes, saved_bytes
+from potluck.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, saved_bytes, size_text
 from potluck.methods.fedepth import linked
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
@@ -61,7 +61,7 @@ def print_plan(
     for budget in _budgets(budgets, memory):
         table.add_section()
         for number, piece in enumerate(_pieces(memory, budget, model), start=1):
-            label = f"{budget.text} = {mebibytes(budget.bytes)}" if number == 1 else ""
+            label = f"{budget.text} = {size_text(budget.bytes)}" if number == 1 else ""
             if number == 1 and piece.start > 0:
                 table.add_row(label, "-", f"{_names(memory, Piece(0, piece.start, 0))}: not trained", "", "")
                 label = ""
@@ -122,7 +122,7 @@ def _sizes(
     shape = input_shape if piece.start == 0 else memory.parts[piece.start - 1].output
     sub_problem = linked(net, piece, memory)
     measured = saved_bytes(sub_problem, torch.zeros(batch_size, *shape)) + _held(sub_problem)
-    return mebibytes(piece.cost), mebibytes(measured)
+    return size_text(piece.cost), size_text(measured)
 
 
 def _held(net: nn.Module) -> int:

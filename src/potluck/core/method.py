@@ -50,8 +50,6 @@ class Method(Generic[S]):
     keeps_model: ClassVar[bool] = True
     """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
-
     def needs(self) -> frozenset[Need]:
         """What the federation must offer for this method with these hyper-parameters."""
         return frozenset()

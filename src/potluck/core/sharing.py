@@ -7,7 +7,7 @@ tensors from which its members pick the layers they own.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import nn
 
@@ -46,8 +46,6 @@ class Sharing:
     scope: Literal["layer", "architecture", "model"] = "layer"
     weighting: Literal["samples", "uniform"] = "samples"
     buffers: Literal["average", "local", "drop"] = "average"
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     def needs(self) -> frozenset[Need]:
         """What this scope asks of the federation."""

@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from potluck.core.errors import ConfigError, nearest
+from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
@@ -135,7 +136,7 @@ class Experiment:
             **dataclasses.asdict(_dataclass(self.partition)),
         }
         method = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        return _without_none({"federation": federation, "method": method, "run": dataclasses.asdict(self.run)})
+        return without_none({"federation": federation, "method": method, "run": dataclasses.asdict(self.run)})
 
     def toml(self) -> str:
         """The configuration as a TOML file."""
@@ -318,8 +319,8 @@ def _deeper(key: str) -> list[str]:
     """Dotted keys elsewhere in the configuration that end in this name."""
     known = [f"federation.{name}" for name, _, _ in hyper_parameters(FederationConfig)]
     known += [f"run.{name}" for name, _, _ in hyper_parameters(RunConfig)]
-    known += ["federation.partition.alpha", "method.training.lr", "method.training.epochs"]
-    known += ["method.training.batch_size", "method.training.optimizer"]
+    known += [f"federation.partition.{name}" for name, _, _ in hyper_parameters(get_partition("dirichlet"))]
+    known += [f"method.training.{name}" for name, _, _ in hyper_parameters(LocalTraining)]
     return [name for name in known if name.rsplit(".", 1)[-1] == key]
 
 
@@ -342,11 +343,11 @@ def _require(name: str, value: Any, holds: bool, expected: str) -> None:
         raise ValueError(f"{name}: expected {expected}, found {value}")
 
 
-def _without_none(node: Any) -> Any:
+def without_none(node: Any) -> Any:
     """The tree as TOML can write it: no nulls, no tuples."""
     if isinstance(node, dict):
-        return {key: _without_none(value) for key, value in node.items() if value is not None}
-    return [_without_none(value) for value in node] if isinstance(node, (list, tuple)) else node
+        return {key: without_none(value) for key, value in node.items() if value is not None}
+    return [without_none(value) for value in node] if isinstance(node, (list, tuple)) else node
 
 
 def _dataclass(value: Any) -> Any:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from potluck.core.tree import pack
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import Answer, Call, ClientHost
 from potluck.engines.inprocess import InProcessEngine
-from potluck.experiment.config import RunConfig, typed
+from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.limits import limits_of, section
-from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation, tree_of
+from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
 
 Subject = type[Method[Any]]
 _SECTIONS = ("Symbols", "Wire", "Limits", "Departures from the paper")
@@ -84,7 +84,7 @@ def is_a_frozen_value(method: Subject) -> None:
 def hyper_parameters_round_trip(method: Subject) -> None:
     """A method written to TOML reads back equal."""
     subject = quick(method)
-    tree = tomllib.loads(tomli_w.dumps(tree_of(subject)))
+    tree = tomllib.loads(tomli_w.dumps(without_none(asdict(subject))))
     assert typed(method, tree, "method", "round trip") == subject, "it reads back different"
 
 

@@ -1,7 +1,7 @@
 """Toy federations: small enough to play a round in milliseconds, different enough to catch mistakes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -16,7 +16,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.core.rng import fold_in
 from potluck.engines.inprocess import InProcessEngine
-from potluck.experiment.config import override, typed
+from potluck.experiment.config import override, typed, without_none
 from potluck.models.contract import StagedNet
 
 CLASSES = 4
@@ -138,17 +138,7 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
     if not assignments:
         return method
     tree = override({}, assignments)
-    return typed(cls, _merged(tree_of(method), tree), "method", cls.__name__)
-
-
-def tree_of(value: Any) -> dict[str, Any]:
-    """Fields of a dataclass as nested dicts, those that are None left out."""
-    opened = {spec.name: getattr(value, spec.name) for spec in fields(value)}
-    return {
-        name: tree_of(item) if hasattr(item, "__dataclass_fields__") else item
-        for name, item in opened.items()
-        if item is not None
-    }
+    return typed(cls, _merged(without_none(asdict(method)), tree), "method", cls.__name__)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
