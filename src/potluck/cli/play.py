@@ -7,10 +7,9 @@ from potluck.cli.display import Progress, print_result
 from potluck.core.errors import ConfigError, PotluckError
 from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.config import Experiment, override, read_toml, resolve
-from potluck.experiment.folder import logging_to, new_folder, note_status, open_folder, write_manifest
+from potluck.experiment.folder import new_folder, open_folder
+from potluck.experiment.play import play, prepare
 from potluck.experiment.presets import experiment_for
-from potluck.experiment.records import releases
-from potluck.experiment.run import Run
 from potluck.records import CONFIG
 
 
@@ -41,19 +40,10 @@ def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> Non
 
 
 def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
-    run = Run(experiment.method, assembly.federation, experiment.run, folder)
-    run.load()  # a damaged checkpoint is refused before anything is written
-    write_manifest(folder, assembly, experiment.run.threads)
-    (folder / CONFIG).write_text(experiment.toml())
+    run = prepare(experiment, assembly, folder)
     try:
-        with logging_to(folder), Progress(experiment, run.rounds_done) as progress:
-            result = run.play(progress.show)
+        with Progress(experiment, run.rounds_done) as progress:
+            result, privacy = play(run, experiment, folder, progress.show)
     except KeyboardInterrupt:
-        note_status(folder, "interrupted")
         raise PotluckError(f"interrupted; go on with: potluck run --resume {folder}") from None
-    except BaseException:
-        note_status(folder, "failed")
-        raise
-    privacy = experiment.method.privacy_statement(releases(folder))
-    note_status(folder, "finished", privacy=privacy)
     print_result(folder, experiment, result, privacy)

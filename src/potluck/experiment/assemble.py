@@ -54,7 +54,8 @@ def assemble(experiment: Experiment) -> Assembly:
 
     dataset = load(config.dataset, augmentation=config.augmentation)
     key = fold_in(experiment.run.seed, "federation")
-    private, public = _public(dataset, config.public, config.public_fraction, key.fold("public"))
+    used = _used(dataset, config.train_fraction, key.fold("used"))
+    private, public = _public(dataset, used, config.public, config.public_fraction, key.fold("public"))
     parts = [
         private[part]
         for part in experiment.partition(dataset.train_targets[private], config.clients, key.fold("partition"))
@@ -94,20 +95,30 @@ def _builder(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) ->
     return build
 
 
-def _public(dataset: Dataset, source: str, fraction: float, key: Key) -> tuple[Tensor, Examples | None]:
+def _used(dataset: Dataset, fraction: float, key: Key) -> Tensor:
+    """Rows of the training set that take part at all, in order."""
+    rows = torch.arange(len(dataset.train_targets))
+    if fraction == 1:
+        return rows
+    count = round(fraction * len(rows))
+    if count < 1:
+        raise ConfigError(f"federation.train_fraction: {fraction} of {len(rows)} examples is none")
+    return rows[torch.randperm(len(rows), generator=key.generator())[:count]].sort().values
+
+
+def _public(dataset: Dataset, used: Tensor, source: str, fraction: float, key: Key) -> tuple[Tensor, Examples | None]:
     """Rows of the training set that stay private, and the public examples, whose labels are blotted out."""
-    everything = torch.arange(len(dataset.train_targets))
     if source == "none":
-        return everything, None
+        return used, None
     if source == "holdout":
-        shuffled = everything[torch.randperm(len(everything), generator=key.generator())]
-        count = round(fraction * len(everything))
+        shuffled = used[torch.randperm(len(used), generator=key.generator())]
+        count = round(fraction * len(used))
         if count < 1:
-            raise ConfigError(f"federation.public_fraction: {fraction} of {len(everything)} examples is none")
+            raise ConfigError(f"federation.public_fraction: {fraction} of {len(used)} examples is none")
         private = shuffled[count:].sort().values
         return private, _unlabelled(dataset.train_inputs[shuffled[:count]], dataset)
     other = load(source, augmentation="none")
-    return everything, _unlabelled(_fitted(other.train_inputs, dataset.train_inputs), dataset)
+    return used, _unlabelled(_fitted(other.train_inputs, dataset.train_inputs), dataset)
 
 
 def _unlabelled(inputs: Tensor, dataset: Dataset) -> Examples:

@@ -40,6 +40,7 @@ class FederationConfig:
     Attributes:
         dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file.
         augmentation: of training images: the "paper"'s, or "none".
+        train_fraction: share of the training set that is used at all, drawn at random; for small trials.
         clients: how many.
         partition: a scheme of `potluck list partitions` and its parameters.
         models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
@@ -53,6 +54,7 @@ class FederationConfig:
 
     dataset: str = "digits"
     augmentation: Literal["paper", "none"] = "paper"
+    train_fraction: float = 1.0
     clients: int = 10
     partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
     models: tuple[str | dict[str, Any], ...] | None = None
@@ -67,6 +69,7 @@ class FederationConfig:
         _require("models", self.models, self.models is None or len(self.models) > 0, "at least one")
         for capacity in self.capacities or (1.0,):
             _require("capacities", capacity, 0 < capacity <= 1, "shares above 0 and at most 1")
+        _require("train_fraction", self.train_fraction, 0 < self.train_fraction <= 1, "above 0 and at most 1")
         for name in ("validation_fraction", "public_fraction"):
             value = getattr(self, name)
             _require(name, value, 0 <= value < 1, "from 0 to below 1")

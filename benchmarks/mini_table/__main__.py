@@ -1,0 +1,157 @@
+"""Play the mini table: every row of `table.toml` with every seed, each a run of its own that goes on where it stopped.
+
+    POTLUCK_DATA=... python benchmarks/mini_table [--processes 2] [--runs runs/mini_table] [--only 'FedIN*']
+
+Finished runs are not played again; a row whose settings change gets new folders. At the end, or with `--processes 0`
+at once, the results of all finished runs go to `benchmarks/results/mini_table.csv` and the table is printed.
+"""
+
+import argparse
+import csv
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import groupby
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from potluck.analysis.read import StoredRun, read_run
+from potluck.experiment.assemble import assemble
+from potluck.experiment.config import Experiment, resolve
+from potluck.experiment.folder import note_status
+from potluck.experiment.play import play, prepare
+from potluck.records import CHECKPOINT, LAST, Checkpoint, RoundRecord
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results" / "mini_table.csv"
+LAST_EVALUATIONS = 3  # cohorts differ from round to round; a mean over the last evaluated rounds sways less
+MEASURES = {
+    "common": "accuracy_common_mean",
+    "personal": "accuracy_personal_mean",
+    "global": "accuracy_global",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table with one seed."""
+
+    family: str
+    row: str
+    seed: int
+    experiment: Experiment
+
+    @property
+    def folder_name(self) -> str:
+        """Says what runs there; with other settings it is another one."""
+        word = "".join(c if c.isalnum() else "-" for c in self.row.lower())
+        return f"{word}-{self.experiment.hash8}-s{self.seed}"
+
+
+def entries(table: dict[str, Any]) -> Iterator[Entry]:
+    """All rows with the first seed, then all with the second, and so on."""
+    for seed in table["seeds"]:
+        for row in table["rows"]:
+            family = table["families"][row["family"]]
+            tree = {
+                "federation": {**table["common"]["federation"], **family["federation"], **row.get("federation", {})},
+                "method": {"training": family["training"], **row["method"]},
+                "run": {**table["common"]["run"], "seed": seed},
+            }
+            yield Entry(row["family"], row["name"], seed, resolve(tree, f"table.toml, {row['name']}"))
+
+
+def is_finished(entry: Entry, runs: Path) -> bool:
+    """Whether all rounds have been played."""
+    checkpoint = Checkpoint.read(runs / entry.folder_name / CHECKPOINT / LAST)
+    return checkpoint is not None and checkpoint.round >= entry.experiment.run.rounds
+
+
+def play_entry(entry: Entry, runs: Path) -> str:
+    """Play what is left of one run; its folder's name."""
+    folder = runs / entry.folder_name
+    folder.mkdir(parents=True, exist_ok=True)
+    assembly = assemble(entry.experiment)
+    play(prepare(entry.experiment, assembly, folder), entry.experiment, folder)
+    note_status(folder, "finished", row=entry.row)
+    return entry.folder_name
+
+
+def play_all(wanted: list[Entry], runs: Path, processes: int) -> None:
+    """Play the unfinished runs, several at a time, and say when each is done."""
+    left = [entry for entry in wanted if not is_finished(entry, runs)]
+    print(f"{len(wanted) - len(left)} of {len(wanted)} runs are finished", flush=True)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        playing = [pool.submit(play_entry, entry, runs) for entry in left]
+        for number, future in enumerate(as_completed(playing), start=1):
+            print(f"{number} of {len(left)}: {future.result()}", flush=True)
+
+
+def accuracy(run: StoredRun, field: str) -> float | None:
+    """Mean of one accuracy over the last evaluated rounds."""
+    evaluated: list[RoundRecord] = [record for record in run.rounds if record.evaluated][-LAST_EVALUATIONS:]
+    values = [getattr(record, field) for record in evaluated]
+    return None if None in values else fmean(values)
+
+
+def write_results(finished: list[Entry], runs: Path) -> None:
+    """One line a run."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["family", "row", "seed", "rounds", *MEASURES, "megabytes", "checkpoint"])
+        for entry in finished:
+            run = read_run(runs / entry.folder_name)
+            values = [accuracy(run, field) for field in MEASURES.values()]
+            sent = sum(record.bytes_down + record.bytes_up for record in run.rounds) / 1e6
+            shown = ["" if value is None else f"{value:.4f}" for value in values]
+            out.writerow([entry.family, entry.row, entry.seed, len(run.rounds), *shown, f"{sent:.1f}",
+                          run.digests["checkpoint"]])
+
+
+def print_table(table: dict[str, Any]) -> None:
+    """The results as Markdown, mean and standard deviation over seeds in percent."""
+    with RESULTS.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    for family, of_family in groupby(lines, lambda line: line["family"]):
+        print(f"\n{table['families'][family]['title']}\n")
+        print(f"| row | seeds | {' | '.join(MEASURES)} | MB |\n|---|---|{'---|' * len(MEASURES)}---|")
+        members = list(of_family)
+        for row in dict.fromkeys(line["row"] for line in members):
+            runs = [line for line in members if line["row"] == row]
+            cells = [spread([line[measure] for line in runs]) for measure in MEASURES]
+            megabytes = fmean(float(line["megabytes"]) for line in runs)
+            print(f"| {row} | {len(runs)} | {' | '.join(cells)} | {megabytes:.0f} |")
+
+
+def spread(values: list[str]) -> str:
+    """Mean ± standard deviation in percent; a dash where there is nothing."""
+    known = [100 * float(value) for value in values if value]
+    if not known:
+        return "–"
+    return f"{fmean(known):.1f} ± {stdev(known):.1f}" if len(known) > 1 else f"{known[0]:.1f}"
+
+
+def main() -> None:
+    """Play, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time; 0 plays nothing")
+    parser.add_argument("--runs", type=Path, default=Path("runs/mini_table"), help="folder of the runs")
+    parser.add_argument("--only", default="*", help="rows to play, such as 'FedIN*'")
+    options = parser.parse_args()
+    table = tomllib.loads((HERE / "table.toml").read_text())
+    everything = list(entries(table))
+    if options.processes:
+        play_all([entry for entry in everything if fnmatch(entry.row, options.only)], options.runs, options.processes)
+    order = list(table["families"])
+    finished = [entry for entry in everything if is_finished(entry, options.runs)]
+    write_results(sorted(finished, key=lambda entry: order.index(entry.family)), options.runs)
+    print_table(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""An experiment in a folder: the run, and around it configuration, manifest, log and status."""
+
+from pathlib import Path
+
+from potluck.experiment.assemble import Assembly
+from potluck.experiment.config import Experiment
+from potluck.experiment.folder import logging_to, note_status, write_manifest
+from potluck.experiment.records import releases
+from potluck.experiment.run import Result, Run, Watcher
+from potluck.records import CONFIG
+
+
+def prepare(experiment: Experiment, assembly: Assembly, folder: Path) -> Run:
+    """The run in this folder, from its start or its last checkpoint, with configuration and manifest written.
+
+    Raises:
+        ConfigError: the federation does not offer what the method needs.
+        CheckpointError: the folder's checkpoint is damaged, or its data have changed; nothing is written.
+    """
+    run = Run(experiment.method, assembly.federation, experiment.run, folder)
+    run.load()  # a damaged checkpoint is refused before anything is written
+    write_manifest(folder, assembly, experiment.run.threads)
+    (folder / CONFIG).write_text(experiment.toml())
+    return run
+
+
+def play(run: Run, experiment: Experiment, folder: Path, watch: Watcher = lambda record: None) -> tuple[Result, str | None]:
+    """Play the rounds that are left; what they gave, and what the run says of the privacy it spent.
+
+    However it ends, the folder's manifest says so.
+    """
+    try:
+        with logging_to(folder):
+            result = run.play(watch)
+    except KeyboardInterrupt:
+        note_status(folder, "interrupted")
+        raise
+    except BaseException:
+        note_status(folder, "failed")
+        raise
+    privacy = experiment.method.privacy_statement(releases(folder))
+    note_status(folder, "finished", privacy=privacy)
+    return result, privacy

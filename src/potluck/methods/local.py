@@ -1,0 +1,54 @@
+"""Local: every client trains alone.
+
+The baseline of all comparisons: what a client has without the federation. Nothing is sent in either direction. A
+client trains when it is drawn, as it would with any other method, and goes on from where it stopped the last time.
+
+Symbols
+    E, B, eta training.epochs, training.batch_size, training.lr
+
+Wire
+    down      nothing
+    up        nothing
+
+Limits
+    training.lr=0.0 stays at rest
+    training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000
+
+Departures from the paper
+    None: there is no paper.
+"""
+
+from dataclasses import dataclass
+
+from potluck.core.fit import Fit, LocalTraining
+from potluck.core.message import Message
+from potluck.core.method import ClientWork, Method, on_client
+from potluck.core.roles import Client, Cohort, Server
+
+
+@dataclass(frozen=True)
+class State:
+    """The server keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Local(Method[State]):
+    """Hyper-parameters of local training.
+
+    Attributes:
+        training: a client's local training.
+    """
+
+    training: LocalTraining = LocalTraining()
+
+    def init(self, server: Server) -> State:
+        return State()
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        cohort.ask(self.local_update, Message())
+        return state
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        yield Fit(client.model, client.objective, client.train, self.training)
+        return Message()
