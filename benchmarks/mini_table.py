@@ -1,6 +1,6 @@
-"""Play the mini table: every row of `table.toml` with every seed, each a run of its own that goes on where it stopped.
+"""Play the mini table: every row of `mini_table.toml` with every seed, each a run of its own that goes on where it stopped.
 
-    POTLUCK_DATA=... python benchmarks/mini_table [--processes 2] [--runs runs/mini_table] [--only 'FedIN*']
+    POTLUCK_DATA=... python benchmarks/mini_table.py [--processes 2] [--runs runs/mini_table] [--only 'FedIN*']
 
 Finished runs are not played again; a row whose settings change gets new folders. At the end, or with `--processes 0`
 at once, the results of all finished runs go to `benchmarks/results/mini_table.csv` and the table is printed.
@@ -27,7 +27,7 @@ from potluck.experiment.play import play, prepare
 from potluck.records import CHECKPOINT, LAST, Checkpoint, RoundRecord
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results" / "mini_table.csv"
+RESULTS = HERE / "results" / "mini_table.csv"
 LAST_EVALUATIONS = 3  # cohorts differ from round to round; a mean over the last evaluated rounds sways less
 MEASURES = {
     "common": "accuracy_common_mean",
@@ -62,7 +62,7 @@ def entries(table: dict[str, Any]) -> Iterator[Entry]:
                 "method": {"training": family["training"], **row["method"]},
                 "run": {**table["common"]["run"], "seed": seed},
             }
-            yield Entry(row["family"], row["name"], seed, resolve(tree, f"table.toml, {row['name']}"))
+            yield Entry(row["family"], row["name"], seed, resolve(tree, f"mini_table.toml, {row['name']}"))
 
 
 def is_finished(entry: Entry, runs: Path) -> bool:
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_table"), help="folder of the runs")
     parser.add_argument("--only", default="*", help="rows to play, such as 'FedIN*'")
     options = parser.parse_args()
-    table = tomllib.loads((HERE / "table.toml").read_text())
+    table = tomllib.loads((HERE / "mini_table.toml").read_text())
     everything = list(entries(table))
     if options.processes:
         play_all([entry for entry in everything if fnmatch(entry.row, options.only)], options.runs, options.processes)
