@@ -1,4 +1,4 @@
-"""Play the mini table: every row of `mini_table.toml` with every seed, each a run of its own that goes on where it stopped.
+"""Play the mini table: every row of `mini_table.toml` with every seed, each a run that goes on where it was stopped.
 
     POTLUCK_DATA=... python benchmarks/mini_table.py [--processes 2] [--runs runs/mini_table] [--only 'FedIN*']
 
@@ -109,8 +109,9 @@ def write_results(finished: list[Entry], runs: Path) -> None:
             values = [accuracy(run, field) for field in MEASURES.values()]
             sent = sum(record.bytes_down + record.bytes_up for record in run.rounds) / 1e6
             shown = ["" if value is None else f"{value:.4f}" for value in values]
-            out.writerow([entry.family, entry.row, entry.seed, len(run.rounds), *shown, f"{sent:.1f}",
-                          run.digests["checkpoint"]])
+            out.writerow(
+                [entry.family, entry.row, entry.seed, len(run.rounds), *shown, f"{sent:.1f}", run.digests["checkpoint"]]
+            )
 
 
 def print_table(table: dict[str, Any]) -> None:

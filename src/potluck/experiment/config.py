@@ -189,6 +189,15 @@ def override(tree: Tree, assignments: Sequence[str]) -> Tree:
     return tree
 
 
+def merged(base: Tree, changes: Tree) -> Tree:
+    """The tables of `base` with those of `changes` laid over them."""
+    laid = dict(base)
+    for key, value in changes.items():
+        inner = base.get(key)
+        laid[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return laid
+
+
 def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     """Check the tables and fill in every default.
 
@@ -263,14 +272,27 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
 
 
 def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
-    """A dataclass from a table, strictly: JSON mode, so that lists may stand for tuples and nothing else differs."""
+    """A dataclass from a table, strictly: JSON mode, so that lists may stand for tuples and nothing else differs.
+
+    A table for a field that is a dataclass itself changes what it names and leaves the field's other defaults.
+    """
     _make_strict(cls)
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(tree), strict=True)
+        return TypeAdapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
     except TypeError as error:  # TOML dates have no JSON form
         raise ConfigError(f"{source}: {where}: {error}") from error
+
+
+def _over_defaults(cls: type[Any], tree: Tree) -> Tree:
+    """The tables laid over the defaults of those fields that are dataclasses themselves."""
+    laid = dict(tree)
+    for spec in fields(cls):
+        table = tree.get(spec.name)
+        if is_dataclass(spec.default) and not isinstance(spec.default, type) and isinstance(table, dict):
+            laid[spec.name] = merged(without_none(dataclasses.asdict(spec.default)), table)
+    return laid
 
 
 def _make_strict(cls: type[Any]) -> None:

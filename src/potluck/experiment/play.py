@@ -24,7 +24,9 @@ def prepare(experiment: Experiment, assembly: Assembly, folder: Path) -> Run:
     return run
 
 
-def play(run: Run, experiment: Experiment, folder: Path, watch: Watcher = lambda record: None) -> tuple[Result, str | None]:
+def play(
+    run: Run, experiment: Experiment, folder: Path, watch: Watcher = lambda record: None
+) -> tuple[Result, str | None]:
     """Play the rounds that are left; what they gave, and what the run says of the privacy it spent.
 
     However it ends, the folder's manifest says so.

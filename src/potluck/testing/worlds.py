@@ -16,7 +16,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.core.rng import fold_in
 from potluck.engines.inprocess import InProcessEngine
-from potluck.experiment.config import override, typed, without_none
+from potluck.experiment.config import merged, override, typed, without_none
 from potluck.models.contract import StagedNet
 
 CLASSES = 4
@@ -138,16 +138,7 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
     if not assignments:
         return method
     tree = override({}, assignments)
-    return typed(cls, _merged(without_none(asdict(method)), tree), "method", cls.__name__)
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with nested changes applied."""
-    merged = dict(base)
-    for key, value in changes.items():
-        inner = base.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return merged
+    return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
 
 
 def play(engine: InProcessEngine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
