@@ -46,6 +46,7 @@ def test_the_readme_lists_methods_that_there_are():
 @pytest.mark.slow
 def test_the_method_of_the_guide_passes_its_checks(tmp_path, monkeypatch, capsys):
     (method,) = [code for code in blocks(ROOT / "docs/guides/add-a-method.md", "python") if code.startswith('"""')]
+    assert method == (ROOT / "src/potluck/methods/local.py").read_text()
     (tmp_path / "alone.py").write_text(method)
     monkeypatch.setattr(sys, "argv", ["potluck", "check", str(tmp_path / "alone.py")])
     with pytest.raises(SystemExit) as stopped:

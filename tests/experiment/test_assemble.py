@@ -102,3 +102,25 @@ def test_a_federation_of_ones_own_is_checked_too():
     run = Run(get_method("fedmd")(), federation, RunConfig(rounds=1))
     with pytest.raises(ConfigError, match="FedMD cannot run here: it needs public data"):
         run.play()
+
+
+def test_a_fraction_of_the_training_set_is_dealt_and_the_seed_draws_it():
+    def used(*assignments):
+        sites = assembled("federation.train_fraction=0.25", *assignments).federation.sites.values()
+        return {row for site in sites for row in (*rows(site.train), *rows(site.validation))}
+
+    first, again, other = used(), used(), used("run.seed=1")
+    assert len(first) == len(other) == 360
+    assert first == again != other
+
+
+def test_public_examples_come_from_the_fraction_that_is_used():
+    options = ("federation.train_fraction=0.5", "federation.public=holdout", "federation.public_fraction=0.2")
+    federation = assembled(*options, method="fedmd").federation
+    assert len(federation.public) == round(0.2 * 719)
+    assert sum(len(site.train) + len(site.validation) for site in federation.sites.values()) == 719 - 144
+
+
+def test_a_fraction_that_is_no_example_is_refused():
+    with pytest.raises(ConfigError, match=r"train_fraction: 1e-05 of 1438 examples is none"):
+        assembled("federation.train_fraction=0.00001")

@@ -8,8 +8,9 @@ from potluck.experiment.presets import experiment_for
 from potluck.methods import get_method, list_methods
 
 
-def test_a_resolved_configuration_resolves_to_itself(tmp_path):
-    first = experiment_for(None, ["run.seed=3"])
+@pytest.mark.parametrize("name", list_methods())
+def test_a_resolved_configuration_resolves_to_itself(name, tmp_path):
+    first = experiment_for(name, ["run.seed=3"])
     (tmp_path / "config.toml").write_text(first.toml())
     again = resolve(read_toml(tmp_path / "config.toml"))
     assert again.tree() == first.tree()
@@ -36,6 +37,13 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     assert (experiment.method.training.lr, experiment.method.training.epochs) == (0.25, 3)
     assert experiment.run.rounds == 7
     assert experiment.method.training.batch_size == 16
+
+
+def test_a_methods_own_defaults_stay_where_a_table_does_not_name_them():
+    method = experiment_for("fedorion", ["federation.dataset=cifar10", "method.server_training.lr=0.5"]).method
+    assert method.server_training == dataclasses.replace(type(method)().server_training, lr=0.5)
+    assert experiment_for("fedin", ["method.sharing.buffers=local"]).method.sharing.weighting == "uniform"
+    assert experiment_for("felo", ["method.sharing.buffers=local"]).method.sharing.weighting == "samples"
 
 
 def test_the_demonstration_settings_apply_to_digits_only():

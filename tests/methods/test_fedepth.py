@@ -1,11 +1,13 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import keep_statistics
@@ -19,7 +21,7 @@ from potluck.core.roles import ClientFailure
 from potluck.core.sharing import Sharing
 from potluck.core.weights import mean, weights_of
 from potluck.engines.training import train
-from potluck.memory import MemoryModel, saved_bytes
+from potluck.memory import SCENARIOS, MemoryModel, saved_bytes
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedepth import FeDepth, Mutual, SkipLink, linked
 from potluck.models.contract import StagedNet
@@ -494,3 +496,29 @@ def test_the_server_judges_the_mean_as_it_stands(play):
     judged = weights_of(run.model(0))
     assert_close(judged, run.state.pool["all"], **EXACTLY)
     assert_close(weights_of(run.engine.global_model(run.state)), judged, **EXACTLY)
+
+
+def peak_bytes(fit, key):
+    """What a sub-problem's training holds at most, beyond what was there before: every allocation and release."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        train(fit, key)
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_measured_peak_stays_within_the_budget(play, scenario):
+    # At the paper's size: PreResNet-20 on 32 x 32 images, batches of 32, with the optimiser that holds the most.
+    examples = Examples(torch.rand(64, 3, 32, 32), torch.arange(64) % 10)
+    shares = SCENARIOS[scenario]
+    sites = {id: Site(id, "net", *[examples] * 3, min(share, 1.0)) for id, share in enumerate(shares)}
+    federation = Federation(sites, {"net": partial(preresnet20, 10, (3, 32, 32))}, "net", num_classes=10)
+    training = LocalTraining("adam", lr=0.001, steps=2, batch_size=32)
+    run = play(FeDepth(training, models=2 if max(shares) > 1 else 1), federation)
+    for id, share in enumerate(shares):
+        for client, fit in fits_of(run, id):
+            budget = share * MemoryModel.of(client.build(), (3, 32, 32)).whole
+            weights = sum(tensor.numel() * tensor.element_size() for tensor in fit.net.state_dict().values())
+            peak = weights + peak_bytes(copy.deepcopy(fit), fold_in(0, "peak"))
+            assert budget / 8 < peak < budget, f"client {id}: {peak} of {budget} bytes"
