@@ -18,6 +18,9 @@ CONFIG, MANIFEST, LOG = "config.toml", "manifest.json", "log.txt"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
+_NO_MATTER = ("seed", "rounds", "executor", "workers")
+"""Of a run: what does not make it another experiment."""
+
 
 @dataclass(frozen=True)
 class RoundRecord:
@@ -141,8 +144,8 @@ class Checkpoint:
 
 
 def experiment_hash(config: dict[str, Any]) -> str:
-    """Eight hex digits that runs of one experiment with different seeds and lengths have in common."""
-    run = {key: value for key, value in config["run"].items() if key not in ("seed", "rounds")}
+    """Eight hex digits that runs of one experiment have in common, whatever their seeds, lengths and executors."""
+    run = {key: value for key, value in config["run"].items() if key not in _NO_MATTER}
     shared = {**config, "run": run}
     return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
 

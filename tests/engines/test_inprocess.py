@@ -17,6 +17,7 @@ from potluck.core.method import Method, on_client
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import parameters_of, weights_of
+from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ContractError
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
@@ -375,9 +376,9 @@ def test_the_number_of_clients_does_not_matter_to_one_of_them(play):
 
 
 def test_the_order_in_which_an_executor_works_does_not_matter(play):
-    class Backwards:
-        def run(self, host, calls):
-            return [host.run(call) for call in reversed(list(calls))]
+    class Backwards(Sequential):
+        def run(self, host, tasks):
+            return [host.carry_out(task.make()) for task in reversed(tasks)]
 
     _, forth, _ = play(Trains(), 2)
     _, back, _ = play(Trains(), 2, executor=Backwards())

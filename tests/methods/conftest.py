@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.rng import fold_in
-from potluck.core.roles import Failure
 from potluck.core.tree import unpack
-from potluck.engines.host import Answer, Call, ClientHost
+from potluck.engines.executors import Executor, Task
+from potluck.engines.host import Answer, Call, ClientHost, Outcome
 from potluck.engines.inprocess import InProcessEngine, RoundReport
 from potluck.engines.stores import ClientStore
 from potluck.models.contract import StagedNet
@@ -29,22 +29,23 @@ FEATURES = 6
 WIDTH = 8
 
 
-class Wire:
+class Wire(Executor):
     """Runs clients one after another and keeps what was said: by handler, one dict an exchange."""
 
     def __init__(self) -> None:
         self.sent: dict[str, list[dict[ClientId, Message]]] = defaultdict(list)
         self.replied: dict[str, list[dict[ClientId, Message]]] = defaultdict(list)
 
-    def run(self, host: ClientHost, calls: Iterable[Call]) -> Iterator[Answer | Failure]:
-        calls = list(calls)
-        handler = calls[0].handler
-        self.sent[handler].append({call.client: Message.decode(call.payload) for call in calls})
-        self.replied[handler].append({})
-        for call in calls:
-            outcome = host.run(call)
-            if isinstance(outcome, Answer):
-                self.replied[handler][-1][call.client] = Message.decode(outcome.payload)
+    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        jobs = [task.make() for task in tasks]
+        calls = [job for job in jobs if isinstance(job, Call)]
+        for handler in {call.handler for call in calls}:
+            self.sent[handler].append({call.client: Message.decode(call.payload) for call in calls})
+            self.replied[handler].append({})
+        for job in jobs:
+            outcome = host.carry_out(job)
+            if isinstance(job, Call) and isinstance(outcome, Answer):
+                self.replied[job.handler][-1][job.client] = Message.decode(outcome.payload)
             yield outcome
 
 

@@ -6,7 +6,14 @@ from typing import Any
 from potluck.analysis.read import StoredRun
 
 # The seed names a run of the experiment, the others say how a machine computes it.
-_NOT_THE_SETTING = ("run.seed", "run.threads", "run.memory_gib", "run.tolerate_failures")
+_NOT_THE_SETTING = (
+    "run.seed",
+    "run.executor",
+    "run.workers",
+    "run.threads",
+    "run.memory_gib",
+    "run.tolerate_failures",
+)
 
 
 def settings(run: StoredRun) -> dict[str, str]:

@@ -92,7 +92,7 @@ class Federation:
         with isolated(key):
             return builder() if rate == 1.0 else builder(rate=rate)
 
-    @property
+    @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one prepared input."""
         return next(iter(self.sites.values())).train.input_shape

@@ -1,4 +1,4 @@
-"""One client's side of an exchange: decode, open its store, run the handler, train, commit, encode.
+"""One client's side of an exchange: decode, take up what it kept, run the handler, train, encode.
 
 Every executor and the distributed engine run clients through here, so that a client behaves the same wherever
 it is.
@@ -7,21 +7,22 @@ it is.
 import traceback
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
+from potluck.core.digest import digest
 from potluck.core.errors import WireError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.fit import Fit, FitReport, watching
+from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, runs_on_client
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import load, weights_of
-from potluck.engines.stores import ClientStore
 from potluck.engines.training import train
 
 
@@ -29,13 +30,24 @@ class ContractError(TypeError):
     """A method broke the contract of methods; a bug in its file, never a client's failure."""
 
 
+Part = Literal["validation", "own", "common"]
+"""Examples to judge a model on: the client's validation part, its test part, the common test set."""
+
+
 @dataclass(frozen=True)
 class Call:
-    """A request to run one handler on one client: names and bytes, nothing shared."""
+    """A request to run one handler on one client: names and bytes, nothing shared.
+
+    Attributes:
+        payload: the encoded message.
+        record: what the client kept; None if that is nothing.
+        key: of all the call's draws.
+    """
 
     handler: str
     client: ClientId
     payload: bytes
+    record: bytes | None
     key: Key
 
 
@@ -56,6 +68,39 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What would the client's inference model say? Its payload and record are as in a `Call`."""
+
+    client: ClientId
+    payload: bytes
+    record: bytes | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What it says.
+
+    Attributes:
+        model: a name that only equal models share.
+        payload: packed, by part the predicted class of every example, int64.
+    """
+
+    client: ClientId
+    model: str
+    payload: bytes
+
+    @property
+    def classes(self) -> dict[Part, Tensor]:
+        """By part, the predicted class of every example; int64."""
+        return unpack(self.payload)
+
+
+Job = Call | Question
+Outcome = Answer | Failure | Verdict
+
+
+@dataclass(frozen=True)
 class _Played:
     """What a handler returned, and the data and mean loss of each of its fits."""
 
@@ -66,20 +111,23 @@ class _Played:
 class ClientHost:
     """Runs handlers of one method for the clients of one federation."""
 
-    def __init__(self, method: Method[Any], federation: Federation, store: ClientStore, seed: int) -> None:
+    def __init__(self, method: Method[Any], federation: Federation, seed: int) -> None:
         self._method = method
         self._federation = federation
-        self._store = store
         self._seed = seed
 
+    def carry_out(self, job: Job) -> Outcome:
+        """Run a call, or answer a question."""
+        return self.run(job) if isinstance(job, Call) else self.judge(job)
+
     def run(self, call: Call) -> Answer | Failure:
-        """Carry out a call. The client's store is not changed; that is for whoever accepts the answer.
+        """Carry out a call. What the client keeps is returned; storing it is for whoever accepts the answer.
 
         Raises:
             ContractError: the handler is not one, forgot to yield a Fit, or returned no Message.
             WireError: what it returned or keeps cannot be written down.
         """
-        handler = f"{type(self._method).__name__}.{call.handler}"
+        handler = self.full_name(call.handler)
         try:
             return self._answer(call, handler)
         except (ContractError, WireError):  # bugs in the method's file, not the client's failures
@@ -88,10 +136,25 @@ class ClientHost:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             return Failure(call.client, handler, reason, traceback.format_exc())
 
-    def inference_model(self, client_id: ClientId, message: Message) -> nn.Module:
+    def full_name(self, handler: str) -> str:
+        """A handler's name with its method's."""
+        return f"{type(self._method).__name__}.{handler}"
+
+    def judge(self, question: Question) -> Verdict:
+        """Let the client's inference model predict."""
+        site = self._federation.sites[question.client]
+        examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
+        model = self.inference_model(question.client, Message.decode(question.payload), question.record)
+        classes: dict[Part, Tensor] = {}
+        for part in question.parts:
+            if (chosen := examples[part]) is not None:
+                classes[part] = predict(model, chosen).argmax(1)
+        return Verdict(question.client, name_of(model), pack(classes))
+
+    def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
         """The model that a client would use now; whatever the handler changes is forgotten."""
         key = fold_in(self._seed, "inference", client_id)
-        client = self._open(client_id, key)
+        client = self._open(client_id, record, key)
         with isolated(key.fold("handler")):
             return self._method.inference_model(client, message)
 
@@ -99,7 +162,7 @@ class ClientHost:
         work = getattr(self._method, call.handler)
         if not runs_on_client(work):
             raise ContractError(f"{handler} is not marked @on_client, so it cannot be sent to clients")
-        client = self._open(call.client, call.key)
+        client = self._open(call.client, call.record, call.key)
         with watching() as built, isolated(call.key.fold("handler")):
             played = self._drive(work(client, Message.decode(call.payload)), call.key, handler)
             reply, losses = played.reply, [loss for data, loss in played.fits if data is client.train]
@@ -111,7 +174,7 @@ class ClientHost:
             raise ContractError(
                 f"{handler} returned {type(reply).__name__} on client {call.client}; expected a Message"
             )
-        return Answer(call.client, reply.encode(), self._record(client), tuple(losses))
+        return Answer(call.client, reply.encode(), self._record(client, call.record), tuple(losses))
 
     def _drive(self, work: ClientWork, key: Key, handler: str) -> "_Played":
         """Play a handler to its end, carrying out each Fit that it yields."""
@@ -129,17 +192,16 @@ class ClientHost:
             report = train(fit, key.fold("fit", len(fits)))
             fits.append((fit.data, report.loss))
 
-    def _open(self, client_id: ClientId, key: Key) -> Client:
+    def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
         site = self._federation.sites[client_id]
+        kept = {"state": {}} if record is None else unpack(record)
         model = self._federation.build(site.architecture, fold_in(self._seed, "client model", client_id))
-        stored = self._store.read(client_id)
-        record = {"state": {}} if stored is None else unpack(stored)
-        if "model" in record:
-            load(model, record["model"])
+        if "model" in kept:
+            load(model, kept["model"])
         return Client(
             id=client_id,
             model=model,
-            state=record["state"],
+            state=kept["state"],
             train=site.train,
             validation=site.validation,
             capacity=site.capacity,
@@ -155,10 +217,15 @@ class ClientHost:
         name = architecture or self._federation.server_architecture
         return self._federation.build(name, fold_in(self._seed, "common model", name), rate)
 
-    def _record(self, client: Client) -> bytes | None:
-        if not self._method.keeps_model and not client.state and self._store.read(client.id) is None:
+    def _record(self, client: Client, before: bytes | None) -> bytes | None:
+        if not self._method.keeps_model and not client.state and before is None:
             return None
         record: dict[str, Any] = {"state": client.state}
         if self._method.keeps_model:
             record["model"] = weights_of(client.model)
         return pack(record)
+
+
+def name_of(model: nn.Module) -> str:
+    """A name that only models of equal layers and equal weights share."""
+    return digest(pack([repr(model), weights_of(model)]))

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
@@ -14,9 +15,10 @@ from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure, Replies, Server
-from potluck.engines.executors import Executor
+from potluck.engines.costs import forward_flops
+from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import Call, ClientHost, ContractError
+from potluck.engines.host import Answer, Call, ClientHost, ContractError, Part, Question, Verdict
 from potluck.engines.stores import ClientStore
 from potluck.engines.training import train
 
@@ -76,11 +78,16 @@ class InProcessEngine:
         self.executor = Sequential() if executor is None else executor
         self.evaluation_traffic = Traffic()
         self._tolerate_failures = tolerate_failures
-        self._host = ClientHost(method, federation, self.store, seed)
+        self._host = ClientHost(method, federation, seed)
 
     def start(self) -> Any:
-        """The method's state before the first round."""
+        """The method's state before the first round; the executor makes ready too."""
+        self.executor.start(self._host)
         return self.method.init(self.server(0))
+
+    def close(self) -> None:
+        """Let the executor go; it comes back if it is needed again."""
+        self.executor.close()
 
     def server(self, round_number: int) -> Server:
         """The server's half for one round (0 before the first)."""
@@ -109,10 +116,23 @@ class InProcessEngine:
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
         """The model that this client would use after the last round; its message is booked as evaluation."""
-        server = self.server(0)
-        message = self.method.inference_message(state, client, server)
+        message = self._inference_message(state, client)
         self.evaluation_traffic.down.update(message.sizes())
-        return self._host.inference_model(client, Message.decode(message.encode()))
+        return self._host.inference_model(client, Message.decode(message.encode()), self.store.read(client))
+
+    def judge(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[Verdict]:
+        """What these clients' inference models say of some of their examples, in order of client id.
+
+        Args:
+            state: the method's, after the last round.
+            parts: by client, the examples.
+            book: whether the messages count as evaluation's; not if they were sent before.
+        """
+        tasks = [
+            Task(partial(self._question, state, client, wanted, book), partial(self._cost, client, wanted))
+            for client, wanted in sorted(parts.items())
+        ]
+        return [found for found in self.executor.run(self._host, tasks) if isinstance(found, Verdict)]
 
     def global_model(self, state: Any) -> nn.Module | None:
         """The server's model, if the method has one."""
@@ -124,11 +144,12 @@ class InProcessEngine:
         started = time.perf_counter()
         answers: dict[ClientId, Message] = {}
         failures: dict[ClientId, Failure] = {}
-        for outcome in self.executor.run(self._host, self._calls(handler, messages, place)):
+        for outcome in self.executor.run(self._host, self._tasks(handler, messages, place)):
             if isinstance(outcome, Failure):
                 self._refuse_or_note(outcome)
                 failures[outcome.client] = outcome
                 continue
+            assert isinstance(outcome, Answer)
             if outcome.record is not None:
                 self.store.write(outcome.client, outcome.record)
             answers[outcome.client] = Message.decode(outcome.payload)
@@ -141,14 +162,42 @@ class InProcessEngine:
             raise ClientFailure(f"no client answered; {next(iter(failures.values()))}")
         return Replies(answers, failures)
 
-    def _calls(
-        self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place"
-    ) -> Iterator[Call]:
-        """The calls of an exchange, each encoded when it is its turn, so that not all are in memory at once."""
+    def _tasks(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> list[Task]:
+        """One call a client, encoded when it is its turn; a message for all is encoded once."""
+        same = len(messages) > 1 and len(set(map(id, messages.values()))) == 1
+        encoded = next(iter(messages.values())).encode() if same else None
+
+        def call(client: ClientId, message: Message) -> Call:
+            key = fold_in(self.seed, "client", place.round, place.exchange, client)
+            payload = message.encode() if encoded is None else encoded
+            return Call(handler.__name__, client, payload, self.store.read(client), key)
+
+        tasks: list[Task] = []
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
-            key = fold_in(self.seed, "client", place.round, place.exchange, client)
-            yield Call(handler.__name__, client, message.encode(), key)
+            tasks.append(Task(partial(call, client, message), partial(self._cost, client, ("train",))))
+        return tasks
+
+    def _question(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> Question:
+        message = self._inference_message(state, client)
+        if book:
+            self.evaluation_traffic.down.update(message.sizes())
+        return Question(client, message.encode(), self.store.read(client), parts)
+
+    def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
+        """Operations of the client's network on these of its examples."""
+        site, test = self.federation.sites[client], self.federation.test
+        sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
+        sizes["common"] = 0 if test is None else len(test)
+        return self._flops_by_architecture[site.architecture] * (1 + sum(sizes[part] for part in parts))
+
+    @cached_property
+    def _flops_by_architecture(self) -> dict[str, int]:
+        named = {site.architecture for site in self.federation.sites.values()}
+        return {name: forward_flops(self._host.build(name), self.federation.input_shape) for name in sorted(named)}
+
+    def _inference_message(self, state: Any, client: ClientId) -> Message:
+        return self.method.inference_message(state, client, self.server(0))
 
     def _refuse_or_note(self, failure: Failure) -> None:
         log.warning("%s\n%s", failure, failure.trace)

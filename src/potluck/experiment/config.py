@@ -21,6 +21,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
+from potluck.engines.executors.choice import ExecutorName
 from potluck.methods import get_method
 from potluck.models import get_model
 from potluck.records import experiment_hash
@@ -85,7 +86,10 @@ class RunConfig:
         seed: of every draw in the run.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         common_test: whether each client's model is also judged on the whole test set.
-        threads: of torch. More than one changes the last bits of the results.
+        executor: who carries out the clients' work: this process ("sequential"), or one forked process a core
+            ("workers"), with the same results to the last bit; "auto" takes workers where there are several cores.
+        workers: processes of the executor "workers"; one a core by default.
+        threads: of torch, with the executor "sequential". More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
         tolerate_failures: go on without a client that fails, and record it.
     """
@@ -95,6 +99,8 @@ class RunConfig:
     seed: int = 0
     evaluate_every: int = 1
     common_test: bool = True
+    executor: ExecutorName = "auto"
+    workers: int | None = None
     threads: int = 1
     memory_gib: float = 4.0
     tolerate_failures: bool = False
@@ -102,6 +108,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every", "threads"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _require("workers", self.workers, self.workers is None or self.workers >= 1, "at least 1")
+        alone = self.threads == 1 or self.executor != "workers"
+        _require("threads", self.threads, alone, "1 with the executor 'workers', which has one thread a process")
         _require("seed", self.seed, self.seed >= 0, "at least 0")
         _require("cohort_fraction", self.cohort_fraction, 0 < self.cohort_fraction <= 1, "above 0 and at most 1")
         _require("memory_gib", self.memory_gib, self.memory_gib >= 0, "at least 0")

@@ -1,17 +1,16 @@
 """Whose model is judged, and on what: every client's own, on its own test part and on the common test set."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from potluck.core.digest import digest
 from potluck.core.examples import Examples
+from potluck.core.federation import Site
 from potluck.core.inference import predict
-from potluck.core.tree import pack
-from potluck.core.weights import weights_of
+from potluck.engines.host import Part, Verdict, name_of
 from potluck.engines.inprocess import InProcessEngine
 from potluck.records import ClientRecord
 
@@ -52,7 +51,7 @@ class Evaluation:
 
 
 def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, common_test: bool = True) -> Evaluation:
-    """Judge every client's inference model, and the global model. Equal models are run once.
+    """Judge every client's inference model, and the global model. Equal models meet the common test set once.
 
     Args:
         engine: of the run; evaluation messages are booked apart from training's.
@@ -60,54 +59,64 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
         round_number: of the round, for the records.
         common_test: whether to judge each client's model on the whole test set too.
     """
-    judge = _Judge(engine.federation.test)
+    federation = engine.federation
+    common = federation.test if common_test and federation.test is not None and len(federation.test) else None
+    rows = {id: _rows(site.test, common) for id, site in federation.sites.items()}
+    first = engine.judge(state, {id: _parts(site, rows[id]) for id, site in federation.sites.items()})
+    by_model = _common_classes(engine, state, first) if common else {}
     scores: list[ClientRecord] = []
-    for id, site in sorted(engine.federation.sites.items()):
-        model = engine.inference_model(state, id)
-        name = f"{site.architecture} {digest(pack(weights_of(model)))}"
+    for verdict in first:
+        site, found = federation.sites[verdict.client], dict(verdict.classes)
+        if common:
+            found["common"] = by_model[verdict.model]
+            if (mine := rows[site.id]) is not None:
+                found["own"] = found["common"][mine]
         scores.append(
             ClientRecord(
                 round=round_number,
-                client=id,
+                client=site.id,
                 architecture=site.architecture,
                 examples_train=len(site.train),
                 examples_test=len(site.test),
-                accuracy_personal=judge.accuracy(name, model, site.test, whole=common_test),
-                accuracy_common=judge.common_accuracy(name, model) if common_test else None,
-                accuracy_validation=judge.accuracy(name, model, site.validation),
+                accuracy_personal=_share_right(found.get("own"), site.test),
+                accuracy_common=_share_right(found.get("common"), common),
+                accuracy_validation=_share_right(found.get("validation"), site.validation),
             )
         )
-    whole = engine.global_model(state)
-    return Evaluation(scores, None if whole is None else judge.common_accuracy("global", whole))
+    return Evaluation(scores, _accuracy_global(engine, state, by_model))
 
 
-@dataclass
-class _Judge:
-    """Remembers each model's predictions on the common test set, of which clients' test parts are rows."""
-
-    test: Examples | None
-    predicted: dict[str, Tensor] = field(default_factory=dict)
-
-    def common_accuracy(self, name: str, model: nn.Module) -> float | None:
-        """Share of the common test set that the model gets right."""
-        if self.test is None or len(self.test) == 0:
-            return None
-        return _share_right(self._predictions(name, model, self.test), self.test.labels)
-
-    def accuracy(self, name: str, model: nn.Module, examples: Examples, whole: bool = False) -> float | None:
-        """Share of `examples` that the model gets right; with `whole` from its run over the whole test set."""
-        if len(examples) == 0:
-            return None
-        rows = examples.rows if self.test is not None and examples.inputs is self.test.inputs else None
-        if whole and rows is not None and self.test is not None and self.test.rows is None:
-            return _share_right(self._predictions(name, model, self.test)[rows], examples.labels)
-        return _share_right(predict(model, examples).argmax(1), examples.labels)
-
-    def _predictions(self, name: str, model: nn.Module, test: Examples) -> Tensor:
-        if name not in self.predicted:
-            self.predicted[name] = predict(model, test).argmax(1)
-        return self.predicted[name]
+def _parts(site: Site, rows: Tensor | None) -> tuple[Part, ...]:
+    """What a client's model is judged on by itself; its test part not, if that is rows of the common test set."""
+    wanted: list[tuple[Part, Examples]] = [("validation", site.validation)]
+    if rows is None:
+        wanted.append(("own", site.test))
+    return tuple(part for part, examples in wanted if len(examples))
 
 
-def _share_right(predicted: Tensor, labels: Tensor) -> float:
-    return float(torch.eq(predicted, labels).double().mean())
+def _rows(part: Examples, common: Examples | None) -> Tensor | None:
+    """Where a client's test examples are in the common test set; None if they are elsewhere."""
+    return part.rows if common and common.rows is None and part.inputs is common.inputs else None
+
+
+def _common_classes(engine: InProcessEngine, state: Any, verdicts: list[Verdict]) -> dict[str, Tensor]:
+    """By name of a model, its classes for the common test set; one client speaks for all who have it."""
+    speakers = {verdict.model: verdict.client for verdict in reversed(verdicts)}
+    found = engine.judge(state, dict.fromkeys(speakers.values(), ("common",)), book=False)
+    return {verdict.model: verdict.classes["common"] for verdict in found}
+
+
+def _accuracy_global(engine: InProcessEngine, state: Any, by_model: dict[str, Tensor]) -> float | None:
+    """Of the server's model on the common test set, which some client's equal model may have met already."""
+    model, test = engine.global_model(state), engine.federation.test
+    if model is None or test is None or len(test) == 0:
+        return None
+    name = name_of(model)
+    return _share_right(by_model[name] if name in by_model else predict(model, test).argmax(1), test)
+
+
+def _share_right(classes: Tensor | None, examples: Examples | None) -> float | None:
+    """Share of the examples whose class was predicted; None if there is nothing to compare."""
+    if classes is None or examples is None or len(examples) == 0:
+        return None
+    return float(torch.eq(classes, examples.labels).double().mean())

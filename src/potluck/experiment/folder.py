@@ -63,8 +63,13 @@ def open_folder(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
 
 
-def write_manifest(folder: Path, assembly: Assembly, threads: int, **facts: Any) -> None:
+def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) -> None:
     """Write what the run stands on; times and machine go here and nowhere else.
+
+    Args:
+        folder: of the run.
+        assembly: its data, of which it notes checksums.
+        computing: executor, threads and the like.
 
     Raises:
         CheckpointError: the run was started on other data or another partition.
@@ -92,13 +97,7 @@ def write_manifest(folder: Path, assembly: Assembly, threads: int, **facts: Any)
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
-        "torch": {
-            "threads": threads,
-            "precision": "float32",
-            "executor": "sequential",
-            "fused_optimizers": True,
-        },
-        **facts,
+        "computing": {**computing, "precision": "float32", "fused_optimizers": True},
     }
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 

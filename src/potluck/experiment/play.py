@@ -19,7 +19,7 @@ def prepare(experiment: Experiment, assembly: Assembly, folder: Path) -> Run:
     """
     run = Run(experiment.method, assembly.federation, experiment.run, folder)
     run.load()  # a damaged checkpoint is refused before anything is written
-    write_manifest(folder, assembly, experiment.run.threads)
+    write_manifest(folder, assembly, {"threads": experiment.run.threads, **run.choice.facts})
     (folder / CONFIG).write_text(experiment.toml())
     return run
 

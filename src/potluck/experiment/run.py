@@ -12,6 +12,7 @@ import torch
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
 from potluck.core.rng import fold_in
+from potluck.engines.executors.choice import choose_executor
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
@@ -59,8 +60,14 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes)
+        self.choice = choose_executor(config.executor, config.workers, config.threads)
         self._engine = InProcessEngine(
-            method, federation, seed=config.seed, store=store, tolerate_failures=config.tolerate_failures
+            method,
+            federation,
+            seed=config.seed,
+            store=store,
+            executor=self.choice.executor,
+            tolerate_failures=config.tolerate_failures,
         )
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
@@ -97,6 +104,7 @@ class Run:
             self.load()
             return self._play(watch)
         finally:
+            self._engine.close()
             torch.set_num_threads(threads)
 
     def _play(self, watch: Watcher) -> Result:

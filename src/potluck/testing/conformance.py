@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import FrozenInstanceError, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from potluck.core.message import Traffic
 from potluck.core.method import Method
 from potluck.core.roles import Failure
 from potluck.core.tree import pack
+from potluck.engines.executors import Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import Answer, Call, ClientHost
+from potluck.engines.executors.workers import Workers, can_fork
+from potluck.engines.host import Call, ClientHost, Outcome
 from potluck.engines.inprocess import InProcessEngine
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
@@ -130,6 +132,18 @@ def does_not_depend_on_the_order_of_clients(method: Subject) -> None:
     assert results[0] == results[1], "the order of the ids changed the result"
 
 
+def gives_the_same_bytes_on_workers(method: Subject) -> None:
+    """Which process carries out a client's work does not matter; not tried where processes cannot be forked."""
+    if not can_fork():
+        return
+    engine = _engine(method, executor=Workers(2))
+    try:
+        spread = engine, play(engine, 2)
+    finally:
+        engine.close()
+    assert _everything(spread) == _everything(_played(method)), "two processes give another result than one"
+
+
 def survives_a_missing_reply(method: Subject) -> None:
     """A client that fails costs its reply and nothing else."""
     engine = _engine(method, executor=Without(1), tolerate_failures=True)
@@ -191,11 +205,13 @@ class Without(Sequential):
     def __init__(self, absent: ClientId) -> None:
         self._absent = absent
 
-    def run(self, host: ClientHost, calls: Iterable[Call]) -> Iterator[Answer | Failure]:
-        """Outcomes in the order of the calls, a failure for the absent client."""
-        for call in calls:
-            lost = call.client == self._absent
-            yield Failure(call.client, call.handler, "absent") if lost else host.run(call)
+    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks, a failure for the absent client's calls."""
+        for job in (task.make() for task in tasks):
+            if isinstance(job, Call) and job.client == self._absent:
+                yield Failure(job.client, job.handler, "absent")
+            else:
+                yield host.carry_out(job)
 
 
 _CONTRACT: tuple[Callable[[Subject], None], ...] = (
@@ -207,6 +223,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     does_not_change_the_state_it_is_given,
     leaves_bystanders_alone,
     does_not_depend_on_the_order_of_clients,
+    gives_the_same_bytes_on_workers,
     survives_a_missing_reply,
     works_with_newcomers,
     sends_what_it_documents,

@@ -1,14 +1,14 @@
 """One client after another, in this process."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
-from potluck.core.roles import Failure
-from potluck.engines.host import Answer, Call, ClientHost
+from potluck.engines.executors import Executor, Task
+from potluck.engines.host import ClientHost, Outcome
 
 
-class Sequential:
+class Sequential(Executor):
     """The reference that other executors are compared with; holds one live model at a time."""
 
-    def run(self, host: ClientHost, calls: Iterable[Call]) -> Iterator[Answer | Failure]:
-        """One outcome a call, in the order of the calls."""
-        return (host.run(call) for call in calls)
+    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """One outcome a task, in the order of the tasks."""
+        return (host.carry_out(task.make()) for task in tasks)
