@@ -18,8 +18,8 @@ from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import parameters_of, weights_of
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import ContractError
 from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.session import ContractError
 from potluck.engines.stores import ClientStore
 
 SGD = LocalTraining(optimizer="sgd", lr=0.1, batch_size=4)

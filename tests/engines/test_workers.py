@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass
 
@@ -18,11 +17,11 @@ from potluck.core.method import Method, on_client
 from potluck.core.roles import ClientFailure
 from potluck.core.tree import pack
 from potluck.engines.executors import Task
-from potluck.engines.executors.choice import choose_executor
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.executors.workers import Workers, can_fork, cores, why_not
-from potluck.engines.host import Answer, ClientHost, ContractError
+from potluck.engines.executors.workers import Workers, can_fork
+from potluck.engines.host import ClientHost
 from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.session import Answer, ContractError
 from potluck.experiment.evaluate import evaluate
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
@@ -217,29 +216,3 @@ def test_processes_end_when_the_one_that_forked_them_is_killed():
     while any(os.path.exists(f"/proc/{pid}") for pid in found) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in found if os.path.exists(f"/proc/{pid}")]
-
-
-# Which executor
-
-
-def test_auto_means_workers_only_beside_no_other_thread(monkeypatch):
-    monkeypatch.setattr("potluck.engines.executors.workers.cores", lambda: 4)
-    monkeypatch.setattr("potluck.engines.executors.choice.cores", lambda: 4)
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    assert choose_executor("auto", None, 1).facts == {
-        "executor": "workers",
-        "processes": 4,
-        "executor_reason": "4 cores",
-    }
-    assert choose_executor("auto", 3, 1).processes == 3
-    assert choose_executor("auto", None, 2).facts["executor_reason"] == "run.threads is 2"
-    monkeypatch.setattr(threading, "active_count", lambda: 2)
-    assert choose_executor("auto", None, 1).name == "sequential"
-    assert choose_executor("workers", 2, 1).name == "workers"
-    monkeypatch.setattr("potluck.engines.executors.workers.cores", lambda: 1)
-    assert why_not() == "there is one core"
-
-
-def test_the_name_decides_where_it_is_given():
-    assert choose_executor("sequential", None, 1).name == "sequential"
-    assert choose_executor("workers", None, 1).processes == cores()

@@ -18,8 +18,9 @@ from potluck.core.method import Method
 from potluck.core.rng import fold_in
 from potluck.core.tree import unpack
 from potluck.engines.executors import Executor, Task
-from potluck.engines.host import Answer, Call, ClientHost, Outcome
+from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.inprocess import InProcessEngine, RoundReport
+from potluck.engines.session import Answer, Call
 from potluck.engines.stores import ClientStore
 from potluck.models.contract import StagedNet
 from potluck.models.mlp import mlp2, mlp3

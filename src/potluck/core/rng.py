@@ -57,3 +57,21 @@ def isolated(key: Key) -> Generator[None]:
         yield
     finally:
         torch.default_generator.set_state(state)
+
+
+class Stream:
+    """Draws from torch's global generator that go on where they stopped, whatever is drawn in between."""
+
+    def __init__(self, key: Key) -> None:
+        self._state = key.generator().get_state()
+
+    @contextmanager
+    def flowing(self) -> Generator[None]:
+        """Inside the block the global generator is this stream; afterwards it is what it was."""
+        before = torch.default_generator.get_state()
+        torch.default_generator.set_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = torch.default_generator.get_state()
+            torch.default_generator.set_state(before)

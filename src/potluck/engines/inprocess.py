@@ -18,7 +18,8 @@ from potluck.core.roles import ClientFailure, Failure, Replies, Server
 from potluck.engines.costs import forward_flops
 from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import Answer, Call, ClientHost, ContractError, Part, Question, Verdict
+from potluck.engines.host import ClientHost, Job, Part, Question, Verdict
+from potluck.engines.session import Answer, Call, ContractError
 from potluck.engines.stores import ClientStore
 from potluck.engines.training import train
 
@@ -129,7 +130,7 @@ class InProcessEngine:
             book: whether the messages count as evaluation's; not if they were sent before.
         """
         tasks = [
-            Task(partial(self._question, state, client, wanted, book), partial(self._cost, client, wanted))
+            self._task(partial(self._question, state, client, wanted, book), client, wanted)
             for client, wanted in sorted(parts.items())
         ]
         return [found for found in self.executor.run(self._host, tasks) if isinstance(found, Verdict)]
@@ -175,7 +176,7 @@ class InProcessEngine:
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
-            tasks.append(Task(partial(call, client, message), partial(self._cost, client, ("train",))))
+            tasks.append(self._task(partial(call, client, message), client, ("train",)))
         return tasks
 
     def _question(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> Question:
@@ -183,6 +184,9 @@ class InProcessEngine:
         if book:
             self.evaluation_traffic.down.update(message.sizes())
         return Question(client, message.encode(), self.store.read(client), parts)
+
+    def _task(self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...]) -> Task:
+        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Operations of the client's network on these of its examples."""

@@ -27,7 +27,7 @@ def train(fit: Fit, key: Key) -> FitReport:
     """
     epochs = schedule(len(fit.data), fit.training, key.fold("order"), bool(batch_norms(fit.net)))
     order = [positions for epoch in epochs for positions in epoch]
-    observer = _Observer.of_last_epoch(fit, epochs, key.fold("keep"))
+    observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
     with isolated(key.fold("forward")), _training(fit) as turns:
         for step, positions in enumerate(order):
@@ -63,7 +63,7 @@ def schedule(examples: int, training: LocalTraining, key: Key, batch_statistics:
 
 
 @dataclass
-class _Observer:
+class Observer:
     """Keeps observations of a uniform sample of the last epoch's examples, as each is visited."""
 
     chosen: Tensor
@@ -71,7 +71,8 @@ class _Observer:
     kept: list[Observed] = field(default_factory=list)
 
     @classmethod
-    def of_last_epoch(cls, fit: Fit, epochs: list[list[Tensor]], key: Key) -> "_Observer":
+    def of_last_epoch(cls, fit: Fit, epochs: list[list[Tensor]], key: Key) -> "Observer":
+        """One that draws `fit.keep` of the last epoch's examples."""
         visited = torch.cat(epochs[-1])
         drawn = torch.randperm(len(visited), generator=key.generator())[: fit.keep]
         chosen = torch.zeros(len(fit.data), dtype=torch.bool)

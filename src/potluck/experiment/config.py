@@ -87,9 +87,11 @@ class RunConfig:
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         common_test: whether each client's model is also judged on the whole test set.
         executor: who carries out the clients' work: this process ("sequential"), or one forked process a core
-            ("workers"), with the same results to the last bit; "auto" takes workers where there are several cores.
-        workers: processes of the executor "workers"; one a core by default.
-        threads: of torch, with the executor "sequential". More than one changes the last bits of the results.
+            ("workers") with the same results to the last bit; "stacked" trains clients that are alike as one batched
+            computation, in all processes, which changes last bits. "auto" stacks nets without convolutions, and
+            takes all cores.
+        workers: processes; one a core by default.
+        threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
         tolerate_failures: go on without a client that fails, and record it.
     """

@@ -11,7 +11,7 @@ import torch
 
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
-from potluck.core.rng import fold_in
+from potluck.core.rng import Key, fold_in
 from potluck.engines.executors.choice import choose_executor
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
@@ -60,7 +60,8 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes)
-        self.choice = choose_executor(config.executor, config.workers, config.threads)
+        nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
+        self.choice = choose_executor(config.executor, config.workers, config.threads, nets)
         self._engine = InProcessEngine(
             method,
             federation,

@@ -23,8 +23,9 @@ from potluck.core.tree import pack
 from potluck.engines.executors import Task
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.executors.workers import Workers, can_fork
-from potluck.engines.host import Call, ClientHost, Outcome
+from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.session import Call
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.limits import limits_of, section

@@ -14,14 +14,27 @@ class Task:
     Attributes:
         make: puts it together.
         cost: how long it takes, in a unit of its own; asked for by those who divide work.
+        kind: tasks of one kind are likely to be alike.
     """
 
     make: Callable[[], Job]
-    cost: Callable[[], float]
+    cost: Callable[[], float] = lambda: 1.0
+    kind: str = ""
+
+
+def ready(job: Job) -> Task:
+    """A task for a job that is put together already."""
+    return Task(lambda: job)
 
 
 class Executor(Protocol):
-    """Carries out jobs that do not depend on one another."""
+    """Carries out jobs that do not depend on one another.
+
+    Attributes:
+        at_once: of how many tasks together it makes more than of one after another.
+    """
+
+    at_once: int = 1
 
     def start(self, host: ClientHost) -> None:
         """Make ready for the jobs of this host; `run` does it if nobody did."""
@@ -32,3 +45,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let go of what `start` took."""
+
+
+def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
+    """Places of tasks of one kind, up to `at_once` together.
+
+    How many processes there are does not matter, so that neither does it to what is computed together.
+    """
+    by_kind: dict[str, list[int]] = {}
+    for place, task in enumerate(tasks):
+        by_kind.setdefault(task.kind, []).append(place)
+    return [of[start : start + at_once] for of in by_kind.values() for start in range(0, len(of), at_once)]

@@ -1,14 +1,18 @@
 """Which executor carries out a run's jobs, and why."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from torch import nn
 
 from potluck.core.errors import ConfigError
 from potluck.engines.executors import Executor
 from potluck.engines.executors.sequential import Sequential
+from potluck.engines.executors.stacked import Stacked, always, small_products
 from potluck.engines.executors.workers import Workers, can_fork, cores, why_not
 
-ExecutorName = Literal["auto", "sequential", "workers"]
+ExecutorName = Literal["auto", "sequential", "workers", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +20,9 @@ class Choice:
     """An executor and what the run's manifest says of it.
 
     Attributes:
-        processes: that train at the same time.
-        reason: why this one.
+        name: how clients are carried out: one by one, or those that are alike as one.
+        processes: that do so at the same time.
+        reason: why so.
     """
 
     executor: Executor
@@ -31,17 +36,30 @@ class Choice:
         return {"executor": self.name, "processes": self.processes, "executor_reason": self.reason}
 
 
-def choose_executor(name: ExecutorName, workers: int | None, threads: int) -> Choice:
-    """The executor of this name; "auto" means workers where they can be forked and there are cores for them.
+def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
+    """The executor of this name.
+
+    "auto" stacks clients where no net has convolutions, and takes workers where they can be forked and there are
+    cores for them. "stacked" tries to stack every net, in workers too if there are cores.
+
+    Args:
+        name: of the executor.
+        workers: how many processes; None for one a core.
+        threads: of torch; with more than one there are no workers.
+        nets: one of each architecture.
 
     Raises:
         ConfigError: workers are asked for on a system that cannot fork.
     """
     against = f"run.threads is {threads}" if threads > 1 else why_not()
-    if name == "sequential" or (name == "auto" and against):
-        return Choice(Sequential(), "sequential", 1, against if name == "auto" and against else "run.executor")
-    if not can_fork():
+    if name == "workers" and not can_fork():
         raise ConfigError("run.executor: found 'workers', but this system cannot fork; expected 'sequential' or 'auto'")
-    count = cores() if workers is None else workers
-    reason = f"{cores()} cores" if name == "auto" else "run.executor"
-    return Choice(Workers(count), "workers", count, reason)
+    alone = name == "sequential" or (name != "workers" and against is not None)
+    count = 1 if alone else cores() if workers is None else workers
+    stacks = name == "stacked" or (name == "auto" and all(small_products(net) for net in nets))
+    inner = Stacked(always if name == "stacked" else small_products) if stacks else Sequential()
+    reasons = [f"run.executor is {name}"] if name != "auto" else ["no net has convolutions"] if stacks else []
+    if name != "sequential":
+        reasons.append(against if alone and against else f"{cores()} cores")
+    label = "stacked" if stacks else "sequential" if alone else "workers"
+    return Choice(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))

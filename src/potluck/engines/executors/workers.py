@@ -11,7 +11,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,8 +21,9 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 
 from potluck.core.roles import Failure
-from potluck.engines.executors import Executor, Task
-from potluck.engines.host import Call, ClientHost, Job, Outcome
+from potluck.engines.executors import Executor, Task, bundles, ready
+from potluck.engines.executors.sequential import Sequential
+from potluck.engines.host import ClientHost, Job, Outcome, Question
 
 
 class WorkerLost(RuntimeError):
@@ -51,11 +53,11 @@ def why_not() -> str | None:
 
 @dataclass
 class _Worker:
-    """One process, this end of its pipe, and the place of the task that it works on."""
+    """One process, this end of its pipe, and what it works on: places of tasks, and their jobs."""
 
     process: BaseProcess
     pipe: Connection
-    place: int | None = None
+    bundle: dict[int, Job] = field(default_factory=dict[int, Job])
 
     @property
     def epitaph(self) -> str:
@@ -67,14 +69,16 @@ class _Worker:
 
 
 class Workers(Executor):
-    """Forked processes that take the longest task first.
+    """Forked processes that take the longest work first.
 
     Args:
         count: of processes.
+        inner: what each of them carries its jobs out with. It gets as many at a time as it can use, of one kind.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, inner: Executor | None = None) -> None:
         self._count = count
+        self._inner = Sequential() if inner is None else inner
         self._host: ClientHost | None = None
         self._workers: list[_Worker] = []
 
@@ -95,17 +99,18 @@ class Workers(Executor):
             Exception: whatever a job raised.
         """
         self.start(host)
-        left = sorted(range(len(tasks)), key=lambda place: (-tasks[place].cost(), place), reverse=True)
-        jobs: dict[int, Job] = {}
+        left = bundles(tasks, self._inner.at_once)
+        left.sort(key=lambda bundle: (sum(tasks[place].cost() for place in bundle), -bundle[0]))  # taken from the end
         done: dict[int, Outcome] = {}
         try:
             for place in range(len(tasks)):
                 while place not in done:
-                    self._hand_out(left, tasks, jobs)
-                    self._collect(jobs, done)
+                    self._hand_out(left, tasks)
+                    for worker in self._ready():
+                        done |= self._outcomes(worker, left)
                 yield done.pop(place)
         finally:
-            if jobs:  # the caller gave up
+            if any(worker.bundle for worker in self._workers):  # the caller gave up
                 self.close()
 
     def close(self) -> None:
@@ -117,46 +122,53 @@ class Workers(Executor):
             worker.process.join()
         self._workers = []
 
-    def _hand_out(self, left: list[int], tasks: Sequence[Task], jobs: dict[int, Job]) -> None:
-        """Give every idle worker the longest task that is left."""
-        for worker in self._workers:
-            if worker.place is None and left:
-                worker.place = left.pop()
-                jobs[worker.place] = tasks[worker.place].make()
-                worker.pipe.send(jobs[worker.place])
+    def _hand_out(self, left: list[list[int]], tasks: Sequence[Task]) -> None:
+        """Give every idle worker the longest bundle that is left."""
+        for worker in list(self._workers):
+            if worker.bundle or not left:
+                continue
+            worker.bundle = {place: tasks[place].make() for place in left.pop()}
+            with suppress(ConnectionError):  # it died while it was idle; whoever listens to it will notice
+                worker.pipe.send(list(worker.bundle.values()))
 
-    def _collect(self, jobs: dict[int, Job], done: dict[int, Outcome]) -> None:
-        """Wait for at least one worker, and take what they have."""
-        busy = {worker.pipe: worker for worker in self._workers if worker.place is not None}
-        for pipe in wait(list(busy)):
-            worker = busy[pipe]  # pyright: ignore[reportArgumentType]
-            place = worker.place
-            assert place is not None
-            worker.place = None
-            job = jobs.pop(place)
-            try:
-                outcome = worker.pipe.recv()
-            except (EOFError, ConnectionError):
-                outcome = self._mourned(worker, job)
-            if isinstance(outcome, BaseException):
-                raise outcome
-            done[place] = outcome
+    def _ready(self) -> list[_Worker]:
+        """Wait until at least one busy worker has something to say, or has died."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.bundle}
+        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
 
-    def _mourned(self, worker: _Worker, job: Job) -> Outcome:
-        """Another worker in a dead one's place; the failure of its client."""
+    def _outcomes(self, worker: _Worker, left: list[list[int]]) -> dict[int, Outcome]:
+        """What a worker has, by place of the task. What a dead one had is left again, each task by itself."""
+        bundle, worker.bundle = worker.bundle, {}
+        try:
+            found = worker.pipe.recv()
+        except (EOFError, ConnectionError):
+            epitaph = self._replaced(worker)
+            if len(bundle) > 1:
+                left.extend([place] for place in bundle)
+                return {}
+            ((place, job),) = bundle.items()
+            return {place: self._lost(job, epitaph)}
+        if isinstance(found, BaseException):
+            raise found
+        return dict(zip(bundle, found, strict=True))
+
+    def _lost(self, job: Job, epitaph: str) -> Failure:
+        if isinstance(job, Question) or self._host is None:
+            raise WorkerLost(f"judging client {job.client}: {epitaph}")
+        return Failure(job.client, self._host.full_name(job.handler), epitaph)
+
+    def _replaced(self, worker: _Worker) -> str:
+        """Put another worker in a dead one's place; how it ended."""
         assert self._host is not None
         worker.pipe.close()
-        epitaph = worker.epitaph
         self._workers[self._workers.index(worker)] = self._fork(self._host)
-        if isinstance(job, Call):
-            return Failure(job.client, self._host.full_name(job.handler), epitaph)
-        raise WorkerLost(f"judging client {job.client}: {epitaph}")
+        return worker.epitaph
 
     def _fork(self, host: ClientHost) -> _Worker:
         context = get_context("fork")
         here, there = context.Pipe()
         ours = [here, *(worker.pipe for worker in self._workers)]
-        process = context.Process(target=_work, args=(host, there, ours), daemon=True)
+        process = context.Process(target=_work, args=(host, self._inner, there, ours), daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of forking beside other threads. Those who choose workers have asked `why_not`;
             # a worker that replaces a dead one starts beside the progress bar's thread, which holds no lock of ours.
@@ -173,7 +185,7 @@ def import_optimizers() -> None:
     torch.optim.Adam([weight], fused=True).step()
 
 
-def _work(host: ClientHost, pipe: Connection, others: list[Connection]) -> None:
+def _work(host: ClientHost, inner: Executor, pipe: Connection, others: list[Connection]) -> None:
     """A worker's life: carry out jobs until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard speaks to the process that forked us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -182,14 +194,14 @@ def _work(host: ClientHost, pipe: Connection, others: list[Connection]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            job = pipe.recv()
+            tasks = [ready(job) for job in pipe.recv()]
         except (EOFError, ConnectionError):
             return
         try:
-            outcome = host.carry_out(job)
+            found = list(inner.run(host, tasks))
         except Exception as error:
-            outcome = _sendable(error)
-        pipe.send(outcome)
+            found = _sendable(error)
+        pipe.send(found)
 
 
 def _sendable(error: Exception) -> Exception:

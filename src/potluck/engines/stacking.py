@@ -1,0 +1,352 @@
+"""Several clients' fits of one shape as one batched computation.
+
+The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis;
+matrix products with stacked weights become batched products. Every client keeps its own order of examples, its own
+batches and its own BatchNorm statistics, and takes its t-th step when the others take theirs, so optimiser states
+agree with those of training one by one up to rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+from torch.overrides import TorchFunctionMode
+
+from potluck.core.batchnorm import batch_norms
+from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.modes import mode
+from potluck.core.rng import Key
+from potluck.core.weights import Weights
+from potluck.engines.training import Observer, schedule
+
+
+class CannotStack(Exception):
+    """These fits do not run as one; nothing has been changed."""
+
+
+def alike(one: Fit, other: Fit) -> bool:
+    """Whether two fits differ in nothing but weights, data and the values of their extras."""
+    return (
+        repr(one.net) == repr(other.net)
+        and _shapes(one.net.state_dict()) == _shapes(other.net.state_dict())
+        and one.losses == other.losses
+        and one.training == other.training
+        and one.combine == other.combine
+        and one.after_step == other.after_step
+        and one.trainable == other.trainable
+        and one.turns == other.turns
+        and (one.keep > 0) == (other.keep > 0)
+        and _shapes(one.extras) == _shapes(other.extras)
+    )
+
+
+def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
+    """Train all nets in place, as `engines.training.train` does with each fit and its key, and report.
+
+    Args:
+        fits: `alike` one another.
+        keys: of each fit's draws.
+
+    Raises:
+        CannotStack: objectives take turns, draw at random, or do what cannot be done for several clients at once.
+        ValueError: a client has nothing to train on.
+    """
+    if fits[0].turns is not None:
+        raise CannotStack("its objectives take turns")
+    stack = _Stack(fits, keys)
+    with mode(fits[0].net, training=True), _BatchedProducts():
+        for step in range(stack.longest):
+            stack.step(step)
+    stack.unstack()
+    return stack.reports()
+
+
+class _Stack:
+    """Clients side by side, those with the most steps first, so that the ones still at work are always a prefix."""
+
+    def __init__(self, fits: Sequence[Fit], keys: Sequence[Key]) -> None:
+        normed = bool(batch_norms(fits[0].net))
+        plans = [schedule(len(f.data), f.training, k.fold("order"), normed) for f, k in zip(fits, keys, strict=True)]
+        steps = [sum(map(len, plan)) for plan in plans]
+        self._order = sorted(range(len(fits)), key=lambda place: (-steps[place], place))
+        self._clients = [_Client(fits[place], plans[place], keys[place]) for place in self._order]
+        fit = self._clients[0].fit
+        self._fit, self._net = fit, fit.net
+        self._objectives = [_Objective(fit.net, objective) for objective in fit.losses]
+        nets = [client.fit.net for client in self._clients]
+        self._weights = _stacked([dict(net.named_parameters()) for net in nets])
+        self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
+        self._extras = _stacked_tree([client.fit.extras for client in self._clients])
+        self._optimizer = _Optimizer(fit.training, {n: w for n, w in self._weights.items() if fit.trains(n)})
+
+    @property
+    def longest(self) -> int:
+        """Steps of the client that takes the most."""
+        return len(self._clients[0].batches)
+
+    def step(self, number: int) -> None:
+        """The step of this number of all clients that have one."""
+        active = sum(number < len(client.batches) for client in self._clients)
+        weights = {name: weight[:active].detach() for name, weight in self._weights.items()}
+        trained = {name: weights[name].requires_grad_() for name in self._optimizer.names}
+        parts = [self._forward(rows, number, weights, active) for rows in self._by_size(number, active)]
+        totals = [torch.stack([losses.sum() for losses in of_one]).sum() for of_one in zip(*parts, strict=True)]
+        if self._fit.combine is None:
+            totals = [torch.stack(totals).sum()]
+        gradients = self._combined([_gradients(total, trained) for total in totals], active)
+        self._optimizer.step(gradients, active)
+        self._correct(active)
+
+    def unstack(self) -> None:
+        """Bring weights and buffers back into the nets."""
+        with torch.no_grad():
+            for place, client in enumerate(self._clients):
+                for name, tensor in (*client.fit.net.named_parameters(), *client.fit.net.named_buffers()):
+                    tensor.copy_((self._weights if name in self._weights else self._buffers)[name][place])
+                client.fit.done = True
+
+    def reports(self) -> list[FitReport]:
+        """In the order of the fits that were given."""
+        found = dict(zip(self._order, (client.report() for client in self._clients), strict=True))
+        return [found[place] for place in range(len(self._clients))]
+
+    def _by_size(self, number: int, active: int) -> list[Tensor]:
+        """The places of the active clients, by size of their batches."""
+        sizes = torch.tensor([len(client.batches[number]) for client in self._clients[:active]])
+        return [torch.nonzero(sizes == size).flatten() for size in sizes.unique()]
+
+    def _forward(self, rows: Tensor, number: int, weights: Weights, active: int) -> list[Tensor]:
+        """The losses (clients,) of each objective for clients with batches of one size."""
+        everyone = len(rows) == active
+        clients = [self._clients[place] for place in rows.tolist()]
+        inputs, targets = _batches(clients, number)
+        own = weights if everyone else {name: weight[rows] for name, weight in weights.items()}
+        buffers = {name: b[:active] if everyone else b[rows] for name, b in self._buffers.items()}
+        extras = _taken(self._extras, slice(active) if everyone else rows)
+        losses: list[Tensor] = []
+        seen: Observed = {}
+        for objective in self._objectives:
+            loss, observed = _vmapped(objective, own, buffers, (inputs, targets), extras, number == 0)
+            losses.append(loss)
+            seen |= observed
+        if not everyone:
+            for name, buffer in buffers.items():
+                self._buffers[name][rows] = buffer
+        for place, (client, loss) in enumerate(zip(clients, losses[0].tolist(), strict=True)):
+            client.losses.append(loss)
+            client.see(number, {name: tensor[place] for name, tensor in seen.items()})
+        return losses
+
+    def _combined(self, gradients: list[Weights], active: int) -> Weights:
+        """One gradient a client, clipped."""
+        combine, clip = self._fit.combine, self._fit.training.clip_norm
+        with torch.no_grad():
+            found = gradients[0]
+            if combine is not None:
+                extras = _taken(self._extras, slice(active))
+                found = vmap(combine, in_dims=(0, _axes(extras)))(gradients, extras)
+            if clip is None:
+                return found
+            squares = [gradient.flatten(1).square().sum(1) for gradient in found.values()]
+            scale = (clip / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1)
+            return {name: g * scale.view(-1, *[1] * (g.dim() - 1)) for name, g in found.items()}
+
+    def _correct(self, active: int) -> None:
+        if self._fit.after_step is None:
+            return
+        extras = _taken(self._extras, slice(active))
+        current = {name: self._weights[name][:active] for name in self._optimizer.names}
+        with torch.no_grad():
+            corrected = vmap(self._fit.after_step, in_dims=(0, _axes(extras), None))(
+                current, extras, self._fit.training.lr
+            )
+            for name, weight in current.items():
+                weight.copy_(corrected[name])
+
+
+class _Client:
+    """One client of a stack: its batches, and what is noted of it."""
+
+    def __init__(self, fit: Fit, plan: list[list[Tensor]], key: Key) -> None:
+        self.fit = fit
+        self.key = key
+        self.batches = [positions for epoch in plan for positions in epoch]
+        self.losses: list[float] = []
+        self._observer = Observer.of_last_epoch(fit, plan, key.fold("keep"))
+
+    def see(self, number: int, observed: Observed) -> None:
+        """Note what the objectives observed of a batch."""
+        self._observer.see(number, self.batches[number], observed)
+
+    def report(self) -> FitReport:
+        """What the engine answers to the fit."""
+        count = len(self.batches)
+        return FitReport(sum(self.losses) / count, count, sum(map(len, self.batches)), self._observer.collected())
+
+
+class _Objective(nn.Module):
+    """An objective as a module, so that its net can be given other weights for a while."""
+
+    def __init__(self, net: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.net = net
+        self._objective = objective
+
+    def forward(self, batch: tuple[Tensor, Tensor], extras: Extras) -> tuple[Tensor, Observed]:
+        """The loss, and what was observed."""
+        found = self._objective(self.net, batch, extras)
+        return (found, {}) if isinstance(found, Tensor) else found
+
+
+class _Optimizer:
+    """Adam or SGD on stacked weights. Clients of a prefix have all taken equally many steps."""
+
+    def __init__(self, training: LocalTraining, weights: Weights) -> None:
+        self.names = list(weights)
+        self._training = training
+        self._weights = weights
+        self._first, self._second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+        self._steps = {name: torch.zeros(()) for name in weights}
+
+    def step(self, gradients: Weights, active: int) -> None:
+        """One step of the first `active` clients; weights without a gradient stay."""
+        names = [name for name in self.names if name in gradients]
+        given = self._training
+        weights, first, second = (
+            [tensors[name][:active] for name in names] for tensors in (self._weights, self._first, self._second)
+        )
+        found = [gradients[name].contiguous() for name in names]
+        with torch.no_grad():
+            if given.optimizer == "adam":
+                adam(
+                    weights, found, first, second, [], [self._steps[name] for name in names],
+                    lr=given.lr, weight_decay=given.weight_decay, beta1=0.9, beta2=0.999, eps=1e-8,
+                    amsgrad=False, maximize=False, fused=True,
+                )  # fmt: skip
+            else:
+                sgd(
+                    weights, found, [*first] if given.momentum else [None for _ in names],  # from 0 the first is g
+                    lr=given.lr, weight_decay=given.weight_decay, momentum=given.momentum,
+                    dampening=0.0, nesterov=False, maximize=False, foreach=False,
+                )  # fmt: skip
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer, batched over clients as one batched matrix product."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        x, weight = ctx.saved_tensors
+        flat = gradients[0].flatten(0, -2)
+        return gradients[0] @ weight, flat.T @ x.flatten(0, -2), flat.sum(0)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Tensor, int]:
+        """(clients, ..., in) by (clients, out, in) to (clients, ..., out)."""
+        x, weight, bias = args
+        if in_dims[1:] != (0, 0):
+            raise CannotStack("a layer's weights are not stacked")
+        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        out = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, -2), weight.transpose(1, 2))
+        return out.view(*x.shape[:-1], out.shape[-1]), 0
+
+
+class _BatchedProducts(TorchFunctionMode):
+    """Inside, linear layers with a bias on at least two axes are `_Product`s."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear and len(args) == 3 and args[2] is not None and args[0].dim() > 1:
+            return _Product.apply(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _vmapped(
+    objective: _Objective, weights: Weights, buffers: Weights, batch: tuple[Tensor, Tensor], extras: Any, first: bool
+) -> tuple[Tensor, Observed]:
+    """Every client's loss (clients,), and what was observed (clients, batch, ...)."""
+    tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
+
+    def one(tensors: Weights, batch: tuple[Tensor, Tensor], extras: Any) -> tuple[Tensor, Observed]:
+        return functional_call(objective, tensors, (batch, extras))
+
+    try:
+        return vmap(one, in_dims=(0, 0, _axes(extras)))(tensors, batch, extras)
+    except Exception as error:
+        if first:  # nothing has moved yet
+            raise CannotStack(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _gradients(total: Tensor, trained: Weights) -> Weights:
+    """Of a sum of losses that do not share weights: every client's own."""
+    if not total.requires_grad:
+        return {}
+    found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, retain_graph=True)
+    named = zip(trained, cast("tuple[Tensor | None, ...]", found), strict=True)
+    return {name: gradient for name, gradient in named if gradient is not None}
+
+
+def _batches(clients: list[_Client], number: int) -> tuple[Tensor, Tensor]:
+    """The clients' batches of this number, inputs (clients, batch, ...) and targets (clients, batch, ...)."""
+    found = [client.fit.data.batch(client.batches[number], client.key.fold("augment", number)) for client in clients]
+    return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])
+
+
+def _stacked(tensors: list[dict[str, Any]]) -> Weights:
+    return {name: torch.stack([one[name].detach() for one in tensors]) for name in tensors[0]}
+
+
+def _stacked_tree(trees: list[Any]) -> Any:
+    """Dicts, lists and tuples of tensors with a first axis of clients; what is no tensor must be equal for all."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.stack(trees)
+    if isinstance(first, dict):
+        return {key: _stacked_tree([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(_stacked_tree([tree[place] for tree in trees]) for place in range(len(first)))
+    if any(tree != first for tree in trees):
+        raise CannotStack(f"its extras hold a {type(first).__name__} that differs from client to client")
+    return first
+
+
+def _taken(tree: Any, rows: Tensor | slice) -> Any:
+    """Some clients' part of a stacked tree."""
+    if isinstance(tree, Tensor):
+        return tree[rows]
+    if isinstance(tree, dict):
+        return {key: _taken(child, rows) for key, child in tree.items()}
+    return type(tree)(_taken(child, rows) for child in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _axes(tree: Any) -> Any:
+    """For vmap: tensors are stacked, everything else is the same for all."""
+    if isinstance(tree, Tensor):
+        return 0
+    if isinstance(tree, dict):
+        return {key: _axes(child) for key, child in tree.items()} or None
+    return type(tree)(_axes(child) for child in tree) or None if isinstance(tree, (list, tuple)) else None
+
+
+def _shapes(tree: Any) -> Any:
+    """A tree with every tensor replaced by its shape and type, and what is none by its kind."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype
+    if isinstance(tree, dict):
+        return {key: _shapes(child) for key, child in tree.items()}
+    return [_shapes(child) for child in tree] if isinstance(tree, (list, tuple)) else type(tree)
