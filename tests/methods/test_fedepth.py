@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import keep_statistics
+from potluck.core.batchnorm import keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
@@ -189,6 +189,21 @@ def test_the_input_of_a_piece_is_the_output_of_the_finished_ones_in_evaluation_m
         assert_close(fit.data.inputs, expected, rtol=1e-4, atol=1e-5)
         assert torch.equal(fit.data.labels, data.labels)
         assert not fit.data.inputs.requires_grad
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_finished_piece_has_the_statistics_of_all_examples(play, buffer):
+    run = play(FeDepth(PLAIN, buffer=buffer), images(SIXTH))
+    client, first = next(fits := fits_of(run, 0))
+    stages = {name for name, _ in first.net.stages.named_children()} - {"norm", "skip link"}
+    assert stages == {"stem", "block1"}
+    next(fits)  # the next piece is asked for, so this one is finished
+    finished = nn.Sequential(*(client.model.stages.get_submodule(name) for name in ("stem", "block1")))
+    found = weights_of(finished)
+    inputs, _ = next(client.train.batches(64))
+    measure_statistics(finished, [inputs])  # ten examples are one batch
+    assert_close(weights_of(finished), found)
+    assert not torch.allclose(found["1.norm1.running_mean"], torch.zeros(2))
 
 
 def test_buffered_and_unbuffered_training_are_equal(play):

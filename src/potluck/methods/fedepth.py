@@ -35,8 +35,9 @@ Departures from the paper
        net's parameters and activations, the paper's of activations only, so capacity 1 is always one piece.
     2. The paper's estimate leaves the stem out; it is trained with the first block, as in the authors' code. A first
        stage that takes at least half of what the second does is no stem but a block, see `potluck.memory`.
-    3. Frozen pieces normalise with their running statistics. The authors' code has batch statistics everywhere, with
-       which z_j would depend on which examples share a batch, and buffering would change the result.
+    3. A finished piece normalises with statistics measured on the client's examples when it is frozen, and sends
+       these back; its running statistics lag behind its weights where there are few steps. The authors' code has
+       batch statistics everywhere, with which z_j would depend on which examples share a batch.
     4. Each sub-problem has a fresh optimiser of its own tensors. In the authors' code one optimiser with momentum and
        weight decay goes on moving the frozen ones.
     5. z_j is computed once from examples without augmentation; `buffer=false` passes every augmented batch.
@@ -54,7 +55,7 @@ Departures from the paper
 
 import copy
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -148,17 +149,20 @@ class DepthWise:
         if len(frozen) and self.partial == "bypass":
             net, pieces, frozen = *bypassed(net, pieces, memory), nn.Sequential()
         elif len(frozen) and self.sharing.buffers != "average":  # no statistics come for what is not trained here
-            measure_statistics(frozen, (inputs for inputs, _ in client.train.batches(64, client.rng)))
+            measure_statistics(frozen, inputs_behind(nn.Sequential(), client.train, client.rng))
         done, z = 0, client.train
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
+            before, last = between(net, 0, done), between(net, done, piece.start)
+            if number > 0:
+                measure_statistics(last, inputs_behind(nn.Sequential() if self.buffer else before, z, client.rng))
+            done = piece.start
             sub_problem = lead_out(net, piece, memory)
             if self.buffer:
-                z = passed(between(net, done, piece.start), z, self.training.batch_size)
-                done = piece.start
+                z = passed(last, z, self.training.batch_size)
                 yield Fit(sub_problem, client.objective, z, self.training)
             else:
                 extras = {"finished": between(net, 0, piece.start)}
-                yield Fit(sub_problem, AfterFinished(client.criterion), client.train, self.training, extras)
+                yield Fit(sub_problem, AfterFinished(client.criterion), z, self.training, extras)
         return without(self.sharing.reply(client), [name for name, _ in frozen.named_children()])
 
 
@@ -291,6 +295,13 @@ def drawn_afresh(net: nn.Module) -> nn.Module:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
     return net
+
+
+def inputs_behind(finished: nn.Sequential, z: Examples, rng: torch.Generator) -> Iterator[Tensor]:
+    """What finished stages put out, batch by batch in random order, for measuring the statistics of the next."""
+    for inputs, _ in z.batches(64, rng):
+        with mode(finished, training=False), torch.no_grad():
+            yield finished(inputs)
 
 
 def passed(finished: nn.Sequential, z: Examples, batch_size: int) -> Examples:
