@@ -74,20 +74,20 @@ def test_core_imports_the_standard_library_torch_safetensors_and_itself(path):
     must_hold(path, broken, "core may import only the standard library, torch, safetensors and potluck.core")
 
 
-@pytest.mark.parametrize("path", files("losses.py") + files("noise.py") + files("privacy.py"))
-def test_losses_noise_and_privacy_import_core(path):
-    may_import_only(path, "potluck.core")
+SHARED = ("losses", "noise", "privacy", "classwise", "vae", "memory", "depthwise")
+"""Modules that methods share, beside core and the contract of models; each may import those before it."""
 
 
-@pytest.mark.parametrize("path", files("memory.py"))
-def test_memory_imports_core_and_the_model_contract(path):
-    may_import_only(path, "potluck.core", "potluck.models.contract")
+@pytest.mark.parametrize("name", SHARED)
+def test_what_methods_share_imports_core_and_what_stands_before_it(name):
+    before = SHARED[: SHARED.index(name)]
+    contract = ["potluck.models.contract"] if name in ("memory", "depthwise") else []
+    may_import_only(ROOT / f"{name}.py", "potluck.core", *contract, *(f"potluck.{other}" for other in before))
 
 
 @pytest.mark.parametrize("path", files("methods"))
 def test_methods_import_core_losses_and_the_model_contract(path):
-    shared = ("core", "losses", "memory", "noise", "privacy", "models.contract")
-    may_import_only(path, *(f"potluck.{name}" for name in shared), "potluck.methods")
+    may_import_only(path, *(f"potluck.{name}" for name in ("core", *SHARED, "models.contract", "methods")))
 
 
 @pytest.mark.parametrize("path", files("methods"))

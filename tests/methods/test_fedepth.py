@@ -20,10 +20,11 @@ from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure
 from potluck.core.sharing import Sharing
 from potluck.core.weights import mean, weights_of
+from potluck.depthwise import Mutual
 from potluck.engines.training import train
 from potluck.memory import SCENARIOS, MemoryModel, saved_bytes
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedepth import FeDepth, Mutual, SkipLink, linked
+from potluck.methods.fedepth import FeDepth, SkipLink, linked
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit

@@ -13,7 +13,7 @@ from potluck.core.method import Need
 from potluck.core.sharing import Sharing
 from potluck.core.weights import parameters_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.felo import Felo, averages, distance, means_by_class, one_each, stored
+from potluck.methods.felo import Felo
 from potluck.models.contract import StagedNet, split
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -67,13 +67,6 @@ def test_a_class_that_a_client_lacks_has_no_row(play, clouds):
     assert reply["logits"].shape == (2, CLASSES)
     h, _ = observed(play(Felo(), federation, rounds=0).model(0), federation.sites[0].train)
     assert_close(reply["features"], by_hand(h, federation.sites[0].train.labels))
-
-
-def test_a_class_of_one_example_is_sent_as_that_example_bit_for_bit():
-    values, labels = uniform(5, 4), torch.tensor([0, 2, 0, 0, 4])
-    means = means_by_class(values, labels)
-    assert_close(means[1:], values[[1, 4]], **EXACTLY)
-    assert_close(means[0], values[[0, 2, 3]].mean(0))
 
 
 def test_observations_are_those_of_the_last_epoch_as_they_were_in_training(play, clouds):
@@ -204,35 +197,6 @@ def test_what_was_reported_in_warm_up_is_used_after_it(play, clouds):
 # Stores
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_store_weighs_as_the_newest_examples_of_each_class_would(seed):
-    draws = torch.Generator().manual_seed(seed)
-    rows, single, capacity = None, {label: [] for label in range(CLASSES)}, 7
-    for _ in range(9):
-        labels = torch.randperm(CLASSES, generator=draws)[:2]
-        counts = torch.randint(1, 6, (2,), generator=draws)
-        values = torch.randn(2, 4, generator=draws)
-        rows = stored(rows, {"values": values, "labels": labels, "counts": counts}, capacity)
-        for value, label, count in zip(values, labels.tolist(), counts.tolist(), strict=True):
-            single[label] = [*single[label], *[value] * count][-capacity:]
-        table = averages(rows, CLASSES)
-        assert table["known"].tolist() == [bool(found) for found in single.values()]
-        for label, found in single.items():
-            if found:
-                assert_close(table["means"][label], torch.stack(found).mean(0))
-    assert rows["counts"].min() > 0
-    assert [rows["counts"][rows["labels"] == label].sum() for label in range(CLASSES)] == [capacity] * CLASSES
-
-
-@pytest.mark.parametrize("old_first", [True, False])
-def test_storing_does_not_change_what_it_is_given(old_first):
-    rows = {"values": uniform(2, 4), "labels": torch.tensor([0, 1]), "counts": torch.tensor([3, 3])}
-    before = {name: tensor.clone() for name, tensor in rows.items()}
-    found = stored(rows, one_each(uniform(1, 4), torch.tensor([0])), 2) if old_first else stored(None, rows, 2)
-    assert found["counts"].max() == 2
-    assert_close(rows, before, **EXACTLY)
-
-
 def test_features_are_forgotten_by_examples_and_logits_by_reports(play, clouds):
     # A report of one client with 4 examples a class, three times: 6 examples are one and a half reports.
     run = play(Felo(FULL, feature_capacity=6, logit_capacity=2), clouds("mlp2"), rounds=4)
@@ -266,31 +230,6 @@ def test_local_training_descends_the_tasks_loss_and_both_distances(play, clouds,
             gaps = (h - tables[0]).square().mean() + (net.head(h) - tables[1]).square().mean()
             full_step(net, F.cross_entropy(net.head(h), labels) + alpha * gaps)
         assert_close(parameters_of(run.model(id)), parameters_of(net))
-
-
-def test_examples_of_an_unknown_class_have_no_distance():
-    values, labels = uniform(4, 5).requires_grad_(), torch.tensor([0, 1, 2, 1])
-    table = {"means": uniform(CLASSES, 5, seed=1), "known": torch.tensor([True, False, True])}
-    found = distance(values, labels, table)
-    known = [0, 2]
-    assert_close(found, (values - table["means"][labels])[known].square().sum() / (4 * 5))
-    (gradient,) = torch.autograd.grad(found, values)
-    assert not gradient[[1, 3]].any()
-    assert gradient[known].all()
-
-
-def test_what_stands_in_the_place_of_an_unknown_class_does_not_matter():
-    values, labels = uniform(4, 5), torch.tensor([0, 1, 2, 1])
-    known = torch.tensor([True, False, True])
-    one = uniform(CLASSES, 5, seed=1)
-    other = one.index_fill(0, torch.tensor([1]), 1e6)
-    assert distance(values, labels, {"means": one, "known": known}) == distance(
-        values, labels, {"means": other, "known": known}
-    )
-
-
-def test_without_averages_there_is_no_distance():
-    assert distance(uniform(4, 5), torch.tensor([0, 1, 2, 1]), None) == 0
 
 
 def test_training_draws_features_and_logits_towards_the_averages(play, clouds):

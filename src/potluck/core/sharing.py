@@ -7,7 +7,7 @@ tensors from which its members pick the layers they own.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import nn
 
@@ -169,6 +169,50 @@ class SharesWeights(Method[P]):
     def global_model(self, state: P, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture."""
         return self.sharing.global_model(state.pool, server)
+
+
+class SharesOnRequest(Generic[P]):
+    """The part of a method that averages weights where `sharing` says how, and leaves models alone where it is None."""
+
+    sharing: Sharing | None
+
+    def needs(self) -> frozenset[Need]:
+        """What the scope of sharing asks for; nothing without."""
+        return self.sharing.needs() if self.sharing else frozenset()
+
+    def initial_pool(self, server: Server) -> Pool:
+        """The weights that all start with."""
+        return self.sharing.initial(server) if self.sharing else {}
+
+    def share(self, pool: Pool, member: Member) -> dict[str, Any]:
+        """Entries of a message that bring a client its weights."""
+        return self.sharing.share(pool, member) if self.sharing else {}
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Load them."""
+        if self.sharing:
+            self.sharing.receive(client, message)
+
+    def trained(self, client: Client) -> dict[str, Any]:
+        """Entries of a reply that carry the trained weights back."""
+        return self.sharing.reply(client) if self.sharing else {}
+
+    def merged(self, pool: Pool, replies: Replies, server: Server) -> Pool:
+        """The weights after averaging."""
+        return self.sharing.merge(pool, replies, server.roster) if self.sharing else pool
+
+    def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
+        """The client's weights, if they are shared."""
+        return Message(**self.share(state.pool, server.roster[client_id]))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        """The client's model, filled with them."""
+        return self.sharing.deploy(client, message) if self.sharing else client.model
+
+    def global_model(self, state: P, server: Server) -> nn.Module | None:
+        """The one model of a federation with one architecture, if weights are shared."""
+        return self.sharing.global_model(state.pool, server) if self.sharing else None
 
 
 def _grouped(replies: Replies, roster: Roster, group: Callable[[Member], str]) -> dict[str, list[Member]]:

@@ -46,25 +46,20 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from potluck.classwise import Rows, Table, averages, distance, means_by_class, one_each, stored
 from potluck.core.examples import Batch
-from potluck.core.federation import ClientId, Criterion, Member
+from potluck.core.federation import ClientId, Criterion
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.sharing import P, Pool, Sharing
+from potluck.core.sharing import Pool, SharesOnRequest, Sharing
 from potluck.models.contract import feature_shapes, split
-
-Table = dict[str, Tensor]
-"""By class: "means" (classes, width), zero where it is not "known" (bool, classes)."""
-
-Rows = dict[str, Tensor]
-"""What was reported, oldest first: "values" (n, ...), their "labels" (n,) and how many examples each "counts" for."""
 
 
 @dataclass(frozen=True)
@@ -84,46 +79,6 @@ class State:
     widths: dict[str, str]
     rounds: int
     pool: Pool
-
-
-class SharesOnRequest(Generic[P]):
-    """The part of a method that averages weights where `sharing` says how, and leaves models alone where it is None."""
-
-    sharing: Sharing | None
-
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SPLIT_MODEL}) | (self.sharing.needs() if self.sharing else frozenset())
-
-    def initial_pool(self, server: Server) -> Pool:
-        """The weights that all start with."""
-        return self.sharing.initial(server) if self.sharing else {}
-
-    def share(self, pool: Pool, member: Member) -> dict[str, Any]:
-        """Entries of a message that bring a client its weights."""
-        return self.sharing.share(pool, member) if self.sharing else {}
-
-    def receive(self, client: Client, message: Message) -> None:
-        """Load them."""
-        if self.sharing:
-            self.sharing.receive(client, message)
-
-    def trained(self, client: Client) -> dict[str, Any]:
-        """Entries of a reply that carry the trained weights back."""
-        return self.sharing.reply(client) if self.sharing else {}
-
-    def merged(self, pool: Pool, replies: Replies, server: Server) -> Pool:
-        """The weights after averaging."""
-        return self.sharing.merge(pool, replies, server.roster) if self.sharing else pool
-
-    def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
-        return Message(**self.share(state.pool, server.roster[client_id]))
-
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        return self.sharing.deploy(client, message) if self.sharing else client.model
-
-    def global_model(self, state: P, server: Server) -> nn.Module | None:
-        return self.sharing.global_model(state.pool, server) if self.sharing else None
 
 
 @dataclass(frozen=True)
@@ -148,6 +103,9 @@ class Felo(SharesOnRequest[State], Method[State]):
 
     def __post_init__(self) -> None:
         check(self, {"alpha": 0, "warmup_rounds": 0, "feature_capacity": 1, "logit_capacity": 1})
+
+    def needs(self) -> frozenset[Need]:
+        return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
         architectures = sorted({member.architecture for member in server.roster.values()})
@@ -221,45 +179,6 @@ class LocalLoss:
         z = parts.classifier(h)
         gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
         return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
-
-
-def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
-    """Mean over batch and width of the squared difference to the class's row; 0 for classes that have none."""
-    if table is None:
-        return values.new_zeros(())
-    gaps = (values - table["means"][labels]).square().mean(1)
-    return (gaps * table["known"][labels]).mean()
-
-
-def averages(rows: Rows, classes: int) -> Table:
-    """By class, the mean of the values (n, width), each as often as it counts."""
-    labels, counts = rows["labels"], rows["counts"]
-    whole = torch.zeros(classes, dtype=counts.dtype).index_add_(0, labels, counts)
-    shares = (counts / whole[labels]).to(rows["values"].dtype)  # before the sum, so that one value comes back exactly
-    means = rows["values"].new_zeros(classes, rows["values"].shape[1])
-    return {"means": means.index_add_(0, labels, rows["values"] * shares[:, None]), "known": whole > 0}
-
-
-def means_by_class(values: Tensor, labels: Tensor) -> Tensor:
-    """The mean of each class that is present, (present, width), in ascending order of class."""
-    table = averages(one_each(values, labels), int(labels.max()) + 1)
-    return table["means"][table["known"]]
-
-
-def one_each(values: Tensor, labels: Tensor) -> Rows:
-    """Rows that count for one."""
-    return {"values": values, "labels": labels, "counts": torch.ones_like(labels)}
-
-
-def stored(old: Rows | None, new: Rows, capacity: int) -> Rows:
-    """The rows of both, of each class the newest that count for `capacity` together."""
-    rows = {name: torch.cat([old[name], new[name]]) for name in new} if old else new
-    labels, counts, kept = rows["labels"], rows["counts"], rows["counts"].clone()
-    for label in labels.unique():
-        mine = labels == label
-        newer = counts[mine].flip(0).cumsum(0).flip(0) - counts[mine]
-        kept[mine] = (capacity - newer).clamp(min=0).minimum(counts[mine])
-    return {name: tensor[kept > 0] for name, tensor in {**rows, "counts": kept}.items()}
 
 
 def signature(shape: torch.Size) -> str:

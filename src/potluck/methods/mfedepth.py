@@ -47,8 +47,8 @@ from potluck.core.rng import Key, isolated
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.sharing import Pool, SharesWeights
 from potluck.core.weights import load, parameters_of, pick
+from potluck.depthwise import DepthWise, staged
 from potluck.memory import MemoryModel, Piece
-from potluck.methods.fedepth import DepthWise, staged
 from potluck.models.contract import GlobalPool, StagedNet
 
 

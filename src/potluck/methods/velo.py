@@ -48,32 +48,21 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from potluck.classwise import Rows, Table, averages, distance, means_by_class, one_each, stored
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, on_client
+from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.rng import fold_in, isolated
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.sharing import Pool, Sharing
+from potluck.core.sharing import Pool, SharesOnRequest, Sharing
 from potluck.core.weights import Weights, load, weights_of
-from potluck.methods.felo import (
-    LocalLoss,
-    Rows,
-    SharesOnRequest,
-    Table,
-    averages,
-    check,
-    distance,
-    means_by_class,
-    one_each,
-    signature,
-    stored,
-)
+from potluck.methods.felo import LocalLoss, check, signature
 from potluck.models.contract import feature_shapes, split
+from potluck.vae import ConditionalVAE, VAELoss
 
 
 @dataclass(frozen=True)
@@ -142,6 +131,9 @@ class Velo(SharesOnRequest[State], Method[State]):
             raise ValueError("training.batch_size: expected at least 2 where use is 'replay', found 1")
         if self.vae_training.batch_size < 2:
             raise ValueError("vae_training.batch_size: expected at least 2, found 1, which has no batch statistics")
+
+    def needs(self) -> frozenset[Need]:
+        return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
         architectures = sorted({member.architecture for member in server.roster.values()})
@@ -222,51 +214,6 @@ class Velo(SharesOnRequest[State], Method[State]):
         if weights is not None:
             load(vae, weights)
         return vae
-
-
-class ConditionalVAE(nn.Module):
-    """Features (batch, n) of a class to a code (batch, width) and back; the decoder is linear."""
-
-    def __init__(self, features: int, classes: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        label = width // 2
-        self.label = nn.Embedding(classes, label)
-        self.encoder = nn.Sequential(
-            nn.Linear(features + label, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2 * width)
-        )
-        self.decoder = nn.Sequential(nn.Linear(width + label, width), nn.Linear(width, features))
-
-    def encode(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """M and s, (batch, width) each."""
-        m, s = self.encoder(torch.cat([h, self.label(labels)], 1)).chunk(2, 1)
-        return m, s
-
-    def decode(self, code: Tensor, labels: Tensor) -> Tensor:
-        """Features (batch, n)."""
-        return self.decoder(torch.cat([code, self.label(labels)], 1))
-
-
-@dataclass(frozen=True)
-class VAELoss:
-    """MSE(h, decoded u) + kl_weight KL(N(m, e^s) || N(0, 1)), with u = m + e^(s / 2) noise."""
-
-    kl_weight: float
-    kl_reduction: Literal["mean", "sum"]
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        assert isinstance(net, ConditionalVAE)
-        h, labels = batch
-        m, s = net.encode(h, labels)
-        u = m + (s / 2).exp() * torch.randn_like(s)
-        kl = kl_to_standard(m, s)
-        reduced = kl.mean() if self.kl_reduction == "mean" else kl.sum()
-        return F.mse_loss(net.decode(u, labels), h) + self.kl_weight * reduced
-
-
-def kl_to_standard(m: Tensor, s: Tensor) -> Tensor:
-    """KL of the normal distribution with mean m and variance e^s to the standard one, element by element."""
-    return -(1 + s - m.square() - s.exp()) / 2
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""A variational auto-encoder of features, conditional on their class; for servers that generate what they may not see.
+
+Sohn, Lee, Yan. "Learning Structured Output Representation using Deep Conditional Generative Models", NIPS 2015.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck.core.examples import Batch
+from potluck.core.fit import Extras
+
+
+class ConditionalVAE(nn.Module):
+    """Features (batch, n) of a class to a code (batch, width) and back; the decoder is linear."""
+
+    def __init__(self, features: int, classes: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        label = width // 2
+        self.label = nn.Embedding(classes, label)
+        self.encoder = nn.Sequential(
+            nn.Linear(features + label, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2 * width)
+        )
+        self.decoder = nn.Sequential(nn.Linear(width + label, width), nn.Linear(width, features))
+
+    def encode(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """M and s, (batch, width) each."""
+        m, s = self.encoder(torch.cat([h, self.label(labels)], 1)).chunk(2, 1)
+        return m, s
+
+    def decode(self, code: Tensor, labels: Tensor) -> Tensor:
+        """Features (batch, n)."""
+        return self.decoder(torch.cat([code, self.label(labels)], 1))
+
+
+@dataclass(frozen=True)
+class VAELoss:
+    """MSE(h, decoded u) + kl_weight KL(N(m, e^s) || N(0, 1)), with u = m + e^(s / 2) noise."""
+
+    kl_weight: float
+    kl_reduction: Literal["mean", "sum"]
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of features (batch, n) and their classes."""
+        assert isinstance(net, ConditionalVAE)
+        h, labels = batch
+        m, s = net.encode(h, labels)
+        u = m + (s / 2).exp() * torch.randn_like(s)
+        kl = kl_to_standard(m, s)
+        reduced = kl.mean() if self.kl_reduction == "mean" else kl.sum()
+        return F.mse_loss(net.decode(u, labels), h) + self.kl_weight * reduced
+
+
+def kl_to_standard(m: Tensor, s: Tensor) -> Tensor:
+    """KL of the normal distribution with mean m and variance e^s to the standard one, element by element."""
+    return -(1 + s - m.square() - s.exp()) / 2
