@@ -38,7 +38,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         logits: the student's, (batch, classes).
         targets: the teacher's probabilities, (batch, classes); no gradient flows into them.
     """
-    return -(targets.detach() * F.log_softmax(logits, 1)).sum(1).mean()
+    return -(targets.detach() * F.log_softmax(_exact(logits), 1)).sum(1).mean()
 
 
 def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -51,6 +51,11 @@ def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.
         teacher_logits: the teacher's, (batch, classes); no gradient flows into them.
         temperature: both are divided by it before the softmax.
     """
-    student = F.log_softmax(logits / temperature, 1)
-    teacher = F.log_softmax(teacher_logits.detach() / temperature, 1)
+    student = F.log_softmax(_exact(logits) / temperature, 1)
+    teacher = F.log_softmax(_exact(teacher_logits).detach() / temperature, 1)
     return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """Logits of a lower precision widened, as torch's own losses do."""
+    return logits.float() if logits.dtype == torch.bfloat16 else logits

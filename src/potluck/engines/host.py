@@ -10,8 +10,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from potluck.core.digest import digest
+from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
-from potluck.core.fit import Fit
+from potluck.core.fit import Fit, FitReport
 from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.method import Method
@@ -19,6 +20,7 @@ from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import load, weights_of
+from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.session import Answer, Call, Session, failure, full_name
 from potluck.engines.training import train
 
@@ -62,10 +64,11 @@ Outcome = Answer | Failure | Verdict
 class ClientHost:
     """Runs handlers of one method for the clients of one federation."""
 
-    def __init__(self, method: Method[Any], federation: Federation, seed: int) -> None:
+    def __init__(self, method: Method[Any], federation: Federation, seed: int, computing: Computing = PLAIN) -> None:
         self._method = method
         self._federation = federation
         self._seed = seed
+        self.computing = computing
 
     def carry_out(self, job: Job) -> Outcome:
         """Run a call, or answer a question."""
@@ -84,7 +87,7 @@ class ClientHost:
         found = session.advance()
         while isinstance(found, Fit):
             try:
-                report = train(found, session.fit_key)
+                report = self.train(found, session.fit_key)
             except Exception as error:
                 return session.failed(error)
             found = session.advance(report)
@@ -114,8 +117,17 @@ class ClientHost:
         classes: dict[Part, Tensor] = {}
         for part in question.parts:
             if (chosen := examples[part]) is not None:
-                classes[part] = predict(model, chosen).argmax(1)
+                classes[part] = self.classes(model, chosen)
         return Verdict(question.client, name_of(model), pack(classes))
+
+    def train(self, fit: Fit, key: Key) -> FitReport:
+        """Carry out a fit as the run computes."""
+        return train(fit, key, self.computing)
+
+    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
+        """The class (n,) that a model predicts for each example."""
+        with self.computing.arranged(model), self.computing.cast():
+            return predict(model, examples).argmax(1)
 
     def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
         """The model that a client would use now; whatever the handler changes is forgotten."""

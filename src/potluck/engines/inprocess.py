@@ -8,20 +8,21 @@ from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure, Replies, Server
+from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.costs import forward_flops
 from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ClientHost, Job, Part, Question, Verdict
 from potluck.engines.session import Answer, Call, ContractError
 from potluck.engines.stores import ClientStore
-from potluck.engines.training import train
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class InProcessEngine:
         seed: int = 0,
         store: ClientStore | None = None,
         executor: Executor | None = None,
+        computing: Computing = PLAIN,
         tolerate_failures: bool = False,
     ) -> None:
         self.method = method
@@ -79,7 +81,7 @@ class InProcessEngine:
         self.executor = Sequential() if executor is None else executor
         self.evaluation_traffic = Traffic()
         self._tolerate_failures = tolerate_failures
-        self._host = ClientHost(method, federation, seed)
+        self._host = ClientHost(method, federation, seed, computing)
 
     def start(self) -> Any:
         """The method's state before the first round; the executor makes ready too."""
@@ -100,7 +102,7 @@ class InProcessEngine:
             num_classes=self.federation.num_classes,
             input_shape=self.federation.input_shape,
             _build=self._host.build,
-            _train=train,
+            _train=self._host.train,
             _key=key,
         )
 
@@ -134,6 +136,10 @@ class InProcessEngine:
             for client, wanted in sorted(parts.items())
         ]
         return [found for found in self.executor.run(self._host, tasks) if isinstance(found, Verdict)]
+
+    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
+        """The class (n,) that a model predicts for each example, computed in this process."""
+        return self._host.classes(model, examples)
 
     def global_model(self, state: Any) -> nn.Module | None:
         """The server's model, if the method has one."""

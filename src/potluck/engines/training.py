@@ -14,9 +14,10 @@ from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
+from potluck.engines.computing import PLAIN, Computing
 
 
-def train(fit: Fit, key: Key) -> FitReport:
+def train(fit: Fit, key: Key, computing: Computing = PLAIN) -> FitReport:
     """Train `fit.net` in place and report.
 
     The order of examples, their augmentation, Dropout and the kept observations are drawn from keys of their
@@ -29,9 +30,10 @@ def train(fit: Fit, key: Key) -> FitReport:
     order = [positions for epoch in epochs for positions in epoch]
     observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
-    with isolated(key.fold("forward")), _training(fit) as turns:
+    with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
         for step, positions in enumerate(order):
-            batch = fit.data.batch(positions, key.fold("augment", step))
+            inputs, targets = fit.data.batch(positions, key.fold("augment", step))
+            batch = computing.laid_out(inputs), targets
             steps = [turn.step(batch) for turn in turns]
             observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
             losses.append(steps[0][0])
@@ -83,12 +85,17 @@ class Observer:
         """Note the observations of the batch at `positions`, if it belongs to the last epoch."""
         rows = self.chosen[positions]
         if observed and step >= self.first_step and bool(rows.any()):
-            self.kept.append({name: tensor.detach()[rows] for name, tensor in observed.items()})
+            self.kept.append({name: _widened(tensor.detach()[rows]) for name, tensor in observed.items()})
 
     def collected(self) -> Observed:
         """The kept rows of every observation, in the order visited."""
         names = self.kept[0] if self.kept else {}
         return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """What a lower precision has computed, as it goes over the wire."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 @dataclass
@@ -99,10 +106,12 @@ class _Turn:
     objectives: tuple[Objective, ...]
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
+    computing: Computing
 
     def step(self, batch: Batch) -> tuple[Tensor, Observed]:
         """One optimiser step; the first objective's loss, detached, and what was observed."""
-        losses, observed = self._losses(batch)
+        with self.computing.cast():
+            losses, observed = self._losses(batch)
         self.optimizer.zero_grad(set_to_none=True)
         if self.fit.combine is None:
             torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
@@ -156,10 +165,10 @@ class _Turn:
 
 
 @contextmanager
-def _training(fit: Fit) -> Generator[list[_Turn]]:
+def _training(fit: Fit, computing: Computing) -> Generator[list[_Turn]]:
     """Training mode, gradients for the trainable parameters only, fresh optimisers; undone afterwards."""
     parameters = dict(fit.net.named_parameters())
-    turns = list(_turns(fit, {name: parameter for name, parameter in parameters.items() if fit.trains(name)}))
+    turns = list(_turns(fit, {name: p for name, p in parameters.items() if fit.trains(name)}, computing))
     before = {name: parameter.requires_grad for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         parameter.requires_grad_(fit.trains(name))
@@ -172,7 +181,7 @@ def _training(fit: Fit) -> Generator[list[_Turn]]:
             parameter.grad = None
 
 
-def _turns(fit: Fit, trainable: dict[str, nn.Parameter]) -> Iterator[_Turn]:
+def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Computing) -> Iterator[_Turn]:
     """One turn for all objectives, or one for each."""
     plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
     if fit.turns is not None:
@@ -181,7 +190,7 @@ def _turns(fit: Fit, trainable: dict[str, nn.Parameter]) -> Iterator[_Turn]:
         mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
         if not mine:
             raise ValueError(f"no parameter's name starts with {prefixes}; there is nothing to train")
-        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())))
+        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
 
 
 def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:

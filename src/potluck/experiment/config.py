@@ -21,6 +21,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
+from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.executors.choice import ExecutorName
 from potluck.methods import get_method
 from potluck.models import get_model
@@ -91,6 +92,7 @@ class RunConfig:
             computation, in all processes, which changes last bits. "auto" stacks nets without convolutions, and
             takes all cores.
         workers: processes; one a core by default.
+        computing: precision, memory layout and kernels.
         threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
         tolerate_failures: go on without a client that fails, and record it.
@@ -103,6 +105,7 @@ class RunConfig:
     common_test: bool = True
     executor: ExecutorName = "auto"
     workers: int | None = None
+    computing: Computing = PLAIN
     threads: int = 1
     memory_gib: float = 4.0
     tolerate_failures: bool = False

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from potluck.core.examples import Examples
 from potluck.core.federation import Site
-from potluck.core.inference import predict
 from potluck.engines.host import Part, Verdict, name_of
 from potluck.engines.inprocess import InProcessEngine
 from potluck.records import ClientRecord
@@ -112,7 +111,7 @@ def _accuracy_global(engine: InProcessEngine, state: Any, by_model: dict[str, Te
     if model is None or test is None or len(test) == 0:
         return None
     name = name_of(model)
-    return _share_right(by_model[name] if name in by_model else predict(model, test).argmax(1), test)
+    return _share_right(by_model[name] if name in by_model else engine.classes(model, test), test)
 
 
 def _share_right(classes: Tensor | None, examples: Examples | None) -> float | None:

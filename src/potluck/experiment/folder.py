@@ -97,7 +97,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) 
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
-        "computing": {**computing, "precision": "float32", "fused_optimizers": True},
+        "computing": {**computing, "fused_optimizers": True},
     }
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 

@@ -1,5 +1,6 @@
 """An experiment in a folder: the run, and around it configuration, manifest, log and status."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from potluck.experiment.assemble import Assembly
@@ -19,7 +20,8 @@ def prepare(experiment: Experiment, assembly: Assembly, folder: Path) -> Run:
     """
     run = Run(experiment.method, assembly.federation, experiment.run, folder)
     run.load()  # a damaged checkpoint is refused before anything is written
-    write_manifest(folder, assembly, {"threads": experiment.run.threads, **run.choice.facts})
+    computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
+    write_manifest(folder, assembly, computing)
     (folder / CONFIG).write_text(experiment.toml())
     return run
 

@@ -68,6 +68,7 @@ class Run:
             seed=config.seed,
             store=store,
             executor=self.choice.executor,
+            computing=config.computing,
             tolerate_failures=config.tolerate_failures,
         )
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None

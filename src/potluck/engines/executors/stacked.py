@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 
 from potluck.core.fit import Fit, FitReport
+from potluck.engines.computing import PLAIN
 from potluck.engines.executors import Executor, Task, bundles
 from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.session import Call, Session
 from potluck.engines.stacking import CannotStack, alike, train_stacked
-from potluck.engines.training import train
 
 log = logging.getLogger(__name__)
 Rule = Callable[[nn.Module], bool]
@@ -70,21 +70,23 @@ class Stacked(Executor):
         while waiting:
             wave, waiting = waiting, {}
             for places in _groups({place: fit for place, (_, fit) in wave.items()}):
-                for place, report in zip(places, self._train([wave[place] for place in places]), strict=True):
+                for place, report in zip(places, self._train(host, [wave[place] for place in places]), strict=True):
                     session, _ = wave[place]
                     failed = isinstance(report, Exception)
                     settle(place, session, session.failed(report) if failed else session.advance(report))
         return [done[place] for place in range(len(tasks))]
 
-    def _train(self, members: list[tuple[Session, Fit]]) -> list[FitReport | Exception]:
+    def _train(self, host: ClientHost, members: list[tuple[Session, Fit]]) -> list[FitReport | Exception]:
         """What became of each fit of a group."""
         fits = [fit for _, fit in members]
         if len(fits) > 1 and self._rule(fits[0].net):
             try:
+                if host.computing != PLAIN:
+                    raise CannotStack("run.computing is not plain")
                 return [*train_stacked(fits, [session.fit_key for session, _ in members])]
             except (CannotStack, ValueError) as error:
                 self._tell(f"{type(fits[0].net).__name__} is trained one client at a time: {error}")
-        return [_alone(session, fit) for session, fit in members]
+        return [_alone(host, session, fit) for session, fit in members]
 
     def _tell(self, why: str) -> None:
         if why not in self._told:
@@ -92,9 +94,9 @@ class Stacked(Executor):
             self._told.add(why)
 
 
-def _alone(session: Session, fit: Fit) -> FitReport | Exception:
+def _alone(host: ClientHost, session: Session, fit: Fit) -> FitReport | Exception:
     try:
-        return train(fit, session.fit_key)
+        return host.train(fit, session.fit_key)
     except Exception as error:
         return error
 

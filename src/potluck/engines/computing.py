@@ -1,0 +1,102 @@
+"""How networks are computed: precision, memory layout, kernels. Every choice changes last bits, so a run records it."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Choices that a machine makes no difference to; the defaults are the plain ones.
+
+    Attributes:
+        precision: "fp32", or "bf16": convolutions and matrix products in bfloat16, everything else, with the weights
+            and what crosses the wire, in float32.
+        layout: of images and convolutions' weights in memory, "contiguous" or "channels_last".
+        convolutions: torch's own ("library"), or one matrix product where many channels meet small maps ("by_shape").
+    """
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    layout: Literal["contiguous", "channels_last"] = "contiguous"
+    convolutions: Literal["library", "by_shape"] = "library"
+
+    @contextmanager
+    def arranged(self, net: nn.Module) -> Generator[None]:
+        """Inside, the net's weights lie and its convolutions run as chosen; afterwards as before."""
+        swapped = _plain_convolutions(net) if self.convolutions == "by_shape" else []
+        try:
+            for convolution in swapped:
+                convolution.forward = _ByShape(convolution)
+            if self.layout == "channels_last":
+                net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            yield
+        finally:
+            for convolution in swapped:
+                del convolution.forward  # the class's own is found again
+            if self.layout == "channels_last":
+                net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+
+    def cast(self) -> torch.autocast:
+        """Around forward passes."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16")
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """Inputs (batch, ...), images in the chosen layout."""
+        if self.layout == "channels_last" and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+
+PLAIN = Computing()
+
+
+class _ByShape:
+    """A convolution's forward pass that takes the faster of two ways by a fixed rule."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        self._convolution = convolution
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Images (batch, channels, height, width) to what the convolution makes of them."""
+        conv = self._convolution
+        way = as_product if is_small(input.shape[1], input.shape[2], conv.stride[0]) else F.conv2d
+        return way(input, conv.weight, conv.bias, conv.stride, conv.padding)
+
+
+def is_small(channels: int, side: int, stride: int) -> bool:
+    """Where the product wins: many channels on maps of few pixels, on which weights are most of the traffic."""
+    return channels >= 128 and (side <= 4 or (stride == 2 and side <= 8))
+
+
+def as_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: str | tuple[int, ...]
+) -> Tensor:
+    """A convolution of images (batch, channels, height, width) as one matrix product.
+
+    Every position's patch is a row; the result lies in memory with the channels last.
+    """
+    outputs, _, height, width = weight.shape
+    assert not isinstance(padding, str)
+    padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    patches = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])  # (batch, channels, rows, columns, ...)
+    rows = patches.permute(0, 2, 3, 1, 4, 5)
+    out = F.linear(rows.reshape(-1, weight[0].numel()), weight.reshape(outputs, -1), bias)
+    return out.view(*rows.shape[:3], outputs).permute(0, 3, 1, 2)
+
+
+def _plain_convolutions(net: nn.Module) -> list[nn.Conv2d]:
+    """The convolutions of images that a product can stand for."""
+    return [
+        module
+        for module in net.modules()
+        if type(module) is nn.Conv2d
+        and module.groups == 1
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    ]
