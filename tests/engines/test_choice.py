@@ -51,15 +51,16 @@ def test_auto_stays_in_this_process_and_says_why(machine, facts, torch_threads, 
     assert choice.facts == {"executor": "sequential", "processes": 1, "executor_reason": reason}
 
 
-def test_auto_stacks_where_no_net_has_convolutions(machine):
+def test_auto_stacks_small_nets_without_convolutions(machine):
     machine(cores=2)
     choice = choose_executor("auto", None, 1, [MLP, MLP])
     assert choice.facts == {
         "executor": "stacked",
         "processes": 2,
-        "executor_reason": "no net has convolutions; 2 cores",
+        "executor_reason": "all nets are small and without convolutions; 2 cores",
     }
     assert choose_executor("auto", None, 1, [MLP, CNN]).name == "workers"
+    assert choose_executor("auto", None, 1, [MLP, nn.Linear(500, 101)]).name == "workers"
     machine(cores=1)
     assert isinstance(choose_executor("auto", None, 1, [MLP]).executor, Stacked)
 

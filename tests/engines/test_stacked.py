@@ -17,7 +17,6 @@ from potluck.core.method import Method, on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import Supervised
 from potluck.core.weights import weights_of
-from potluck.engines import stacking
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.executors.stacked import Stacked, small_products
 from potluck.engines.executors.workers import Workers, can_fork
@@ -292,15 +291,3 @@ def test_the_rule_leaves_convolutions_alone(monkeypatch):
     found, _ = replies(Stacked(small_products), (convolutional,))
     assert_close(found, replies(Sequential(), (convolutional,))[0], rtol=0, atol=0)
     assert small_products(plain())
-
-
-def test_products_are_batched_under_vmap_with_the_gradients_of_linear_layers():
-    x, w, b = torch.rand(4, 2, 7, 5), torch.rand(4, 3, 5), torch.rand(4, 3)
-    arguments = [t.clone().requires_grad_() for t in (x, w, b)]
-    with stacking._BatchedProducts():
-        torch.func.vmap(F.linear)(*arguments).sin().sum().backward()
-    for place in range(4):
-        alone = [t[place].clone().requires_grad_() for t in (x, w, b)]
-        F.linear(*alone).sin().sum().backward()
-        for mine, expected in zip(arguments, alone, strict=True):
-            assert_close(mine.grad[place], expected.grad)

@@ -1,21 +1,18 @@
 """Several clients' fits of one shape as one batched computation.
 
-The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis;
-matrix products with stacked weights become batched products. Every client keeps its own order of examples, its own
-batches and its own BatchNorm statistics, and takes its t-th step when the others take theirs, so optimiser states
-agree with those of training one by one up to rounding.
+The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis. Every
+client keeps its own order of examples, its own batches and its own BatchNorm statistics, and takes its t-th step when
+the others take theirs, so optimiser states agree with those of training one by one up to rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
-from torch.overrides import TorchFunctionMode
 
 from potluck.core.batchnorm import batch_norms
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
@@ -59,7 +56,7 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
     if fits[0].turns is not None:
         raise CannotStack("its objectives take turns")
     stack = _Stack(fits, keys)
-    with mode(fits[0].net, training=True), _BatchedProducts():
+    with mode(fits[0].net, training=True):
         for step in range(stack.longest):
             stack.step(step)
     stack.unstack()
@@ -234,45 +231,6 @@ class _Optimizer:
                     lr=given.lr, weight_decay=given.weight_decay, momentum=given.momentum,
                     dampening=0.0, nesterov=False, maximize=False, foreach=False,
                 )  # fmt: skip
-
-
-class _Product(torch.autograd.Function):
-    """A linear layer, batched over clients as one batched matrix product."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        x, weight = ctx.saved_tensors
-        flat = gradients[0].flatten(0, -2)
-        return gradients[0] @ weight, flat.T @ x.flatten(0, -2), flat.sum(0)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Tensor, int]:
-        """(clients, ..., in) by (clients, out, in) to (clients, ..., out)."""
-        x, weight, bias = args
-        if in_dims[1:] != (0, 0):
-            raise CannotStack("a layer's weights are not stacked")
-        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
-        out = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, -2), weight.transpose(1, 2))
-        return out.view(*x.shape[:-1], out.shape[-1]), 0
-
-
-class _BatchedProducts(TorchFunctionMode):
-    """Inside, linear layers with a bias on at least two axes are `_Product`s."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and len(args) == 3 and args[2] is not None and args[0].dim() > 1:
-            return _Product.apply(*args)
-        return func(*args, **(kwargs or {}))
 
 
 def _vmapped(

@@ -16,9 +16,15 @@ log = logging.getLogger(__name__)
 Rule = Callable[[nn.Module], bool]
 
 
+MOST_WEIGHTS = 50_000
+"""Of a net that is worth stacking. On one core of a Xeon (AVX-512), ten nets of three layers, batches of 16: 4 thousand
+weights each 2.8 times faster together, 26 thousand 1.9 times, 68 thousand as fast, 102 thousand slower."""
+
+
 def small_products(net: nn.Module) -> bool:
     """Where stacking wins on a CPU: nets without convolutions, whose matrix products are too small to fill it."""
-    return not any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for module in net.modules())
+    convolves = any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for module in net.modules())
+    return not convolves and sum(parameter.numel() for parameter in net.parameters()) <= MOST_WEIGHTS
 
 
 def always(net: nn.Module) -> bool:
