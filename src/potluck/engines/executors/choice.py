@@ -39,8 +39,8 @@ class Choice:
 def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
     """The executor of this name.
 
-    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be forked and there are
-    cores for them. "stacked" tries to stack every net, in workers too if there are cores.
+    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
+    forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores.
 
     Args:
         name: of the executor.
@@ -58,13 +58,10 @@ def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets:
     count = 1 if alone else cores() if workers is None else workers
     stacks = name == "stacked" or (name == "auto" and all(small_products(net) for net in nets))
     inner = Stacked(always if name == "stacked" else small_products) if stacks else Sequential()
-    reasons = (
-        [f"run.executor is {name}"]
-        if name != "auto"
-        else ["all nets are small and without convolutions"]
-        if stacks
-        else []
-    )
+    if name != "auto":
+        reasons = [f"run.executor is {name}"]
+    else:
+        reasons = ["all nets are small and without convolutions"] if stacks else []
     if name != "sequential":
         reasons.append(against if alone and against else f"{cores()} cores")
     label = "stacked" if stacks else "sequential" if alone else "workers"
