@@ -23,7 +23,7 @@ from potluck.analysis.read import StoredRun, read_run
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import Experiment, resolve
 from potluck.experiment.folder import note_status
-from potluck.experiment.play import play, prepare
+from potluck.experiment.play import holding, play, prepare
 from potluck.records import CHECKPOINT, LAST, Checkpoint, RoundRecord
 
 HERE = Path(__file__).parent
@@ -76,8 +76,9 @@ def play_entry(entry: Entry, runs: Path) -> str:
     folder = runs / entry.folder_name
     folder.mkdir(parents=True, exist_ok=True)
     assembly = assemble(entry.experiment)
-    play(prepare(entry.experiment, assembly, folder), entry.experiment, folder)
-    note_status(folder, "finished", row=entry.row)
+    with holding(folder):
+        play(prepare(entry.experiment, assembly, folder), entry.experiment, folder)
+        note_status(folder, "finished", row=entry.row)
     return entry.folder_name
 
 

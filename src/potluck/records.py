@@ -14,7 +14,7 @@ from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 
 SCHEMA_VERSION = 1
-CONFIG, MANIFEST, LOG = "config.toml", "manifest.json", "log.txt"
+CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 

@@ -8,7 +8,7 @@ from potluck.core.errors import ConfigError, PotluckError
 from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.folder import new_folder, open_folder
-from potluck.experiment.play import play, prepare
+from potluck.experiment.play import holding, play, prepare
 from potluck.experiment.presets import experiment_for
 from potluck.records import CONFIG
 
@@ -40,10 +40,11 @@ def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> Non
 
 
 def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
-    run = prepare(experiment, assembly, folder)
-    try:
-        with Progress(experiment, run.rounds_done) as progress:
-            result, privacy = play(run, experiment, folder, progress.show)
-    except KeyboardInterrupt:
-        raise PotluckError(f"interrupted; go on with: potluck run --resume {folder}") from None
+    with holding(folder):
+        run = prepare(experiment, assembly, folder)
+        try:
+            with Progress(experiment, run.rounds_done) as progress:
+                result, privacy = play(run, experiment, folder, progress.show)
+        except KeyboardInterrupt:
+            raise PotluckError(f"interrupted; go on with: potluck run --resume {folder}") from None
     print_result(folder, experiment, result, privacy)

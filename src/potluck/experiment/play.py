@@ -1,14 +1,38 @@
-"""An experiment in a folder: the run, and around it configuration, manifest, log and status."""
+"""An experiment in a folder: the run, and around it configuration, manifest, log, status and a lock."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from potluck.core.errors import CheckpointError
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, write_manifest
 from potluck.experiment.records import releases
 from potluck.experiment.run import Result, Run, Watcher
-from potluck.records import CONFIG
+from potluck.records import CONFIG, LOCK
+
+try:
+    import fcntl
+except ImportError:  # a system without file locks
+    fcntl = None
+
+
+@contextmanager
+def holding(folder: Path) -> Generator[None]:
+    """Keep other processes from playing the run in this folder; the lock goes with the process, however it ends.
+
+    Raises:
+        CheckpointError: another process plays it.
+    """
+    with (folder / LOCK).open("a") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"{folder}: another process plays this run; wait for it, or end it") from error
+        yield
 
 
 def prepare(experiment: Experiment, assembly: Assembly, folder: Path) -> Run:
