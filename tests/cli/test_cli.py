@@ -26,7 +26,9 @@ def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
     for expected in ("fedmd on digits after 2 rounds", "cnn2(width=4)", "all clients", "Checkpoint digest:"):
         assert expected in outcome.out
     assert "round 2" in outcome.err
-    assert {path.name for path in only_run(tmp_path).iterdir()} == {
+    assert {path.name for path in only_run(tmp_path).iterdir()
+        "lock",
+    } == {
         "config.toml",
         "manifest.json",
         "rounds.jsonl",
