@@ -26,9 +26,7 @@ def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
     for expected in ("fedmd on digits after 2 rounds", "cnn2(width=4)", "all clients", "Checkpoint digest:"):
         assert expected in outcome.out
     assert "round 2" in outcome.err
-    assert {path.name for path in only_run(tmp_path).iterdir()
-        "lock",
-    } == {
+    assert {path.name for path in only_run(tmp_path).iterdir()} == {
         "config.toml",
         "manifest.json",
         "rounds.jsonl",
@@ -36,6 +34,7 @@ def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
         "timings.jsonl",
         "checkpoint",
         "log.txt",
+        "lock",
     }
     manifest = json.loads((only_run(tmp_path) / "manifest.json").read_text())
     assert manifest["status"] == "finished"
