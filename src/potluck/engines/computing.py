@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Computing:
-    """Choices that a machine makes no difference to; the defaults are the plain ones.
+    """A run's choices, the same on every machine; the defaults are the plain ones.
 
     Attributes:
         precision: "fp32", or "bf16": convolutions and matrix products in bfloat16, everything else, with the weights
@@ -56,7 +56,7 @@ PLAIN = Computing()
 
 
 class _ByShape:
-    """A convolution's forward pass that takes the faster of two ways by a fixed rule."""
+    """A convolution's forward pass that takes one of two ways by a fixed rule."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         self._convolution = convolution
@@ -69,7 +69,7 @@ class _ByShape:
 
 
 def is_small(channels: int, side: int, stride: int) -> bool:
-    """Where the product wins: many channels on maps of few pixels, on which weights are most of the traffic."""
+    """Whether a product is taken: many channels on maps of few pixels, where weights are most of the traffic."""
     return channels >= 128 and (side <= 4 or (stride == 2 and side <= 8))
 
 

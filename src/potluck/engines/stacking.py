@@ -72,8 +72,7 @@ class _Stack:
         steps = [sum(map(len, plan)) for plan in plans]
         self._order = sorted(range(len(fits)), key=lambda place: (-steps[place], place))
         self._clients = [_Client(fits[place], plans[place], keys[place]) for place in self._order]
-        fit = self._clients[0].fit
-        self._fit, self._net = fit, fit.net
+        fit = self._fit = self._clients[0].fit
         self._objectives = [_Objective(fit.net, objective) for objective in fit.losses]
         nets = [client.fit.net for client in self._clients]
         self._weights = _stacked([dict(net.named_parameters()) for net in nets])

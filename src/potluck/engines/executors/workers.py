@@ -170,8 +170,8 @@ class Workers(Executor):
         ours = [here, *(worker.pipe for worker in self._workers)]
         process = context.Process(target=_work, args=(host, self._inner, there, ours), daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking beside other threads. Those who choose workers have asked `why_not`;
-            # a worker that replaces a dead one starts beside the progress bar's thread, which holds no lock of ours.
+            # Python 3.12 warns of forking beside other threads. "auto" has asked `why_not`, and who names workers
+            # takes the risk; a dead one's successor starts beside the progress bar's thread, which has no lock of ours.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
