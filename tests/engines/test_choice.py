@@ -60,7 +60,7 @@ def test_auto_stacks_small_nets_without_convolutions(machine):
         "executor_reason": "all nets are small and without convolutions; 2 cores",
     }
     assert choose_executor("auto", None, 1, [MLP, CNN]).name == "workers"
-    assert choose_executor("auto", None, 1, [MLP, nn.Linear(500, 101)]).name == "workers"
+    assert choose_executor("auto", None, 1, [MLP, nn.Linear(500, 501)]).name == "workers"
     machine(cores=1)
     assert isinstance(choose_executor("auto", None, 1, [MLP]).executor, Stacked)
 

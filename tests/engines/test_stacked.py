@@ -17,8 +17,9 @@ from potluck.core.method import Method, on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import Supervised
 from potluck.core.weights import weights_of
+from potluck.engines.executors import Task, bundles
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.executors.stacked import Stacked, small_products
+from potluck.engines.executors.stacked import Stacked, pays, small_products
 from potluck.engines.executors.workers import Workers, can_fork
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stacking import CannotStack, alike, train_stacked
@@ -288,6 +289,20 @@ def test_a_client_without_examples_fails_alone():
 
 def test_the_rule_leaves_convolutions_alone(monkeypatch):
     monkeypatch.setattr("potluck.engines.executors.stacked.train_stacked", None)
-    found, _ = replies(Stacked(small_products), (convolutional,))
+    found, _ = replies(Stacked(pays), (convolutional,))
     assert_close(found, replies(Sequential(), (convolutional,))[0], rtol=0, atol=0)
     assert small_products(plain())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("aaaaaaa", [[0, 1, 2], [3, 4, 5, 6]]),  # two cores have something to do
+        ("a" * 11, [[0, 1], [2, 3, 4], [5, 6, 7], [8, 9, 10]]),  # evenly
+        ("abab", [[0, 2], [1, 3]]),
+        ("a", [[0]]),
+        ("", []),
+    ],
+)
+def test_tasks_of_one_kind_are_bundled(kinds, expected):
+    assert bundles([Task(lambda: None, kind=kind) for kind in kinds], at_once=4 if len(kinds) < 11 else 3) == expected

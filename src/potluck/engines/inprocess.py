@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from statistics import fmean
@@ -170,14 +171,12 @@ class InProcessEngine:
         return Replies(answers, failures)
 
     def _tasks(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> list[Task]:
-        """One call a client, encoded when it is its turn; a message for all is encoded once."""
-        same = len(messages) > 1 and len(set(map(id, messages.values()))) == 1
-        encoded = next(iter(messages.values())).encode() if same else None
+        """One call a client, its message encoded when it is its turn."""
+        encoded = _Encoded(messages.values())
 
         def call(client: ClientId, message: Message) -> Call:
             key = fold_in(self.seed, "client", place.round, place.exchange, client)
-            payload = message.encode() if encoded is None else encoded
-            return Call(handler.__name__, client, payload, self.store.read(client), key)
+            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key)
 
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
@@ -213,6 +212,23 @@ class InProcessEngine:
         log.warning("%s\n%s", failure, failure.trace)
         if not self._tolerate_failures:
             raise ClientFailure(f"{failure}; run.tolerate_failures = true goes on without it")
+
+
+class _Encoded:
+    """Encodes messages when they are asked for, those of equal content once, and keeps no more than is needed."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._left = Counter(message.identity for message in messages)
+        self._payloads: dict[object, bytes] = {}
+
+    def payload(self, message: Message) -> bytes:
+        """The message as bytes."""
+        name = message.identity
+        payload = self._payloads.pop(name, None) or message.encode()
+        self._left[name] -= 1
+        if self._left[name] > 0:
+            self._payloads[name] = payload
+        return payload
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """Several clients' fits of one shape as one batched computation.
 
-The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis. Every
-client keeps its own order of examples, its own batches and its own BatchNorm statistics, and takes its t-th step when
-the others take theirs, so optimiser states agree with those of training one by one up to rounding.
+The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis; the
+task's own, where a net has linear layers alone, on batches laid end to end. Every client keeps its own order of
+examples, its own batches and its own BatchNorm statistics, and takes its t-th step when the others take theirs, so
+optimiser states agree with those of training one by one up to rounding.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from potluck.core.batchnorm import batch_norms
+from potluck.core.examples import Batch
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key
+from potluck.core.roles import Supervised
 from potluck.core.weights import Weights
+from potluck.engines.end_to_end import goes_end_to_end, only_linear, outputs_end_to_end
 from potluck.engines.training import Observer, schedule
 
 
@@ -74,6 +78,7 @@ class _Stack:
         self._clients = [_Client(fits[place], plans[place], keys[place]) for place in self._order]
         fit = self._fit = self._clients[0].fit
         self._objectives = [_Objective(fit.net, objective) for objective in fit.losses]
+        self._end_to_end: bool | None = None  # not known before there is a batch
         nets = [client.fit.net for client in self._clients]
         self._weights = _stacked([dict(net.named_parameters()) for net in nets])
         self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
@@ -127,7 +132,12 @@ class _Stack:
         losses: list[Tensor] = []
         seen: Observed = {}
         for objective in self._objectives:
-            loss, observed = _vmapped(objective, own, buffers, (inputs, targets), extras, number == 0)
+            try:
+                loss, observed = self._losses(objective, own, buffers, (inputs, targets), extras)
+            except Exception as error:
+                if number > 0:
+                    raise
+                raise CannotStack(f"{type(error).__name__}: {error}") from error  # nothing has moved yet
             losses.append(loss)
             seen |= observed
         if not everyone:
@@ -137,6 +147,17 @@ class _Stack:
             client.losses.append(loss)
             client.see(number, {name: tensor[place] for name, tensor in seen.items()})
         return losses
+
+    def _losses(
+        self, objective: "_Objective", weights: Weights, buffers: Weights, batch: Batch, extras: Any
+    ) -> tuple[Tensor, Observed]:
+        """Every client's loss (clients,), and what was observed (clients, batch, ...)."""
+        net, (inputs, targets) = objective.net, batch
+        if self._end_to_end is None:
+            self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, inputs)
+        if self._end_to_end and isinstance(objective.plain, Supervised):
+            return vmap(objective.plain.criterion)(outputs_end_to_end(net, weights, inputs), targets), {}
+        return _vmapped(objective, weights, buffers, batch, extras)
 
     def _combined(self, gradients: list[Weights], active: int) -> Weights:
         """One gradient a client, clipped."""
@@ -191,11 +212,11 @@ class _Objective(nn.Module):
     def __init__(self, net: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.net = net
-        self._objective = objective
+        self.plain = objective
 
-    def forward(self, batch: tuple[Tensor, Tensor], extras: Extras) -> tuple[Tensor, Observed]:
+    def forward(self, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """The loss, and what was observed."""
-        found = self._objective(self.net, batch, extras)
+        found = self.plain(self.net, batch, extras)
         return (found, {}) if isinstance(found, Tensor) else found
 
 
@@ -233,20 +254,15 @@ class _Optimizer:
 
 
 def _vmapped(
-    objective: _Objective, weights: Weights, buffers: Weights, batch: tuple[Tensor, Tensor], extras: Any, first: bool
+    objective: _Objective, weights: Weights, buffers: Weights, batch: Batch, extras: Any
 ) -> tuple[Tensor, Observed]:
-    """Every client's loss (clients,), and what was observed (clients, batch, ...)."""
+    """Every client's loss and observations, by one objective written for one client."""
     tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
 
-    def one(tensors: Weights, batch: tuple[Tensor, Tensor], extras: Any) -> tuple[Tensor, Observed]:
+    def one(tensors: Weights, batch: Batch, extras: Any) -> tuple[Tensor, Observed]:
         return functional_call(objective, tensors, (batch, extras))
 
-    try:
-        return vmap(one, in_dims=(0, 0, _axes(extras)))(tensors, batch, extras)
-    except Exception as error:
-        if first:  # nothing has moved yet
-            raise CannotStack(f"{type(error).__name__}: {error}") from error
-        raise
+    return vmap(one, in_dims=(0, 0, _axes(extras)))(tensors, batch, extras)
 
 
 def _gradients(total: Tensor, trained: Weights) -> Weights:
@@ -258,7 +274,7 @@ def _gradients(total: Tensor, trained: Weights) -> Weights:
     return {name: gradient for name, gradient in named if gradient is not None}
 
 
-def _batches(clients: list[_Client], number: int) -> tuple[Tensor, Tensor]:
+def _batches(clients: list[_Client], number: int) -> Batch:
     """The clients' batches of this number, inputs (clients, batch, ...) and targets (clients, batch, ...)."""
     found = [client.fit.data.batch(client.batches[number], client.key.fold("augment", number)) for client in clients]
     return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])

@@ -1,7 +1,9 @@
 """Ways to carry out the jobs of one exchange; all give the same answers."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from potluck.engines.host import ClientHost, Job, Outcome
@@ -48,11 +50,18 @@ class Executor(Protocol):
 
 
 def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
-    """Places of tasks of one kind, up to `at_once` together.
+    """Places of tasks of one kind, up to `at_once` together; at least two bundles, so that two cores can share.
 
     How many processes there are does not matter, so that neither does it to what is computed together.
     """
     by_kind: dict[str, list[int]] = {}
     for place, task in enumerate(tasks):
         by_kind.setdefault(task.kind, []).append(place)
-    return [of[start : start + at_once] for of in by_kind.values() for start in range(0, len(of), at_once)]
+    at_least = 2 if len(by_kind) == 1 else 1
+    return [bundle for places in by_kind.values() for bundle in _evenly(places, at_least, at_once)]
+
+
+def _evenly(places: list[int], at_least: int, at_once: int) -> list[list[int]]:
+    count = min(max(at_least, math.ceil(len(places) / at_once)), len(places))
+    ends = [len(places) * part // count for part in range(count + 1)]
+    return [places[start:end] for start, end in pairwise(ends)]

@@ -9,7 +9,7 @@ from torch import nn
 from potluck.core.errors import ConfigError
 from potluck.engines.executors import Executor
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.executors.stacked import Stacked, always, small_products
+from potluck.engines.executors.stacked import Stacked, always, pays, small_products
 from potluck.engines.executors.workers import Workers, can_fork, cores, why_not
 
 ExecutorName = Literal["auto", "sequential", "workers", "stacked"]
@@ -57,7 +57,7 @@ def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets:
     alone = name == "sequential" or (name != "workers" and against is not None)
     count = 1 if alone else cores() if workers is None else workers
     stacks = name == "stacked" or (name == "auto" and all(small_products(net) for net in nets))
-    inner = Stacked(always if name == "stacked" else small_products) if stacks else Sequential()
+    inner = Stacked(always if name == "stacked" else pays) if stacks else Sequential()
     if name != "auto":
         reasons = [f"run.executor is {name}"]
     else:

@@ -1,0 +1,100 @@
+"""Clients' batches laid end to end, through one net whose weights all sit in linear layers.
+
+Everything but a linear layer works on rows there and need not know whose they are. A linear layer takes one batched
+product with all clients' weights side by side, which small matrices gain more from than from `torch.func.vmap`.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from potluck.core.weights import Weights
+
+_TOLERANCE = 1e-3
+
+
+def only_linear(net: nn.Module) -> bool:
+    """Whether all weights sit in plain linear layers, each with its own, and nothing else is kept."""
+    layers = _linear_layers(net).values()
+    held = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    own = sum(len(list(layer.parameters())) for layer in layers) == len(held)
+    return own and held == {id(parameter) for parameter in net.parameters()} and not list(net.buffers())
+
+
+def outputs_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
+    """Every client's outputs (clients, batch, ...).
+
+    Args:
+        net: `only_linear`.
+        weights: by name, (clients, ...).
+        inputs: (clients, batch, ...).
+    """
+    with _side_by_side(net, weights, len(inputs)):
+        outputs = net(inputs.flatten(0, 1))
+    return outputs.unflatten(0, inputs.shape[:2])
+
+
+def goes_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> bool:
+    """Whether the first two clients' outputs together are what they are alone.
+
+    They are not where rows meet, or where the net makes draws. A forward function can do anything, so this is tried
+    on a batch that is there anyway; arguments as above.
+    """
+    pair = {name: weight[:2].detach() for name, weight in weights.items()}
+    with torch.no_grad():
+        try:
+            together = outputs_end_to_end(net, pair, inputs[:2])
+        except Exception:
+            return False
+        alone = [
+            functional_call(net, {name: w[i] for name, w in pair.items()}, (own,)) for i, own in enumerate(inputs[:2])
+        ]
+    return torch.allclose(together, torch.stack(alone), rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+@contextmanager
+def _side_by_side(net: nn.Module, weights: Weights, clients: int) -> Generator[None]:
+    """Inside, the linear layers read rows that belong to so many clients in turn, and take each one's weights."""
+    layers = _linear_layers(net)
+    try:
+        for name, layer in layers.items():
+            layer.forward = partial(_products, clients, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+        yield
+    finally:
+        for layer in layers.values():
+            layer.__dict__.pop("forward", None)  # the class's own is found again
+
+
+def _products(clients: int, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
+    """Rows (clients * batch, ..., in) times weights (clients, out, in), with biases (clients, out)."""
+    found = _Products.apply(input.reshape(clients, -1, input.shape[-1]), weight, bias)
+    return found.view(*input.shape[:-1], -1)
+
+
+class _Products(torch.autograd.Function):
+    """Many linear layers in one call; autograd's own would lay out the weights' gradients the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Rows (clients, batch, in), weights (clients, out, in), biases (clients, out) or none."""
+        ctx.save_for_backward(rows, weight)
+        return torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Of what was put in, given (clients, batch, out)."""
+        (gradient,), (rows, weight), needed = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weight) if needed[0] else None,
+            torch.bmm(gradient.mT, rows) if needed[1] else None,
+            gradient.sum(1) if needed[2] else None,
+        )
+
+
+def _linear_layers(net: nn.Module) -> dict[str, nn.Linear]:
+    return {name: module for name, module in net.named_modules() if type(module) is nn.Linear}
