@@ -14,9 +14,11 @@ from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
+from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import parameters_of, weights_of
+from potluck.engines.computing import Computing
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.session import ContractError
@@ -739,3 +741,34 @@ def test_the_global_model_is_the_methods(play):
     engine, _, _ = play(Judged())
     assert engine.global_model(None)[0].out_features == 8
     assert play(Echoes())[0].global_model(None) is None
+
+
+def test_states_in_half_precision_take_half_the_bytes_and_come_back_rounded(play):
+    _, replies, _ = play(Trains(), rounds=2)
+    engine, rounded, _ = play(Trains(), rounds=2, computing=Computing(states="bf16"))
+    assert unpack(record(engine, 1))["model"]["0.weight"].dtype == torch.bfloat16
+    assert unpack(record(engine, 1))["model"]["1.num_batches_tracked"].dtype == torch.int64
+    for client in IDS:
+        kept = {name: t for name, t in rounded[client]["before"].items() if t.is_floating_point()}
+        assert equal(kept, {name: t.bfloat16().float() for name, t in kept.items()})
+        assert rounded[client]["after"]["0.weight"].dtype == torch.float32
+        assert not equal(rounded[client]["after"], replies[client]["after"])
+
+
+def test_folded_models_are_judged_alike():
+    examples = Examples(torch.randn(600, 2, 4, 4), torch.arange(600) % 2)
+
+    def net():
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+
+    site = Site(0, "net", examples, empty_like(examples), empty_like(examples))
+    world = Federation({0: site}, {"net": net}, "net", num_classes=2)
+    model = world.build("net", fold_in(0, "model")).double()
+    examples = Examples(examples.inputs.double(), examples.targets)
+    model(examples.inputs)  # statistics of its own
+    folded, plain = (
+        InProcessEngine(Trains(), world, computing=Computing(evaluation=way)).classes(model, examples)
+        for way in ("folded", "plain")
+    )
+    assert torch.equal(folded, plain)
+    assert len(model) == 5

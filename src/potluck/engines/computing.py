@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from potluck.core.tree import Tree
+from potluck.engines.folding import folded
+
 
 @dataclass(frozen=True)
 class Computing:
@@ -19,11 +22,20 @@ class Computing:
             and what crosses the wire, in float32.
         layout: of images and convolutions' weights in memory, "contiguous" or "channels_last".
         convolutions: torch's own ("library"), or one matrix product where many channels meet small maps ("by_shape").
+        evaluation: of models as they are ("plain"), or with BatchNorm folded into the convolutions ("folded").
+        states: what clients keep between rounds, as it is ("fp32"), or its float32 tensors in half the bytes ("bf16").
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Literal["contiguous", "channels_last"] = "contiguous"
     convolutions: Literal["library", "by_shape"] = "library"
+    evaluation: Literal["plain", "folded"] = "plain"
+    states: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def trains_plainly(self) -> bool:
+        """Whether the choices that training depends on are the plain ones."""
+        return (self.precision, self.layout, self.convolutions) == ("fp32", "contiguous", "library")
 
     @contextmanager
     def arranged(self, net: nn.Module) -> Generator[None]:
@@ -51,8 +63,30 @@ class Computing:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
+    def judged(self, net: nn.Module, examples: int) -> nn.Module:
+        """The net that says what `net` says of so many examples; itself, if preparing another is not worth it."""
+        return folded(net) if self.evaluation == "folded" and examples >= _WORTH_FOLDING else net
+
+    def kept(self, record: Tree) -> Tree:
+        """What a client keeps, as it is stored."""
+        return _converted(record, torch.float32, torch.bfloat16) if self.states == "bf16" else record
+
+    def taken_up(self, record: Tree) -> Tree:
+        """What a client kept, from what was stored."""
+        return _converted(record, torch.bfloat16, torch.float32) if self.states == "bf16" else record
+
 
 PLAIN = Computing()
+_WORTH_FOLDING = 500  # examples; looking through a net takes some ten milliseconds
+
+
+def _converted(tree: Tree, of: torch.dtype, to: torch.dtype) -> Tree:
+    """The tree with its tensors of one type in another."""
+    if isinstance(tree, Tensor):
+        return tree.to(to) if tree.dtype == of else tree
+    if isinstance(tree, dict):
+        return {key: _converted(child, of, to) for key, child in tree.items()}
+    return type(tree)(_converted(child, of, to) for child in tree) if isinstance(tree, (list, tuple)) else tree
 
 
 class _ByShape:

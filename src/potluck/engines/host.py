@@ -7,6 +7,7 @@ it is.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from potluck.core.digest import digest
@@ -103,7 +104,7 @@ class ClientHost:
             client = self._open(call.client, call.record, call.key)
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
-        return Session(self._method, call, client)
+        return Session(self._method, call, client, self.computing)
 
     def full_name(self, handler: str) -> str:
         """A handler's name with its method's."""
@@ -126,8 +127,9 @@ class ClientHost:
 
     def classes(self, model: nn.Module, examples: Examples) -> Tensor:
         """The class (n,) that a model predicts for each example."""
-        with self.computing.arranged(model), self.computing.cast():
-            return predict(model, examples).argmax(1)
+        net = self.computing.judged(model, len(examples))
+        with torch.inference_mode(), self.computing.arranged(net), self.computing.cast():
+            return predict(net, examples).argmax(1)
 
     def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
         """The model that a client would use now; whatever the handler changes is forgotten."""
@@ -138,7 +140,7 @@ class ClientHost:
 
     def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
         site = self._federation.sites[client_id]
-        kept = {"state": {}} if record is None else unpack(record)
+        kept = {"state": {}} if record is None else self.computing.taken_up(unpack(record))
         model = self._federation.build(site.architecture, fold_in(self._seed, "client model", client_id))
         if "model" in kept:
             load(model, kept["model"])

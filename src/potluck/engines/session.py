@@ -14,6 +14,7 @@ from potluck.core.rng import Key, Stream
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack
 from potluck.core.weights import weights_of
+from potluck.engines.computing import Computing
 
 
 class ContractError(TypeError):
@@ -60,17 +61,19 @@ class Session:
         method: whose handler it is.
         call: the request.
         client: the client, with what it kept.
+        computing: the run's choices, one of which is how it keeps.
 
     Raises:
         ContractError: the handler is none that runs on clients.
     """
 
-    def __init__(self, method: Method[Any], call: Call, client: Client) -> None:
+    def __init__(self, method: Method[Any], call: Call, client: Client, computing: Computing) -> None:
         self.call = call
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
         self._keeps_model = method.keeps_model
         self._client = client
+        self._computing = computing
         self._work: Any = None
         self._fit: Fit | None = None
         self._losses: list[float] = []
@@ -149,7 +152,7 @@ class Session:
         record: dict[str, Any] = {"state": self._client.state}
         if self._keeps_model:
             record["model"] = weights_of(self._client.model)
-        return pack(record)
+        return pack(self._computing.kept(record))
 
 
 def full_name(method: Method[Any], handler: str) -> str:

@@ -7,7 +7,6 @@ from torch import nn
 
 from potluck.core.fit import Fit, FitReport
 from potluck.core.roles import Supervised
-from potluck.engines.computing import PLAIN
 from potluck.engines.end_to_end import only_linear
 from potluck.engines.executors import Executor, Task, bundles
 from potluck.engines.host import ClientHost, Outcome
@@ -100,7 +99,7 @@ class Stacked(Executor):
         fits = [fit for _, fit in members]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
-                if host.computing != PLAIN:
+                if not host.computing.trains_plainly:
                     raise CannotStack("run.computing is not plain")
                 return [*train_stacked(fits, [session.fit_key for session, _ in members])]
             except (CannotStack, ValueError) as error:
