@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -112,15 +112,36 @@ def as_product(
 ) -> Tensor:
     """A convolution of images (batch, channels, height, width) as one matrix product.
 
-    Every position's patch is a row; the result lies in memory with the channels last.
+    Every position's patch is a row, its channels innermost; so they lie in the result's memory too, and so the
+    weights are best laid out, which are copied otherwise.
     """
-    outputs, _, height, width = weight.shape
     assert not isinstance(padding, str)
+    outputs, _, *kernel = weight.shape
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    patches = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])  # (batch, channels, rows, columns, ...)
-    rows = patches.permute(0, 2, 3, 1, 4, 5)
-    out = F.linear(rows.reshape(-1, weight[0].numel()), weight.reshape(outputs, -1), bias)
-    return out.view(*rows.shape[:3], outputs).permute(0, 3, 1, 2)
+    rows = _Patches.apply(padded.permute(0, 2, 3, 1), tuple(kernel), stride)
+    out = F.linear(rows.flatten(3), weight.permute(0, 2, 3, 1).reshape(outputs, -1), bias)
+    return out.permute(0, 3, 1, 2)
+
+
+class _Patches(torch.autograd.Function):
+    """The patches that a convolution reads; autograd's own way back through `unfold` takes several times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+        """Padded images (batch, height, width, channels) to (batch, rows, columns, *kernel, channels)."""
+        ctx.shape, ctx.kernel, ctx.stride = x.shape, kernel, stride
+        patches = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
+        return patches.permute(0, 1, 2, 4, 5, 3).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Every pixel's gradients from all patches that it is in, summed."""
+        found = gradients[0].new_zeros(ctx.shape)
+        (down, right), (_, rows, columns) = ctx.stride, gradients[0].shape[:3]
+        for i in range(ctx.kernel[0]):
+            for j in range(ctx.kernel[1]):
+                found[:, i : i + down * rows : down, j : j + right * columns : right] += gradients[0][:, :, :, i, j]
+        return found, None, None
 
 
 def _plain_convolutions(net: nn.Module) -> list[nn.Conv2d]:
