@@ -60,7 +60,7 @@ def entries(table: dict[str, Any]) -> Iterator[Entry]:
             tree = {
                 "federation": {**table["common"]["federation"], **family["federation"], **row.get("federation", {})},
                 "method": {"training": family["training"], **row["method"]},
-                "run": {**table["common"]["run"], "seed": seed},
+                "run": {**table["common"]["run"], **row.get("run", {}), "seed": seed},
             }
             yield Entry(row["family"], row["name"], seed, resolve(tree, f"mini_table.toml, {row['name']}"))
 

@@ -4,6 +4,7 @@ Every executor and the distributed engine run clients through here, so that a cl
 it is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,20 +42,22 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What it says.
+    """What it says. Of a client's own examples no more is told than how often it is right.
 
     Attributes:
         model: a name that only equal models share.
-        payload: packed, by part the predicted class of every example, int64.
+        shares: by part, the share of its examples whose class is predicted; a part without examples has none.
+        payload: packed, the class (n,) predicted for each example of the common test set, int64, if that was asked.
     """
 
     client: ClientId
     model: str
+    shares: Mapping[Part, float]
     payload: bytes
 
     @property
-    def classes(self) -> dict[Part, Tensor]:
-        """By part, the predicted class of every example; int64."""
+    def common(self) -> Tensor | None:
+        """The class (n,) predicted for each example of the common test set, int64; None if that was not asked."""
         return unpack(self.payload)
 
 
@@ -112,14 +115,19 @@ class ClientHost:
 
     def judge(self, question: Question) -> Verdict:
         """Let the client's inference model predict."""
-        site = self._federation.sites[question.client]
-        examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
+        site, common = self._federation.sites[question.client], self._federation.test
+        examples = {"validation": site.validation, "own": site.test, "common": common}
         model = self.inference_model(question.client, Message.decode(question.payload), question.record)
-        classes: dict[Part, Tensor] = {}
-        for part in question.parts:
-            if (chosen := examples[part]) is not None:
-                classes[part] = self.classes(model, chosen)
-        return Verdict(question.client, name_of(model), pack(classes))
+        found: dict[Part, Tensor] = {}
+        shares: dict[Part, float] = {}
+        for part in sorted(question.parts):  # "common" before "own"
+            chosen = examples[part]
+            if chosen is None or len(chosen) == 0:
+                continue
+            rows = rows_within(chosen, common) if part == "own" and "common" in found else None
+            found[part] = self.classes(model, chosen) if rows is None else found["common"][rows]
+            shares[part] = share_right(found[part], chosen)
+        return Verdict(question.client, name_of(model), shares, pack(found.get("common")))
 
     def train(self, fit: Fit, key: Key) -> FitReport:
         """Carry out a fit as the run computes."""
@@ -167,3 +175,13 @@ class ClientHost:
 def name_of(model: nn.Module) -> str:
     """A name that only models of equal layers and equal weights share."""
     return digest(pack([repr(model), weights_of(model)]))
+
+
+def rows_within(part: Examples, whole: Examples | None) -> Tensor | None:
+    """Where some examples are among others; None if they are elsewhere."""
+    return part.rows if whole is not None and whole.rows is None and part.inputs is whole.inputs else None
+
+
+def share_right(classes: Tensor, examples: Examples) -> float:
+    """Share of the examples whose class was predicted."""
+    return float(torch.eq(classes, examples.labels).double().mean())

@@ -4,12 +4,9 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from potluck.core.examples import Examples
-from potluck.core.federation import Site
-from potluck.engines.host import Part, Verdict, name_of
+from potluck.engines.host import Part, Verdict, name_of, rows_within, share_right
 from potluck.engines.inprocess import InProcessEngine
 from potluck.records import ClientRecord
 
@@ -60,16 +57,17 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
     """
     federation = engine.federation
     common = federation.test if common_test and federation.test is not None and len(federation.test) else None
-    rows = {id: _rows(site.test, common) for id, site in federation.sites.items()}
-    first = engine.judge(state, {id: _parts(site, rows[id]) for id, site in federation.sites.items()})
+    rows = {id: rows_within(site.test, common) for id, site in federation.sites.items()}
+    first = engine.judge(state, {id: _parts(rows[id]) for id in federation.sites})
     by_model = _common_classes(engine, state, first) if common else {}
     scores: list[ClientRecord] = []
     for verdict in first:
-        site, found = federation.sites[verdict.client], dict(verdict.classes)
+        site, shares = federation.sites[verdict.client], dict(verdict.shares)
         if common:
-            found["common"] = by_model[verdict.model]
-            if (mine := rows[site.id]) is not None:
-                found["own"] = found["common"][mine]
+            classes = by_model[verdict.model]
+            shares["common"] = share_right(classes, common)
+            if (mine := rows[site.id]) is not None and len(mine):
+                shares["own"] = share_right(classes[mine], site.test)
         scores.append(
             ClientRecord(
                 round=round_number,
@@ -77,32 +75,24 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
                 architecture=site.architecture,
                 examples_train=len(site.train),
                 examples_test=len(site.test),
-                accuracy_personal=_share_right(found.get("own"), site.test),
-                accuracy_common=_share_right(found.get("common"), common),
-                accuracy_validation=_share_right(found.get("validation"), site.validation),
+                accuracy_personal=shares.get("own"),
+                accuracy_common=shares.get("common"),
+                accuracy_validation=shares.get("validation"),
             )
         )
     return Evaluation(scores, _accuracy_global(engine, state, by_model))
 
 
-def _parts(site: Site, rows: Tensor | None) -> tuple[Part, ...]:
+def _parts(rows: Tensor | None) -> tuple[Part, ...]:
     """What a client's model is judged on by itself; its test part not, if that is rows of the common test set."""
-    wanted: list[tuple[Part, Examples]] = [("validation", site.validation)]
-    if rows is None:
-        wanted.append(("own", site.test))
-    return tuple(part for part, examples in wanted if len(examples))
-
-
-def _rows(part: Examples, common: Examples | None) -> Tensor | None:
-    """Where a client's test examples are in the common test set; None if they are elsewhere."""
-    return part.rows if common and common.rows is None and part.inputs is common.inputs else None
+    return ("validation",) if rows is not None else ("own", "validation")
 
 
 def _common_classes(engine: InProcessEngine, state: Any, verdicts: list[Verdict]) -> dict[str, Tensor]:
     """By name of a model, its classes for the common test set; one client speaks for all who have it."""
     speakers = {verdict.model: verdict.client for verdict in reversed(verdicts)}
     found = engine.judge(state, dict.fromkeys(speakers.values(), ("common",)), book=False)
-    return {verdict.model: verdict.classes["common"] for verdict in found}
+    return {verdict.model: classes for verdict in found if (classes := verdict.common) is not None}
 
 
 def _accuracy_global(engine: InProcessEngine, state: Any, by_model: dict[str, Tensor]) -> float | None:
@@ -111,11 +101,4 @@ def _accuracy_global(engine: InProcessEngine, state: Any, by_model: dict[str, Te
     if model is None or test is None or len(test) == 0:
         return None
     name = name_of(model)
-    return _share_right(by_model[name] if name in by_model else engine.classes(model, test), test)
-
-
-def _share_right(classes: Tensor | None, examples: Examples | None) -> float | None:
-    """Share of the examples whose class was predicted; None if there is nothing to compare."""
-    if classes is None or examples is None or len(examples) == 0:
-        return None
-    return float(torch.eq(classes, examples.labels).double().mean())
+    return share_right(by_model[name] if name in by_model else engine.classes(model, test), test)
