@@ -115,19 +115,17 @@ class ClientHost:
 
     def judge(self, question: Question) -> Verdict:
         """Let the client's inference model predict."""
-        site, common = self._federation.sites[question.client], self._federation.test
-        examples = {"validation": site.validation, "own": site.test, "common": common}
+        site = self._federation.sites[question.client]
+        examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
         model = self.inference_model(question.client, Message.decode(question.payload), question.record)
-        found: dict[Part, Tensor] = {}
         shares: dict[Part, float] = {}
-        for part in sorted(question.parts):  # "common" before "own"
-            chosen = examples[part]
-            if chosen is None or len(chosen) == 0:
-                continue
-            rows = rows_within(chosen, common) if part == "own" and "common" in found else None
-            found[part] = self.classes(model, chosen) if rows is None else found["common"][rows]
-            shares[part] = share_right(found[part], chosen)
-        return Verdict(question.client, name_of(model), shares, pack(found.get("common")))
+        classes: Tensor | None = None
+        for part in question.parts:
+            if (chosen := examples[part]) is not None and len(chosen):
+                found = self.classes(model, chosen)
+                shares[part] = share_right(found, chosen)
+                classes = found if part == "common" else classes
+        return Verdict(question.client, name_of(model), shares, pack(classes))
 
     def train(self, fit: Fit, key: Key) -> FitReport:
         """Carry out a fit as the run computes."""
@@ -175,11 +173,6 @@ class ClientHost:
 def name_of(model: nn.Module) -> str:
     """A name that only models of equal layers and equal weights share."""
     return digest(pack([repr(model), weights_of(model)]))
-
-
-def rows_within(part: Examples, whole: Examples | None) -> Tensor | None:
-    """Where some examples are among others; None if they are elsewhere."""
-    return part.rows if whole is not None and whole.rows is None and part.inputs is whole.inputs else None
 
 
 def share_right(classes: Tensor, examples: Examples) -> float:

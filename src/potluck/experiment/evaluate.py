@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from potluck.engines.host import Part, Verdict, name_of, rows_within, share_right
+from potluck.engines.host import Verdict, name_of, share_right
 from potluck.engines.inprocess import InProcessEngine
 from potluck.records import ClientRecord
 
@@ -57,17 +57,11 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
     """
     federation = engine.federation
     common = federation.test if common_test and federation.test is not None and len(federation.test) else None
-    rows = {id: rows_within(site.test, common) for id, site in federation.sites.items()}
-    first = engine.judge(state, {id: _parts(rows[id]) for id in federation.sites})
+    first = engine.judge(state, dict.fromkeys(federation.sites, ("own", "validation")))
     by_model = _common_classes(engine, state, first) if common else {}
     scores: list[ClientRecord] = []
     for verdict in first:
-        site, shares = federation.sites[verdict.client], dict(verdict.shares)
-        if common:
-            classes = by_model[verdict.model]
-            shares["common"] = share_right(classes, common)
-            if (mine := rows[site.id]) is not None and len(mine):
-                shares["own"] = share_right(classes[mine], site.test)
+        site = federation.sites[verdict.client]
         scores.append(
             ClientRecord(
                 round=round_number,
@@ -75,17 +69,12 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
                 architecture=site.architecture,
                 examples_train=len(site.train),
                 examples_test=len(site.test),
-                accuracy_personal=shares.get("own"),
-                accuracy_common=shares.get("common"),
-                accuracy_validation=shares.get("validation"),
+                accuracy_personal=verdict.shares.get("own"),
+                accuracy_common=share_right(by_model[verdict.model], common) if common else None,
+                accuracy_validation=verdict.shares.get("validation"),
             )
         )
     return Evaluation(scores, _accuracy_global(engine, state, by_model))
-
-
-def _parts(rows: Tensor | None) -> tuple[Part, ...]:
-    """What a client's model is judged on by itself; its test part not, if that is rows of the common test set."""
-    return ("validation",) if rows is not None else ("own", "validation")
 
 
 def _common_classes(engine: InProcessEngine, state: Any, verdicts: list[Verdict]) -> dict[str, Tensor]:
