@@ -127,8 +127,8 @@ class Client:
 
     Attributes:
         id: the client's stable number.
-        model: its own network. If the method says `keeps_model`, it is as this client left it; otherwise it
-            has its initial weights at every call.
+        model: its own network, this call's alone. If the method says `keeps_model`, it is as this client left it, at
+            first with initial weights of its own; otherwise it has the weights of `build(architecture)` at every call.
         state: what this client keeps between rounds: a dict of tensors, numbers, text, nested dicts.
         train: examples to learn from.
         validation: examples to choose by; may be empty.

@@ -6,6 +6,7 @@ it is.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,9 +22,10 @@ from potluck.core.method import Method
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack, unpack
-from potluck.core.weights import load, weights_of
+from potluck.core.weights import Weights, weights_of
 from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.session import Answer, Call, Session, failure, full_name
+from potluck.engines.spares import Spares
 from potluck.engines.training import train
 
 Part = Literal["validation", "own", "common"]
@@ -73,6 +75,7 @@ class ClientHost:
         self._federation = federation
         self._seed = seed
         self.computing = computing
+        self._spares = Spares(self.build)
 
     def carry_out(self, job: Job) -> Outcome:
         """Run a call, or answer a question."""
@@ -107,7 +110,8 @@ class ClientHost:
             client = self._open(call.client, call.record, call.key)
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
-        return Session(self._method, call, client, self.computing)
+        give_back = partial(self._spares.give_back, self._federation.sites[call.client].architecture, client.model)
+        return Session(self._method, call, client, self.computing, give_back)
 
     def full_name(self, handler: str) -> str:
         """A handler's name with its method's."""
@@ -147,12 +151,9 @@ class ClientHost:
     def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
         site = self._federation.sites[client_id]
         kept = {"state": {}} if record is None else self.computing.taken_up(unpack(record))
-        model = self._federation.build(site.architecture, fold_in(self._seed, "client model", client_id))
-        if "model" in kept:
-            load(model, kept["model"])
         return Client(
             id=client_id,
-            model=model,
+            model=self._model(client_id, site.architecture, kept.get("model")),
             state=kept["state"],
             train=site.train,
             validation=site.validation,
@@ -163,6 +164,12 @@ class ClientHost:
             num_classes=self._federation.num_classes,
             _build=self.build,
         )
+
+    def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:
+        """The client's own network: as it was kept, or with the client's or the run's initial weights."""
+        if kept is None and self._method.keeps_model:
+            return self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
+        return self._spares.take(architecture, kept)
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A module with the run's initial weights for this architecture, the same on server and clients."""

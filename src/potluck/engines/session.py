@@ -1,7 +1,7 @@
 """One handler at work on one client: it runs from `Fit` to `Fit`, and whoever holds the session trains in between."""
 
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +62,22 @@ class Session:
         call: the request.
         client: the client, with what it kept.
         computing: the run's choices, one of which is how it keeps.
+        give_back: called when the client's answer is written down and its model is not needed any more.
 
     Raises:
         ContractError: the handler is none that runs on clients.
     """
 
-    def __init__(self, method: Method[Any], call: Call, client: Client, computing: Computing) -> None:
+    def __init__(
+        self, method: Method[Any], call: Call, client: Client, computing: Computing, give_back: Callable[[], None]
+    ) -> None:
         self.call = call
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
         self._keeps_model = method.keeps_model
         self._client = client
         self._computing = computing
+        self._give_back = give_back
         self._work: Any = None
         self._fit: Fit | None = None
         self._losses: list[float] = []
@@ -126,7 +130,9 @@ class Session:
             raise ContractError(
                 f"{self._name} built a Fit on client {self.call.client} but never yielded it: write `yield Fit(...)`"
             )
-        return Answer(self.call.client, found.encode(), self._record(), tuple(self._losses))
+        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses))
+        self._give_back()
+        return answer
 
     def _next(self, report: FitReport | None) -> Fit | Message:
         """What the handler asks for, or what it returned."""
