@@ -109,6 +109,13 @@ def test_a_budget_too_small_for_any_piece_names_the_smallest_that_works():
     assert decompose([3 * MB, 2 * MB, MB], MB) == [(2, 3)]
 
 
+def test_the_least_budget_that_an_error_names_is_enough():
+    costs = [100_000, 300_001]
+    with pytest.raises(ValueError, match=r"at least 0\.29 MiB, .* or 0\.29 MiB"):
+        decompose(costs, 300_000)
+    assert decompose(costs, 0.29 * 2**20) == [(0, 1), (1, 2)]
+
+
 # Estimate
 
 

@@ -9,6 +9,7 @@ a stage is a stem. Otherwise it is a block like any other. What follows the last
 pooling and head, counts nothing either: it is the classifier, which is trained with every piece.
 """
 
+import math
 import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -139,8 +140,9 @@ def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
     """
     if costs[-1] > budget:
         raise ValueError(
-            f"budget of {size_text(budget)}: too small for any piece; expected at least {size_text(costs[-1])}, which"
-            f" the last block takes, or {size_text(max(costs))} to train every block"
+            f"budget of {size_text(budget)}: too small for any piece; expected at least"
+            f" {size_text(costs[-1], enough=True)}, which the last block takes, or"
+            f" {size_text(max(costs), enough=True)} to train every block"
         )
     first = max((place + 1 for place, cost in enumerate(costs) if cost > budget), default=0)
     starts = [first]
@@ -215,9 +217,16 @@ def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece
         return torch.cat([net.head(net.pool(_stored(file))) for file in files])
 
 
-def size_text(count: float) -> str:
-    """Bytes as text, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte."""
-    return f"{count / 2**20:.2f} MiB" if count >= 2**17 else f"{count / 2**10:.2f} KiB"
+def size_text(count: float, *, enough: bool = False) -> str:
+    """Bytes as text, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte.
+
+    Args:
+        count: of bytes.
+        enough: whether to round up, so that who takes the text at its word has as many.
+    """
+    unit, name = (2**20, "MiB") if count >= 2**17 else (2**10, "KiB")
+    shown = math.ceil(count / unit * 100) / 100 if enough else count / unit
+    return f"{shown:.2f} {name}"
 
 
 def _blocks(net: StagedNet, costs: Sequence[int]) -> tuple[tuple[int, int], ...]:
