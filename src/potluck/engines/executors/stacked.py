@@ -18,8 +18,8 @@ Rule = Callable[[Fit], bool]
 
 MOST_WEIGHTS = 50_000
 """Of a net that is worth stacking by `torch.func.vmap`: ten nets of three linear layers, batches of 16, were 2.3 times
-as fast together as in turn with 16 thousand weights each, 1.1 with 55, 0.5 with 200 (one busy core of a Xeon with
-AVX-512).
+as fast together as in turn with 16 thousand weights each, 1.1 with 55, 0.5 with 200 (one busy core of an AMD EPYC
+with AVX-512).
 """
 
 MOST_WEIGHTS_END_TO_END = 250_000
