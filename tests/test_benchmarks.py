@@ -2,9 +2,12 @@
 
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+from potluck.engines.computing import PLAIN
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -28,11 +31,15 @@ def test_every_row_is_an_experiment_of_its_own(mini_table, table):
     assert len({entry.folder_name for entry in entries}) == len(entries) == len(table["rows"]) * len(table["seeds"])
 
 
-def test_rows_differ_in_nothing_but_method_and_models(mini_table, table):
+def test_rows_differ_in_nothing_but_method_models_and_what_their_names_say(mini_table, table):
+    def without(tree, *names):
+        return {name: value for name, value in tree.items() if name not in names}
+
     def common(entry):
         tree = entry.experiment.tree()
-        own = ("models", "server_model", "capacities")
-        return {name: value for name, value in tree["federation"].items() if name not in own}, tree["run"]
+        named = ("computing",) if entry.row.endswith(", bf16") else ()
+        federation = without(tree["federation"], "models", "server_model", "capacities")
+        return federation, {"computing": asdict(PLAIN)} | without(tree["run"], *named)
 
     first, *others = [common(entry) for entry in mini_table.entries(table) if entry.seed == 0]
     assert all(other == first for other in others)
