@@ -306,3 +306,14 @@ def test_the_rule_leaves_convolutions_alone(monkeypatch):
 )
 def test_tasks_of_one_kind_are_bundled(kinds, expected):
     assert bundles([Task(lambda: None, kind=kind) for kind in kinds], at_once=4 if len(kinds) < 11 else 3) == expected
+
+
+class Doubled(Supervised):
+    """Derives from the task's objective and is another."""
+
+    def __call__(self, net, batch, extras):
+        return 2 * super().__call__(net, batch, extras)
+
+
+def test_an_objective_derived_from_the_tasks_own_is_not_taken_for_it():
+    agree(*both_ways(plain, RAGGED, objectives=Doubled(F.cross_entropy)))

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from potluck.core.federation import Criterion
+from potluck.core.fit import Objective
+from potluck.core.roles import Supervised
 from potluck.core.weights import Weights
 
 _TOLERANCE = 1e-3
@@ -24,6 +27,13 @@ def only_linear(net: nn.Module) -> bool:
     held = {id(parameter) for layer in layers for parameter in layer.parameters()}
     own = sum(len(list(layer.parameters())) for layer in layers) == len(held)
     return own and held == {id(parameter) for parameter in net.parameters()} and not list(net.buffers())
+
+
+def task_criterion(objective: Objective) -> Criterion | None:
+    """The criterion of the task's own objective; None for any other, also one derived from it, which may do more."""
+    if isinstance(objective, Supervised) and type(objective) is Supervised:
+        return objective.criterion
+    return None
 
 
 def outputs_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:

@@ -20,9 +20,8 @@ from potluck.core.examples import Batch
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key
-from potluck.core.roles import Supervised
 from potluck.core.weights import Weights
-from potluck.engines.end_to_end import goes_end_to_end, only_linear, outputs_end_to_end
+from potluck.engines.end_to_end import goes_end_to_end, only_linear, outputs_end_to_end, task_criterion
 from potluck.engines.training import Observer, schedule
 
 
@@ -155,8 +154,8 @@ class _Stack:
         net, (inputs, targets) = objective.net, batch
         if self._end_to_end is None:
             self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, inputs)
-        if self._end_to_end and isinstance(objective.plain, Supervised):
-            return vmap(objective.plain.criterion)(outputs_end_to_end(net, weights, inputs), targets), {}
+        if self._end_to_end and (criterion := task_criterion(objective.plain)):
+            return vmap(criterion)(outputs_end_to_end(net, weights, inputs), targets), {}
         return _vmapped(objective, weights, buffers, batch, extras)
 
     def _combined(self, gradients: list[Weights], active: int) -> Weights:

@@ -92,7 +92,7 @@ class RunConfig:
             computation, in all processes, which changes last bits. "auto" stacks small nets without convolutions,
             and takes all cores.
         workers: processes; one a core by default.
-        computing: precision, memory layout and kernels.
+        computing: precision, memory layout, kernels; how models are judged and states are stored.
         threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
         tolerate_failures: go on without a client that fails, and record it.

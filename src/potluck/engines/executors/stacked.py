@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 
 from potluck.core.fit import Fit, FitReport
-from potluck.core.roles import Supervised
-from potluck.engines.end_to_end import only_linear
+from potluck.engines.end_to_end import only_linear, task_criterion
 from potluck.engines.executors import Executor, Task, bundles
 from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.session import Call, Session
@@ -35,7 +34,7 @@ def small_products(net: nn.Module) -> bool:
 
 def pays(fit: Fit) -> bool:
     """Where it does win."""
-    end_to_end = only_linear(fit.net) and all(isinstance(objective, Supervised) for objective in fit.losses)
+    end_to_end = only_linear(fit.net) and all(map(task_criterion, fit.losses))
     return _small(fit.net, MOST_WEIGHTS_END_TO_END if end_to_end else MOST_WEIGHTS)
 
 
