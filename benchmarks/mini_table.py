@@ -1,19 +1,21 @@
 """Play the mini table: every row of `mini_table.toml` with every seed, each a run that goes on where it was stopped.
 
-    POTLUCK_DATA=... python benchmarks/mini_table.py [--processes 2] [--runs runs/mini_table] [--only 'FedIN*']
+    POTLUCK_DATA=... python benchmarks/mini_table.py [--roles method ablation] [--processes 2] [--only 'FedIN*']
 
-Finished runs are not played again; a row whose settings change gets new folders. At the end, or with `--processes 0`
-at once, the results of all finished runs go to `benchmarks/results/mini_table.csv` and the table is printed.
+The methods come first with all their seeds, then their ablations, other precisions and references. Finished runs are
+not played again; a row whose settings change gets new folders. At the end, or with `--processes 0` at once, the results
+of all finished runs go to `benchmarks/results/mini_table.csv` and the table is printed.
 """
 
 import argparse
 import csv
+import json
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import groupby
+from itertools import groupby, product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,11 +26,12 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.config import Experiment, resolve
 from potluck.experiment.folder import note_status
 from potluck.experiment.play import holding, play, prepare
-from potluck.records import CHECKPOINT, LAST, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, LAST, TIMINGS, Checkpoint, RoundRecord
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "mini_table.csv"
 LAST_EVALUATIONS = 3  # cohorts differ from round to round; a mean over the last evaluated rounds sways less
+ROLES = ("method", "ablation", "precision", "reference")  # of a row, in the order of play
 MEASURES = {
     "common": "accuracy_common_mean",
     "personal": "accuracy_personal_mean",
@@ -42,6 +45,7 @@ class Entry:
 
     family: str
     row: str
+    role: str
     seed: int
     experiment: Experiment
 
@@ -53,16 +57,16 @@ class Entry:
 
 
 def entries(table: dict[str, Any]) -> Iterator[Entry]:
-    """All rows with the first seed, then all with the second, and so on."""
-    for seed in table["seeds"]:
-        for row in table["rows"]:
+    """Role by role all rows with the first seed, then all with the second, and so on."""
+    for role, seed in product(ROLES, table["seeds"]):
+        for row in (row for row in table["rows"] if row.get("role", ROLES[0]) == role):
             family = table["families"][row["family"]]
             tree = {
                 "federation": {**table["common"]["federation"], **family["federation"], **row.get("federation", {})},
                 "method": {"training": family["training"], **row["method"]},
                 "run": {**table["common"]["run"], **row.get("run", {}), "seed": seed},
             }
-            yield Entry(row["family"], row["name"], seed, resolve(tree, f"mini_table.toml, {row['name']}"))
+            yield Entry(row["family"], row["name"], role, seed, resolve(tree, f"mini_table.toml, {row['name']}"))
 
 
 def is_finished(entry: Entry, runs: Path) -> bool:
@@ -104,15 +108,23 @@ def write_results(finished: list[Entry], runs: Path) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(["family", "row", "seed", "rounds", *MEASURES, "megabytes", "checkpoint"])
+        out.writerow(["family", "row", "seed", "rounds", *MEASURES, "megabytes", "minutes", "checkpoint"])
         for entry in finished:
             run = read_run(runs / entry.folder_name)
             values = [accuracy(run, field) for field in MEASURES.values()]
             sent = sum(record.bytes_down + record.bytes_up for record in run.rounds) / 1e6
+            minutes = sum(seconds_of_rounds(runs / entry.folder_name)) / 60
             shown = ["" if value is None else f"{value:.4f}" for value in values]
+            cost = [f"{sent:.1f}", f"{minutes:.1f}"]
             out.writerow(
-                [entry.family, entry.row, entry.seed, len(run.rounds), *shown, f"{sent:.1f}", run.digests["checkpoint"]]
+                [entry.family, entry.row, entry.seed, len(run.rounds), *shown, *cost, run.digests["checkpoint"]]
             )
+
+
+def seconds_of_rounds(folder: Path) -> list[float]:
+    """What each round took on the clock, its evaluation with it; a round that was interrupted counts once."""
+    with (folder / TIMINGS).open() as file:
+        return [json.loads(line)["seconds_total"] for line in file]
 
 
 def print_table(table: dict[str, Any]) -> None:
@@ -121,13 +133,14 @@ def print_table(table: dict[str, Any]) -> None:
         lines = list(csv.DictReader(file))
     for family, of_family in groupby(lines, lambda line: line["family"]):
         print(f"\n{table['families'][family]['title']}\n")
-        print(f"| row | seeds | {' | '.join(MEASURES)} | MB |\n|---|---|{'---|' * len(MEASURES)}---|")
+        print(f"| row | seeds | {' | '.join(MEASURES)} | MB | minutes |\n|---|---|{'---|' * len(MEASURES)}---|---|")
         members = list(of_family)
         for row in dict.fromkeys(line["row"] for line in members):
             runs = [line for line in members if line["row"] == row]
             cells = [spread([line[measure] for line in runs]) for measure in MEASURES]
             megabytes = fmean(float(line["megabytes"]) for line in runs)
-            print(f"| {row} | {len(runs)} | {' | '.join(cells)} | {megabytes:.0f} |")
+            minutes = fmean(float(line["minutes"]) for line in runs)
+            print(f"| {row} | {len(runs)} | {' | '.join(cells)} | {megabytes:.0f} | {minutes:.1f} |")
 
 
 def spread(values: list[str]) -> str:
@@ -144,11 +157,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="runs at a time; 0 plays nothing")
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_table"), help="folder of the runs")
     parser.add_argument("--only", default="*", help="rows to play, such as 'FedIN*'")
+    parser.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES, help="kinds of rows to play")
     options = parser.parse_args()
     table = tomllib.loads((HERE / "mini_table.toml").read_text())
     everything = list(entries(table))
     if options.processes:
-        play_all([entry for entry in everything if fnmatch(entry.row, options.only)], options.runs, options.processes)
+        wanted = [entry for entry in everything if entry.role in options.roles and fnmatch(entry.row, options.only)]
+        play_all(wanted, options.runs, options.processes)
     order = list(table["families"])
     finished = [entry for entry in everything if is_finished(entry, options.runs)]
     write_results(sorted(finished, key=lambda entry: order.index(entry.family)), options.runs)

@@ -199,7 +199,7 @@ def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
     return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)
 
 
-def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece], batch_size: int = 250) -> Tensor:
+def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece], batch_size: int = 100) -> Tensor:
     """Logits (n, classes) as `core.inference.predict` has them, with one piece's activations in memory at a time.
 
     The activations of each batch between two pieces lie in a temporary folder; those before are deleted as soon as
