@@ -8,6 +8,8 @@ from operator import index
 
 import torch
 
+_PLAIN = frozenset({int, str})
+
 
 @dataclass(frozen=True)
 class Key:
@@ -20,6 +22,8 @@ class Key:
     path: tuple[int | str, ...]
 
     def __post_init__(self) -> None:
+        if type(self.path) is tuple and _PLAIN.issuperset(map(type, self.path)):
+            return
         # Other kinds of whole numbers and text must not change the draw: how they print would.
         plain = tuple(str.__str__(part) if isinstance(part, str) else index(part) for part in self.path)
         object.__setattr__(self, "path", plain)

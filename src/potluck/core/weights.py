@@ -25,8 +25,8 @@ def parameters_of(net: nn.Module) -> Weights:
 
 def buffers_of(net: nn.Module) -> Weights:
     """A copy of what is kept but not trained, such as BatchNorm's running statistics."""
-    names = net.state_dict().keys() - dict(net.named_parameters(remove_duplicate=False)).keys()
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name in names}
+    trained = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in trained}
 
 
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:

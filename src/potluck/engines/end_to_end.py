@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from potluck.core.federation import Criterion
 from potluck.core.fit import Objective
@@ -47,6 +47,15 @@ def outputs_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> Tens
     with _side_by_side(net, weights, len(inputs)):
         outputs = net(inputs.flatten(0, 1))
     return outputs.unflatten(0, inputs.shape[:2])
+
+
+def losses_end_to_end(criterion: Criterion, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Every client's loss (clients,) on outputs (clients, batch, ...) and targets (clients, batch, ...)."""
+    if criterion is nn.functional.cross_entropy and outputs.dim() == 3 and targets.dim() == 2:
+        # The usual one: by row first, since `vmap` takes it apart into more steps than a small net's whole pass has.
+        by_row = nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return by_row.view(targets.shape).mean(1)
+    return vmap(criterion)(outputs, targets)
 
 
 def goes_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> bool:

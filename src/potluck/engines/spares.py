@@ -1,7 +1,6 @@
 """Modules used again: building one draws weights that are overwritten at once, which takes longer than copying some."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -20,7 +19,7 @@ class Spares:
     def __init__(self, build: Callable[[str], nn.Module]) -> None:
         self._build = build
         self._initial: dict[str, Weights] = {}
-        self._looks: dict[str, object] = {}
+        self._looks: dict[str, list[object] | None] = {}
         self._free: dict[str, list[nn.Module]] = {}
 
     def take(self, architecture: str, weights: Weights | None = None) -> nn.Module:
@@ -34,33 +33,39 @@ class Spares:
             net = self._build(architecture)
             if architecture not in self._initial:
                 self._initial[architecture] = weights_of(net)
-            self._looks.setdefault(architecture, _look(net))
+                self._looks[architecture] = _look(net) if _all_copied(net) else None
             return net if weights is None else load(net, weights)
         return load(free.pop(), self._initial[architecture] if weights is None else weights)
 
     def give_back(self, architecture: str, net: nn.Module) -> None:
         """Take a module back if nothing but its weights has changed, and none of its tensors escapes `take`'s copy."""
-        copied = {name for name, _ in net.named_buffers()} <= net.state_dict().keys()
-        if copied and architecture in self._looks and _look(net) == self._looks[architecture]:
+        look = self._looks.get(architecture)
+        if look is not None and _look(net) == look:
             self._free[architecture].append(net)
 
 
-def _look(net: nn.Module) -> object:
-    """What one module of an architecture has in common with another, unless somebody has changed it."""
-    layers = [(name, type(layer), _settings(vars(layer))) for name, layer in net.named_modules()]
-    tensors = [
-        (name, tensor.shape, tensor.dtype, tensor.requires_grad, tensor.grad is None, not tensor._backward_hooks)
-        for name, tensor in (*net.named_parameters(), *net.named_buffers())
-    ]
-    return layers, tensors
+def _all_copied(net: nn.Module) -> bool:
+    """Whether the state dict holds all tensors."""
+    return {name for name, _ in net.named_buffers()} <= net.state_dict().keys()
 
 
-def _settings(attributes: dict[str, Any]) -> list[tuple[str, object]]:
-    """Values of plain attributes, sizes of containers such as those of hooks, kinds of all others."""
-    found: list[tuple[str, object]] = []
-    for name, value in attributes.items():
-        if isinstance(value, _PLAIN):
-            found.append((name, value))
-        else:
-            found.append((name, (type(value), len(value)) if isinstance(value, (dict, list, set)) else type(value)))
+def _look(net: nn.Module) -> list[object]:
+    """What one module of an architecture has in common with another, unless somebody has changed it.
+
+    Asked after every call, so it reads each layer's own dict once.
+    """
+    found: list[object] = []
+    for name, layer in net.named_modules():
+        found += [name, type(layer), *layer.__dict__, *map(_setting, layer.__dict__.values())]
+        for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+            if tensor is not None:
+                found += [tensor.shape, tensor.dtype, tensor.requires_grad, tensor.grad is None]
+                found.append(not tensor._backward_hooks)
     return found
+
+
+def _setting(value: object) -> object:
+    """A plain value, the size of a container such as that of hooks, the kind of anything else."""
+    if isinstance(value, _PLAIN):
+        return value
+    return (type(value), len(value)) if isinstance(value, (dict, list, set)) else type(value)

@@ -21,7 +21,13 @@ from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, O
 from potluck.core.modes import mode
 from potluck.core.rng import Key
 from potluck.core.weights import Weights
-from potluck.engines.end_to_end import goes_end_to_end, only_linear, outputs_end_to_end, task_criterion
+from potluck.engines.end_to_end import (
+    goes_end_to_end,
+    losses_end_to_end,
+    only_linear,
+    outputs_end_to_end,
+    task_criterion,
+)
 from potluck.engines.training import Observer, schedule
 
 
@@ -29,19 +35,19 @@ class CannotStack(Exception):
     """These fits do not run as one; nothing has been changed."""
 
 
-def alike(one: Fit, other: Fit) -> bool:
-    """Whether two fits differ in nothing but weights, data and the values of their extras."""
+def kind_of(fit: Fit) -> tuple[Any, ...]:
+    """What fits have in common that differ in nothing but weights, data and the values of their extras."""
     return (
-        repr(one.net) == repr(other.net)
-        and _shapes(one.net.state_dict()) == _shapes(other.net.state_dict())
-        and one.losses == other.losses
-        and one.training == other.training
-        and one.combine == other.combine
-        and one.after_step == other.after_step
-        and one.trainable == other.trainable
-        and one.turns == other.turns
-        and (one.keep > 0) == (other.keep > 0)
-        and _shapes(one.extras) == _shapes(other.extras)
+        repr(fit.net),
+        _shapes(fit.net.state_dict()),
+        fit.losses,
+        fit.training,
+        fit.combine,
+        fit.after_step,
+        fit.trainable,
+        fit.turns,
+        fit.keep > 0,
+        _shapes(fit.extras),
     )
 
 
@@ -49,7 +55,7 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
     """Train all nets in place, as `engines.training.train` does with each fit and its key, and report.
 
     Args:
-        fits: `alike` one another.
+        fits: of one `kind_of` fit.
         keys: of each fit's draws.
 
     Raises:
@@ -115,24 +121,26 @@ class _Stack:
         found = dict(zip(self._order, (client.report() for client in self._clients), strict=True))
         return [found[place] for place in range(len(self._clients))]
 
-    def _by_size(self, number: int, active: int) -> list[Tensor]:
+    def _by_size(self, number: int, active: int) -> list[list[int]]:
         """The places of the active clients, by size of their batches."""
-        sizes = torch.tensor([len(client.batches[number]) for client in self._clients[:active]])
-        return [torch.nonzero(sizes == size).flatten() for size in sizes.unique()]
+        places: dict[int, list[int]] = {}
+        for place, client in enumerate(self._clients[:active]):
+            places.setdefault(len(client.batches[number]), []).append(place)
+        return list(places.values())
 
-    def _forward(self, rows: Tensor, number: int, weights: Weights, active: int) -> list[Tensor]:
+    def _forward(self, places: list[int], number: int, weights: Weights, active: int) -> list[Tensor]:
         """The losses (clients,) of each objective for clients with batches of one size."""
-        everyone = len(rows) == active
-        clients = [self._clients[place] for place in rows.tolist()]
-        inputs, targets = _batches(clients, number)
-        own = weights if everyone else {name: weight[rows] for name, weight in weights.items()}
-        buffers = {name: b[:active] if everyone else b[rows] for name, b in self._buffers.items()}
-        extras = _taken(self._extras, slice(active) if everyone else rows)
+        everyone = len(places) == active
+        rows = slice(active) if everyone else torch.tensor(places)
+        clients = [self._clients[place] for place in places]
+        own = weights if everyone else _taken(weights, rows)
+        buffers, extras = _taken(self._buffers, rows), _taken(self._extras, rows)
+        batch = _batches(clients, number)
         losses: list[Tensor] = []
         seen: Observed = {}
         for objective in self._objectives:
             try:
-                loss, observed = self._losses(objective, own, buffers, (inputs, targets), extras)
+                loss, observed = self._losses(objective, own, buffers, batch, extras)
             except Exception as error:
                 if number > 0:
                     raise
@@ -155,7 +163,7 @@ class _Stack:
         if self._end_to_end is None:
             self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, inputs)
         if self._end_to_end and (criterion := task_criterion(objective.plain)):
-            return vmap(criterion)(outputs_end_to_end(net, weights, inputs), targets), {}
+            return losses_end_to_end(criterion, outputs_end_to_end(net, weights, inputs), targets), {}
         return _vmapped(objective, weights, buffers, batch, extras)
 
     def _combined(self, gradients: list[Weights], active: int) -> Weights:

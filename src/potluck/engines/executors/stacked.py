@@ -10,7 +10,7 @@ from potluck.engines.end_to_end import only_linear, task_criterion
 from potluck.engines.executors import Executor, Task, bundles
 from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.session import Call, Session
-from potluck.engines.stacking import CannotStack, alike, train_stacked
+from potluck.engines.stacking import CannotStack, kind_of, train_stacked
 
 log = logging.getLogger(__name__)
 Rule = Callable[[Fit], bool]
@@ -125,12 +125,12 @@ def _alone(host: ClientHost, session: Session, fit: Fit) -> FitReport | Exceptio
 
 def _groups(fits: dict[int, Fit]) -> list[list[int]]:
     """The places of fits that can be trained as one, in order of appearance."""
-    groups: list[list[int]] = []
+    groups: list[tuple[object, list[int]]] = []
     for place, fit in fits.items():
-        for group in groups:
-            if alike(fits[group[0]], fit):
-                group.append(place)
-                break
+        kind = kind_of(fit)
+        found = next((group for other, group in groups if other == kind), None)
+        if found is None:
+            groups.append((kind, [place]))
         else:
-            groups.append([place])
-    return groups
+            found.append(place)
+    return [group for _, group in groups]
