@@ -83,8 +83,10 @@ class Observer:
 
     def see(self, step: int, positions: Tensor, observed: Observed) -> None:
         """Note the observations of the batch at `positions`, if it belongs to the last epoch."""
+        if not observed or step < self.first_step:
+            return
         rows = self.chosen[positions]
-        if observed and step >= self.first_step and bool(rows.any()):
+        if bool(rows.any()):
             self.kept.append({name: _widened(tensor.detach()[rows]) for name, tensor in observed.items()})
 
     def collected(self) -> Observed:

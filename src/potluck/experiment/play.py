@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from potluck.core.errors import CheckpointError
+from potluck.engines.allocator import keep_freed_memory
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, write_manifest
@@ -57,6 +58,7 @@ def play(
 
     However it ends, the folder's manifest says so.
     """
+    keep_freed_memory()
     try:
         with logging_to(folder):
             result = run.play(watch)

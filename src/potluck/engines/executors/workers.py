@@ -21,6 +21,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 
 from potluck.core.roles import Failure
+from potluck.engines.allocator import keep_freed_memory
 from potluck.engines.executors import Executor, Task, bundles, ready
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ClientHost, Job, Outcome, Question
@@ -192,6 +193,7 @@ def _work(host: ClientHost, inner: Executor, pipe: Connection, others: list[Conn
     for other in others:
         other.close()  # or we would keep their pipes open when that process is gone
     torch.set_num_threads(1)
+    keep_freed_memory()
     while True:
         try:
             tasks = [ready(job) for job in pipe.recv()]
