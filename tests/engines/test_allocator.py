@@ -11,13 +11,14 @@ import torch
 from potluck.engines.allocator import keep_freed_memory
 
 keep_freed_memory()
-torch.zeros(4_000_000)
+for _ in range(20):  # the heap has to grow first
+    torch.zeros(10_000_000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    torch.zeros(4_000_000)
+    torch.zeros(10_000_000)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-PAGES_OF_TEN = 10 * 4 * 4_000_000 // 4096
+PAGES_OF_TEN = 10 * 4 * 10_000_000 // 4096
 
 
 @pytest.mark.slow
