@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
+from potluck.core.digest import digest
+from potluck.core.errors import ConfigError, DataError
 from potluck.core.examples import Examples
-from potluck.core.federation import Builder, Federation, Site
+from potluck.core.federation import Builder, ClientId, Federation, Site
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import describe, load
@@ -38,10 +39,8 @@ def assemble(experiment: Experiment) -> Assembly:
     """
     config = experiment.federation
     description = describe(config.dataset)
-    architectures = {
-        str(spec): _builder(spec, description.num_classes, description.input_shape)
-        for spec in (*experiment.models, experiment.server_model)
-    }
+    task = (description.num_classes, description.input_shape)
+    architectures = {str(spec): builder_of(spec, *task) for spec in (*experiment.models, experiment.server_model)}
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
     offer = Offer(
         architectures=architectures,
@@ -53,27 +52,13 @@ def assemble(experiment: Experiment) -> Assembly:
     check_needs(experiment.method.needs(), experiment.method_name, offer)
 
     dataset = load(config.dataset, augmentation=config.augmentation)
-    key = fold_in(experiment.run.seed, "federation")
-    used = _used(dataset, config.train_fraction, key.fold("used"))
-    private, public = _public(dataset, used, config.public, config.public_fraction, key.fold("public"))
-    parts = [
-        private[part]
-        for part in experiment.partition(dataset.train_targets[private], config.clients, key.fold("partition"))
-    ]
-    tests = matching_test_parts(dataset.train_targets, parts, dataset.test_targets, key.fold("test"))
+    private, public = _private_and_public(experiment, dataset)
+    dealt = _own(experiment) if config.data else _dealt(experiment, dataset, private)
     capacities = list(islice(cycle(config.capacities or (1.0,)), config.clients))
-    sites: dict[int, Site] = {}
-    for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
-        fraction, draw = config.validation_fraction, key.fold("validation", client)
-        train, validation = split_validation(part, dataset.train_targets, fraction, draw)
-        sites[client] = Site(
-            id=client,
-            architecture=assigned[client],
-            train=dataset.train.take(train),
-            validation=dataset.train.take(validation),
-            test=dataset.test.take(test),
-            capacity=capacities[client],
-        )
+    sites = {
+        client: Site(client, assigned[client], *parts, capacity=capacities[client])
+        for client, parts in enumerate(dealt.parts)
+    }
     federation = Federation(
         sites=sites,
         architectures=architectures,
@@ -82,10 +67,105 @@ def assemble(experiment: Experiment) -> Assembly:
         public=public,
         test=dataset.test,
     )
-    return Assembly(federation, dataset.checksum, fingerprint(parts))
+    return Assembly(federation, dataset.checksum, dealt.fingerprint)
 
 
-def _builder(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
+def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]:
+    """The public examples and the common test set, on a machine that may not have the data that they are part of.
+
+    Raises:
+        DataError: public examples are needed and not there.
+    """
+    try:
+        dataset = load(experiment.federation.dataset, augmentation=experiment.federation.augmentation)
+    except DataError:
+        if experiment.federation.public != "none":
+            raise
+        return None, None
+    return _private_and_public(experiment, dataset)[1], dataset.test
+
+
+def assemble_server(experiment: Experiment) -> Federation:
+    """What a server has whose clients are elsewhere.
+
+    Raises:
+        ConfigError: there is no such data set, or a model cannot be built.
+        DataError: public examples are needed and not there.
+    """
+    description = describe(experiment.federation.dataset)
+    task = (description.num_classes, description.input_shape)
+    public, test = common_of(experiment)
+    return Federation(
+        sites={},
+        architectures={str(spec): builder_of(spec, *task) for spec in (*experiment.models, experiment.server_model)},
+        server_architecture=str(experiment.server_model),
+        num_classes=description.num_classes,
+        public=public,
+        test=test,
+    )
+
+
+def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Examples | None]:
+    """Rows of the training set that are dealt to clients, and the public examples."""
+    config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
+    used = _used(dataset, config.train_fraction, key.fold("used"))
+    return _public(dataset, used, config.public, config.public_fraction, key.fold("public"))
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """What each client holds to train on, to choose by and to be tested on, and a digest of who holds what."""
+
+    parts: list[tuple[Examples, Examples, Examples]]
+    fingerprint: str
+
+
+def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
+    """Shares of one data set."""
+    config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
+    parts = [
+        private[part]
+        for part in experiment.partition(dataset.train_targets[private], config.clients, key.fold("partition"))
+    ]
+    tests = matching_test_parts(dataset.train_targets, parts, dataset.test_targets, key.fold("test"))
+    found: list[tuple[Examples, Examples, Examples]] = []
+    for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
+        fraction, draw = config.validation_fraction, key.fold("validation", client)
+        train, validation = split_validation(part, dataset.train_targets, fraction, draw)
+        found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
+    return _Dealt(found, fingerprint(parts))
+
+
+def _own(experiment: Experiment) -> _Dealt:
+    """Data that each client brings."""
+    places = experiment.federation.data or ()
+    datasets = [load(place, augmentation=experiment.federation.augmentation) for place in places]
+    parts = [own_parts(experiment, client, dataset) for client, dataset in enumerate(datasets)]
+    return _Dealt(parts, digest(" ".join(dataset.checksum for dataset in datasets).encode()))
+
+
+def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
+    """What a client trains on, chooses by and is tested on, of data of its own."""
+    description = describe(experiment.federation.dataset)
+    found = (tuple(dataset.train.input_shape), dataset.num_classes)
+    if found != (expected := (description.input_shape, description.num_classes)):
+        raise DataError(
+            f"{dataset.name}, of client {client}: inputs {found[0]} and {found[1]} classes; expected {expected[0]} and"
+            f" {expected[1]}, as in {description.name}"
+        )
+    draw = fold_in(experiment.run.seed, "federation", "validation", client)
+    rows = torch.arange(len(dataset.train_targets))
+    fraction = experiment.federation.validation_fraction
+    train, validation = split_validation(rows, dataset.train_targets, fraction, draw)
+    return dataset.train.take(train), dataset.train.take(validation), dataset.test
+
+
+def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
+    """What builds this model for a task.
+
+    Raises:
+        ConfigError: it cannot be built.
+    """
     build = partial(get_model(spec.name), num_classes, input_shape, **spec.options)
     try:
         with isolated(Key((str(spec),))):

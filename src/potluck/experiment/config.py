@@ -40,7 +40,9 @@ class FederationConfig:
     """Who takes part.
 
     Attributes:
-        dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file.
+        dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file. Its training part
+            is divided among the clients, unless they have `data` of their own; its test part is the common one.
+        data: of each client, a data set, folder or file of its own instead of a share.
         augmentation: of training images: the "paper"'s, or "none".
         train_fraction: share of the training set that is used at all, drawn at random; for small trials.
         clients: how many.
@@ -57,6 +59,7 @@ class FederationConfig:
     dataset: str = "digits"
     augmentation: Literal["paper", "none"] = "paper"
     train_fraction: float = 1.0
+    data: tuple[str, ...] | None = None
     clients: int = 10
     partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
     models: tuple[str | dict[str, Any], ...] | None = None
@@ -68,6 +71,8 @@ class FederationConfig:
 
     def __post_init__(self) -> None:
         _require("clients", self.clients, self.clients >= 1, "at least 1")
+        own = self.data is None or len(self.data) == self.clients
+        _require("data", len(self.data or ()), own, f"one for each of the {self.clients} clients")
         _require("models", self.models, self.models is None or len(self.models) > 0, "at least one")
         for capacity in self.capacities or (1.0,):
             _require("capacities", capacity, 0 < capacity <= 1, "shares above 0 and at most 1")

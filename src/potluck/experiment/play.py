@@ -7,6 +7,8 @@ from pathlib import Path
 
 from potluck.core.errors import CheckpointError
 from potluck.engines.allocator import keep_freed_memory
+from potluck.engines.executors.choice import Choice
+from potluck.engines.stores import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, write_manifest
@@ -36,14 +38,22 @@ def holding(folder: Path) -> Generator[None]:
         yield
 
 
-def prepare(experiment: Experiment, assembly: Assembly, folder: Path) -> Run:
+def prepare(
+    experiment: Experiment,
+    assembly: Assembly,
+    folder: Path,
+    choice: Choice | None = None,
+    store: ClientStore | None = None,
+) -> Run:
     """The run in this folder, from its start or its last checkpoint, with configuration and manifest written.
+
+    A `choice` of executor and a `store` of what clients keep go before the configuration's.
 
     Raises:
         ConfigError: the federation does not offer what the method needs.
         CheckpointError: the folder's checkpoint is damaged, or its data have changed; nothing is written.
     """
-    run = Run(experiment.method, assembly.federation, experiment.run, folder)
+    run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store)
     run.load()  # a damaged checkpoint is refused before anything is written
     computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
     write_manifest(folder, assembly, computing)

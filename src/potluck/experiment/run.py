@@ -12,7 +12,7 @@ import torch
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
 from potluck.core.rng import Key, fold_in
-from potluck.engines.executors.choice import choose_executor
+from potluck.engines.executors.choice import Choice, choose_executor
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
@@ -49,19 +49,26 @@ class Run:
         federation: who takes part.
         config: rounds, cohorts, seed, evaluation.
         folder: where records and checkpoints go; None keeps nothing. A folder with a checkpoint is resumed.
+        choice: of the executor; by the configuration without.
+        store: of what clients keep; in the folder without.
     """
 
     def __init__(
-        self, method: Method[Any], federation: Federation, config: RunConfig, folder: Path | None = None
+        self,
+        method: Method[Any],
+        federation: Federation,
+        config: RunConfig,
+        folder: Path | None = None,
+        choice: Choice | None = None,
+        store: ClientStore | None = None,
     ) -> None:
         self._config = config
         self._folder = folder
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
         cap_bytes = int(config.memory_gib * 2**30)
-        store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes)
-        nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
-        self.choice = choose_executor(config.executor, config.workers, config.threads, nets)
+        store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
+        self.choice = _chosen(config, federation) if choice is None else choice
         self._engine = InProcessEngine(
             method,
             federation,
@@ -172,3 +179,8 @@ class Run:
         for name in (ROUNDS, CLIENTS, TIMINGS):
             if self._folder:
                 keep_rounds(self._folder / name, self.rounds_done)
+
+
+def _chosen(config: RunConfig, federation: Federation) -> Choice:
+    nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
+    return choose_executor(config.executor, config.workers, config.threads, nets)

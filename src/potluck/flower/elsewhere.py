@@ -1,0 +1,52 @@
+"""What clients keep, when they keep it themselves: the server has the names alone."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from potluck.core.errors import CheckpointError
+from potluck.core.federation import ClientId
+from potluck.engines.stores import ClientStore
+
+_FILE = re.compile(r"(\d+)-([0-9a-f]{32})\.safetensors")
+
+
+class KeptElsewhere(ClientStore):
+    """A record here is the digest of the one that the node keeps.
+
+    A checkpoint names files as it does where the server keeps them, so that its digest is the same; they are not there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: dict[ClientId, bytes] = {}
+
+    def read(self, client: ClientId) -> bytes | None:
+        """The name of the client's record, or None if it has never left one."""
+        return self._names.get(client)
+
+    def write(self, client: ClientId, record: bytes) -> None:
+        """Note another name."""
+        self._names[client] = record
+
+    def save(self) -> dict[ClientId, str]:
+        """By client, what the file would be called."""
+        return {client: f"{client}-{name.decode('ascii')}.safetensors" for client, name in sorted(self._names.items())}
+
+    def restore(self, files: Mapping[ClientId, str]) -> None:
+        """Start from the names that `save` gave.
+
+        Raises:
+            CheckpointError: they are none.
+        """
+        found: dict[ClientId, bytes] = {}
+        for client, file in files.items():
+            match = _FILE.fullmatch(file)
+            if match is None or int(match[1]) != client:
+                raise CheckpointError(
+                    f"{file} is no name of client {client}'s record; the checkpoint cannot be resumed"
+                )
+            found[client] = match[2].encode("ascii")
+        self._names = found
+
+    def discard_except(self, names: Iterable[str]) -> None:
+        """Nodes tidy up by themselves."""

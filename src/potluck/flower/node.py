@@ -1,0 +1,220 @@
+"""The node's side: one client at home, with its own data, model and memory, and what it keeps between rounds."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from potluck.core.digest import digest
+from potluck.core.errors import CheckpointError, ConfigError
+from potluck.core.federation import ClientId, Federation, Site
+from potluck.data.datasets import load
+from potluck.engines.host import ClientHost, Job, Outcome
+from potluck.engines.session import Answer, Call, failure
+from potluck.engines.stores import write_atomically
+from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
+from potluck.experiment.config import Experiment, ModelSpec, resolve
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a node's owner has told it.
+
+    Attributes:
+        state: folder for what the client keeps.
+        data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
+        model: its own model; None for the one that the experiment has for it.
+        capacity: share of the full model that it can train; None for the experiment's.
+    """
+
+    state: Path
+    data: Path | None = None
+    model: str | None = None
+    capacity: float | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Home":
+        """From a node's configuration, scalars by name.
+
+        Raises:
+            ConfigError: it does not say where the client may keep things.
+        """
+        if "state" not in config:
+            raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
+        data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
+        return cls(
+            state=Path(str(config["state"])),
+            data=None if data is None else Path(str(data)),
+            model=None if model is None else str(model),
+            capacity=None if capacity is None else float(capacity),
+        )
+
+
+class Node:
+    """Carries out a run's jobs for one client.
+
+    Args:
+        client: which one.
+        federation: in which it has data.
+        host: of the run's method.
+        store: of what the client keeps.
+    """
+
+    def __init__(self, client: ClientId, federation: Federation, host: ClientHost, store: "NodeStore") -> None:
+        self._client = client
+        self._federation = federation
+        self._host = host
+        self._store = store
+
+    def carry_out(self, job: Job) -> Outcome:
+        """Do a job; what the client keeps is on disk before the outcome is returned."""
+        name = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+        if job.client != self._client:
+            return failure(job.client, name, ConfigError(f"this node is client {self._client}"))
+        try:
+            known = None if job.record is None else self._store.read(job.record.decode("ascii"))
+            outcome = self._host.carry_out(replace(job, record=known))
+        except Exception as error:  # a bug in the method's file too: the server says so where it is read
+            return failure(job.client, name, error)
+        if not isinstance(outcome, Answer) or not isinstance(job, Call):
+            return outcome
+        return replace(outcome, record=self._store.write(outcome.record, job.record, round_of(job)))
+
+    def introduce(self) -> dict[str, Any]:
+        """What the server has to know of the client; no more."""
+        member, site = self._federation.roster[self._client], self._federation.sites[self._client]
+        return {
+            "architecture": member.architecture,
+            "capacity": member.capacity,
+            "shapes": {name: list(shape) for name, shape in member.shapes.items()},
+            "parameters": sorted(member.parameters),
+            "train": len(site.train),
+            "validation": len(site.validation),
+            "test": len(site.test),
+            "input_shape": list(self._federation.input_shape),
+            "num_classes": self._federation.num_classes,
+        }
+
+
+def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]:
+    """A node for what the server says in every message, and how it introduces itself.
+
+    Args:
+        home: what the owner said.
+        words: the experiment's tables, the run's name, and which client this is.
+
+    Raises:
+        ConfigError: owner and server do not agree on a client.
+        DataError: the data cannot be read, or are of another task.
+    """
+    client, experiment = int(words["client"]), resolve(words["experiment"], "the server's experiment")
+    federation = federation_at(home, experiment, client)
+    host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
+    node = Node(client, federation, host, NodeStore(home.state / _safe(str(words["run"]))))
+    model = model_of(home, experiment, client)
+    return node, {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
+
+
+def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Federation:
+    """A federation in which this client alone has data.
+
+    Raises:
+        ConfigError: the experiment has no such client, or the owner's model cannot be built.
+        DataError: the data cannot be read, or are of another task.
+    """
+    if client >= experiment.federation.clients:
+        raise ConfigError(f"client {client}: the experiment has {experiment.federation.clients} clients")
+    if home.data is None:
+        if home.model is not None or home.capacity is not None:
+            raise ConfigError("a model or a capacity of one's own goes with data of one's own: potluck join --data ...")
+        federation = assemble(experiment).federation
+        return replace(federation, sites={client: federation.sites[client]})
+    dataset = load(home.data, augmentation=experiment.federation.augmentation)
+    parts = own_parts(experiment, client, dataset)
+    models, own = experiment.models, model_of(home, experiment, client)
+    task = (dataset.num_classes, dataset.train.input_shape)
+    public, test = common_of(experiment)
+    capacities = experiment.federation.capacities or (1.0,)
+    capacity = capacities[client % len(capacities)] if home.capacity is None else home.capacity
+    return Federation(
+        sites={client: Site(client, str(own), *parts, capacity=capacity)},
+        architectures={str(spec): builder_of(spec, *task) for spec in (*models, experiment.server_model, own)},
+        server_architecture=str(experiment.server_model),
+        num_classes=dataset.num_classes,
+        public=public,
+        test=test,
+    )
+
+
+def model_of(home: Home, experiment: Experiment, client: ClientId) -> ModelSpec:
+    """The client's model: the owner's, or the one that the experiment deals it."""
+    dealt = experiment.models[client % len(experiment.models)]
+    return dealt if home.model is None else ModelSpec(home.model, {})
+
+
+class NodeStore:
+    """What a client keeps, in files named by their content.
+
+    Of a round's records all stay until the next round's first job, so that the server can go back to where the round
+    began; then only the one stays that the job names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._journal = folder / "rounds.json"
+
+    def read(self, name: str) -> bytes:
+        """A record by its name.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = self._folder / name
+        if not _NAME.fullmatch(name) or not path.is_file():
+            raise CheckpointError(f"{path}: the client's state that the server names is not here")
+        record = path.read_bytes()
+        if digest(record) != name:
+            raise CheckpointError(f"{path} is damaged")
+        return record
+
+    def write(self, record: bytes | None, base: bytes | None, round_number: int) -> bytes | None:
+        """Keep a record; its name.
+
+        Args:
+            record: what the client keeps; None if that is nothing.
+            base: name of the record that it started from.
+            round_number: of the job.
+        """
+        rounds: dict[str, int] = json.loads(self._journal.read_text()) if self._journal.is_file() else {}
+        kept = {name: at for name, at in rounds.items() if at == round_number}
+        if base is not None:
+            kept[base.decode("ascii")] = round_number
+        name = None if record is None else digest(record)
+        if record is not None and name is not None:
+            kept[name] = round_number
+            write_atomically(self._folder / name, record)
+        if kept != rounds:
+            write_atomically(self._journal, json.dumps(kept).encode())
+        for old in rounds.keys() - kept.keys():
+            (self._folder / old).unlink(missing_ok=True)
+        return None if name is None else name.encode("ascii")
+
+
+def round_of(call: Call) -> int:
+    """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
+    return int(call.key.path[2])
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    """Words in place of an introduction."""
+    return {"refusal": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+
+
+def _safe(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]{1,200}", name) or name.startswith("."):
+        raise ConfigError(f"name of a run: found {name!r}, expected letters, digits, '-', '_' and '.'")
+    return name

@@ -1,0 +1,155 @@
+"""What the server makes of nodes that fail, lie, are late, go or come back."""
+
+import json
+
+import pytest
+from flwr.app import Message
+
+from potluck.core.message import Message as PotluckMessage
+from potluck.core.rng import fold_in
+from potluck.core.roles import Failure
+from potluck.engines.executors import ready
+from potluck.engines.host import Question, Verdict
+from potluck.engines.session import Answer, Call, ContractError
+from potluck.flower.grid import GridExecutor, Nodes, NodesMissing, wait_for_nodes
+from potluck.flower.wire import from_outcome, from_words, to_job
+from potluck.testing.loopback import Loopback
+
+EMPTY = PotluckMessage().encode()
+
+
+def call(client=0, record=None):
+    return Call("work", client, EMPTY, record, fold_in(0, "client", 3, 1, client))
+
+
+class Host:
+    def full_name(self, handler):
+        return f"Method.{handler}"
+
+
+def answering(outcome):
+    """A node that answers so, whatever it is asked."""
+    return lambda message: Message(from_outcome(outcome), reply_to=message)
+
+
+def echo(message):
+    job, _ = to_job(message.content)
+    return Message(from_outcome(Answer(job.client, job.payload, b"f" * 32, (0.1, 1 / 3))), reply_to=message)
+
+
+def play(nodes, jobs, timeout=5.0, before=lambda grid: None):
+    grid = Loopback(nodes)
+    before(grid)
+    names = Nodes(grid, dict(enumerate(sorted(nodes))))
+    executor = GridExecutor(names, {"run": "r"}, timeout, poll=0.01)
+    return list(executor.run(Host(), [ready(job) for job in jobs])), grid
+
+
+def test_outcomes_come_in_the_order_of_the_jobs():
+    nodes = {"a": echo, "b": echo, "c": echo}
+    found, _ = play(nodes, [call(2), call(0), call(1)])
+    assert [outcome.client for outcome in found] == [2, 0, 1]
+    assert found[0] == Answer(2, EMPTY, b"f" * 32, (0.1, 1 / 3))
+
+
+def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():
+    _, grid = play({"a": echo}, [call(0, record=b"0" * 32)])
+    (sent,) = grid.sent
+    assert [len(record) for record in sent.content.array_records.values()] == [1]
+    job, words = to_job(sent.content)
+    assert job == call(0, record=b"0" * 32)
+    assert words["run"] == "r"
+
+
+def test_verdicts_and_failures_cross_as_they_are():
+    verdict = Verdict(0, "model", {"own": 0.1 + 0.2}, b"classes")
+    assert play({"a": answering(verdict)}, [Question(0, EMPTY, None, ("own",))])[0] == [verdict]
+    failure = Failure(0, "Method.work", "ValueError: no", "trace")
+    assert play({"a": answering(failure)}, [call()])[0] == [failure]
+
+
+def test_a_broken_contract_stops_the_run():
+    with pytest.raises(ContractError, match="never yielded"):
+        play(
+            {"a": answering(Failure(0, "Method.work", "ContractError: built a Fit but never yielded it", ""))}, [call()]
+        )
+
+
+def raising(message):
+    raise MemoryError("full")
+
+
+def nonsense(message):
+    return Message(from_words({"hello": 1}), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (raising, "its app raised: MemoryError: full"),
+        (nonsense, "not an outcome of Potluck's"),
+        (answering(Answer(7, EMPTY, None, ())), "its node answers for client 7"),
+    ],
+)
+def test_what_goes_wrong_costs_one_reply(node, reason):
+    (failure, answer), _ = play({"a": node, "b": echo}, [call(0), call(1)])
+    assert isinstance(failure, Failure)
+    assert reason in failure.reason
+    assert failure.handler == "Method.work"
+    assert isinstance(answer, Answer)
+
+
+def test_silence_ends_at_the_deadline():
+    (failure, answer), _ = play(
+        {"a": echo, "b": echo}, [call(0), call(1)], timeout=0.2, before=lambda grid: grid.silent.add("a")
+    )
+    assert failure.reason == "no answer within 0 s"
+    assert isinstance(answer, Answer)
+
+
+def test_a_node_that_is_away_is_not_waited_for():
+    def leave(grid):
+        del grid.nodes[next(number for number, node in grid.nodes.items() if node.name == "a")]
+
+    (failure,), grid = play({"a": echo, "b": echo}, [call(0)], before=leave)
+    assert failure.reason == "its node a is not online"
+    assert not grid.sent
+
+
+def test_a_node_that_was_started_anew_has_forgotten_its_job(monkeypatch):
+    monkeypatch.setattr("potluck.flower.grid._WATCH_EVERY", 0.05)
+
+    def restart(grid):
+        grid.silent.add("a")
+        pull = grid.pull_messages
+
+        def pulled(numbers):
+            for node in grid.nodes.values():
+                node.last_activated_at = "2026-01-02T00:00:00+00:00"
+            return pull(numbers)
+
+        grid.pull_messages = pulled
+
+    (failure,), _ = play({"a": echo}, [call(0)], timeout=30, before=restart)
+    assert "started anew" in failure.reason
+
+
+def test_too_few_nodes_are_named():
+    told = []
+    with pytest.raises(NodesMissing, match=r"1 of 2 nodes came within 0 s: a"):
+        wait_for_nodes(Loopback({"a": echo}), 2, patience=0.0, say=told.append)
+    assert wait_for_nodes(Loopback({"b": echo, "a": echo, "c": echo}), 2, 1.0, told.append) == ["a", "b"]
+
+
+@pytest.mark.parametrize("words", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
+def test_a_damaged_message_is_refused(words):
+    from flwr.app import ConfigRecord, RecordDict
+
+    from potluck.core.errors import WireError
+
+    with pytest.raises(WireError):
+        to_job(RecordDict({"potluck": ConfigRecord({"version": 1, "words": words})}))
+    with pytest.raises(WireError):
+        to_job(RecordDict({"potluck": ConfigRecord({"version": 2, "words": "{}"})}))
+    with pytest.raises(WireError):
+        to_job(RecordDict({}))

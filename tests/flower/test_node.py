@@ -1,0 +1,93 @@
+"""What a node keeps, for how long, and whom it serves."""
+
+import pytest
+
+from potluck.core.errors import CheckpointError, ConfigError
+from potluck.flower.elsewhere import KeptElsewhere
+from potluck.flower.node import Home, NodeStore, node_at
+
+
+def kept(store):
+    return {path.name for path in store._folder.iterdir()} - {"rounds.json"}
+
+
+def test_a_record_is_found_again_by_its_name(tmp_path):
+    store = NodeStore(tmp_path)
+    name = store.write(b"one", None, 1)
+    assert store.read(name.decode()) == b"one"
+    assert NodeStore(tmp_path).read(name.decode()) == b"one"
+
+
+def test_nothing_kept_has_no_name(tmp_path):
+    assert NodeStore(tmp_path).write(None, None, 1) is None
+
+
+def test_a_round_can_be_played_again_from_where_it_began(tmp_path):
+    store = NodeStore(tmp_path)
+    start = store.write(b"start", None, 1)
+    first = store.write(b"first", start, 5)
+    second = store.write(b"second", first, 5)
+    assert kept(store) == {name.decode() for name in (start, first, second)}
+    again = store.write(b"again", start, 5)
+    assert store.read(again.decode()) == b"again"
+    later = store.write(b"later", second, 9)
+    assert kept(store) == {second.decode(), later.decode()}
+
+
+def test_a_reply_that_came_too_late_is_forgotten(tmp_path):
+    store = NodeStore(tmp_path)
+    accepted = store.write(b"accepted", None, 1)
+    store.write(b"too late", accepted, 2)
+    new = store.write(b"new", accepted, 3)
+    assert kept(store) == {accepted.decode(), new.decode()}
+
+
+@pytest.mark.parametrize("name", ["0" * 32, "../secret", ""])
+def test_what_is_not_there_is_said(tmp_path, name):
+    with pytest.raises(CheckpointError, match="not here"):
+        NodeStore(tmp_path).read(name)
+
+
+def test_damage_is_noticed(tmp_path):
+    store = NodeStore(tmp_path)
+    name = store.write(b"one", None, 1).decode()
+    (tmp_path / name).write_bytes(b"two")
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.read(name)
+
+
+def test_the_server_keeps_names_that_a_checkpoint_can_hold():
+    store, other = KeptElsewhere(), KeptElsewhere()
+    store.write(3, b"a" * 32)
+    assert store.save() == {3: f"3-{'a' * 32}.safetensors"}
+    other.restore(store.save())
+    assert other.read(3) == b"a" * 32
+    assert other.read(4) is None
+    with pytest.raises(CheckpointError, match="no name of client 4"):
+        other.restore({4: f"3-{'a' * 32}.safetensors"})
+
+
+def words(**more):
+    experiment = {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}}
+    return {"experiment": experiment, "run": "run-1", "client": 0, **more}
+
+
+def test_an_owner_says_where_things_may_be_kept():
+    with pytest.raises(ConfigError, match="'state'"):
+        Home.of({})
+
+
+@pytest.mark.parametrize("run", ["../up", ".hidden", "", "a/b"])
+def test_a_server_cannot_name_another_folder(tmp_path, run):
+    with pytest.raises(ConfigError, match="name of a run"):
+        node_at(Home(tmp_path), words(run=run))
+
+
+def test_a_client_that_the_experiment_lacks_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="has 2 clients"):
+        node_at(Home(tmp_path), words(client=2))
+
+
+def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
+    with pytest.raises(ConfigError, match="data of one's own"):
+        node_at(Home(tmp_path, model="cnn2"), words())

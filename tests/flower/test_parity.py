@@ -1,0 +1,73 @@
+"""The same experiment in process and over Flower's messages gives the same bytes."""
+
+import pytest
+
+from potluck.experiment.assemble import assemble
+from potluck.experiment.config import resolve
+from potluck.experiment.play import play, prepare
+from potluck.flower.apps import client_app
+from potluck.flower.serve import serve
+from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
+from potluck.testing.loopback import Loopback, through
+
+FAMILY = ["cnn2", "cnn3", "cnn4"]
+METHODS = {
+    "local": {},
+    "fedavg": {},
+    "scaffold": {},
+    "fedin": {},
+    "fedmd": {"federation": {"public": "holdout"}},
+    "heterofl": {"federation": {"models": [{"name": "preresnet18", "width": 8}]}},
+    "fedorion": {"method": {"noise_batches": 2}},
+    "felo": {},
+    "velo": {},
+    "fedepth": {"federation": {"capacities": [0.5, 1.0, 1.0]}},
+    "mfedepth": {"federation": {"capacities": [0.5, 1.0, 1.0]}},
+}
+
+
+def experiment_of(name, rounds=2, **federation):
+    more = METHODS[name]
+    return {
+        "federation": {
+            "dataset": "digits",
+            "train_fraction": 0.1,
+            "clients": 3,
+            "models": FAMILY,
+            **more.get("federation", {}),
+            **federation,
+        },
+        "method": {"name": name, **more.get("method", {})},
+        "run": {"rounds": rounds, "executor": "sequential"},
+    }
+
+
+def in_process(tree, folder):
+    folder.mkdir()
+    experiment = resolve(tree)
+    play(prepare(experiment, assemble(experiment), folder), experiment, folder)
+    return found_in(folder)
+
+
+def found_in(folder):
+    records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
+    return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """Three nodes whose numbers say nothing of their clients."""
+    nodes = {f"node{n}": through(client_app, {"state": str(tmp_path / f"node{n}")}) for n in range(3)}
+    return Loopback(nodes)
+
+
+def over_flower(grid, tree, folder, **options):
+    serve(grid, tree, folder, **{"timeout": 60, "patience": 5, "say": lambda line: None} | options)
+    return found_in(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_records_and_checkpoints_are_the_same(name, grid, tmp_path):
+    tree = experiment_of(name)
+    assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
