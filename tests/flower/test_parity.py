@@ -21,8 +21,8 @@ METHODS = {
     "fedorion": {"method": {"noise_batches": 2}},
     "felo": {},
     "velo": {},
-    "fedepth": {"federation": {"capacities": [0.5, 1.0, 1.0]}},
-    "mfedepth": {"federation": {"capacities": [0.5, 1.0, 1.0]}},
+    "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
+    "mfedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
 }
 
 
