@@ -54,7 +54,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path, name):
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(ConfigError) as caught:
         load_file(tmp_path / name)
-    assert str(caught.value) == f"{tmp_path / name}: no such file; expected a Python file that defines one Method"
+    assert str(caught.value) == f"{tmp_path / name}: no such file; expected a Python file"
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):

@@ -100,6 +100,103 @@ def plan(
     print_plan(model, budgets, num_classes=classes, input_shape=shape_of(shape), batch_size=batch_size)
 
 
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where they are kept; what is there stays.")] = Path("keys"),
+    address: Annotated[
+        list[str] | None, typer.Option(help="Host name or IP address under which nodes reach the server.")
+    ] = None,
+    node: Annotated[list[str] | None, typer.Option(help="Name of a node that gets a key.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(help="Name of a node that is to be shut out.")] = None,
+    days: Annotated[int, typer.Option(help="For which the server's certificate is good.")] = 365,
+) -> None:
+    """Make certificates and nodes' keys for a federation across machines."""
+    from potluck.cli.flower import make_keys, require_flower
+
+    require_flower()
+    make_keys(folder, address or [], node or [], revoke or [], days)
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        str | None, typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT at which nodes are let in.")] = "0.0.0.0:8443",
+    keys: Annotated[Path | None, typer.Option(help="Folder of `potluck keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, and anybody may be a node.")] = False,
+    to: Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")] = Path("runs"),
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the run; gone on with if it was started before.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until a node that does not answer is given up.")] = 600.0,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes to come.")] = 3600.0,
+) -> None:
+    """Run a federation whose clients are nodes on other machines."""
+    from potluck.cli.flower import host, require_flower
+
+    require_flower()
+    assignments = list(overrides or [])
+    if target is not None and "=" in target:
+        target, assignments = None, [target, *assignments]
+    trusted = _trusted(keys, insecure)
+    host(
+        target, assignments, parent=to, folder=folder, address=listen, keys=trusted, timeout=timeout, patience=patience
+    )
+
+
+@app.command()
+def join(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the server.")],
+    keys: Annotated[Path | None, typer.Option(help="This node's folder, made by `potluck keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without encryption and without a key.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Own data: an .npz file or a folder of images; a share of the server's without.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Own model: of `potluck list models`, or path/to/file.py:function.")
+    ] = None,
+    capacity: Annotated[float | None, typer.Option(help="Share of the full model that fits in this machine.")] = None,
+    state: Annotated[Path, typer.Option(help="Folder for what this node keeps.")] = Path("node"),
+) -> None:
+    """Take part in a federation as a node, until interrupted."""
+    from potluck.cli.flower import require_flower, take_part
+
+    require_flower()
+    take_part(address, keys=_trusted(keys, insecure), state=state, data=data, model=model, capacity=capacity)
+
+
+@app.command()
+def simulate(
+    target: Annotated[
+        str | None, typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")] = None,
+    engine: Annotated[str, typer.Option(help="`flower`, whose simulation runs on Ray.")] = "flower",
+    to: Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")] = Path("runs"),
+) -> None:
+    """Run a federation in another engine's simulation on this machine; `potluck run` is faster."""
+    from potluck.cli.flower import require_flower, simulate
+
+    if engine != "flower":
+        raise typer.BadParameter(f"engine {engine!r}; expected flower, or use `potluck run`")
+    require_flower()
+    assignments = list(overrides or [])
+    if target is not None and "=" in target:
+        target, assignments = None, [target, *assignments]
+    simulate(target, assignments, to)
+
+
+def _trusted(keys: Path | None, insecure: bool) -> Path | None:
+    """The keys; None only if that was asked for."""
+    if (keys is None) != insecure:
+        raise typer.BadParameter("give --keys FOLDER, made by `potluck keys`, or --insecure; one of them")
+    if insecure:
+        typer.echo("Warning: no encryption; whoever is in this network can read along and take part.", err=True)
+    return keys
+
+
 def main() -> None:
     """Run the command line; what the user can mend is one line on standard error and exit code 2."""
     try:

@@ -36,7 +36,7 @@ def load_file(path: Path) -> ModuleType:
     """
     if not path.is_file() or path.suffix != ".py":
         found = "not Python" if path.is_file() else "no such file"
-        raise ConfigError(f"{path}: {found}; expected a Python file that defines one Method")
+        raise ConfigError(f"{path}: {found}; expected a Python file")
     name = f"potluck_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""An executor whose clients are Flower's nodes: a message each, then patience until all answered, failed or are late."""
+"""An executor whose clients are Flower's nodes: a message each, then patience until all answered, fail or are late."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from potluck.engines.stores import write_atomically
 from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 
+METHOD_FILE = "potluck_method.py"
+"""A method that is a file of the server's owner travels with the app, under this name."""
+
+_NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -52,6 +57,30 @@ class Home:
             model=None if model is None else str(model),
             capacity=None if capacity is None else float(capacity),
         )
+
+    def check(self) -> None:
+        """Whether data and model can be had, before a server asks for them.
+
+        Raises:
+            ConfigError: the model cannot be built, or there is one without data.
+            DataError: the data cannot be read.
+        """
+        if self.data is None:
+            if self.model is not None or self.capacity is not None:
+                raise ConfigError(_NOTHING_OF_ITS_OWN)
+            return
+        dataset = load(str(self.data), augmentation="none")
+        if self.model is not None:
+            builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
+        if self.capacity is not None and not 0 < self.capacity <= 1:
+            raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
+
+    def words(self) -> dict[str, str | float]:
+        """What `of` reads: the node's configuration."""
+        places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
+        told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
+        found: dict[str, str | float | None] = {**told, "capacity": self.capacity}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class Node:
@@ -111,12 +140,26 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
         ConfigError: owner and server do not agree on a client.
         DataError: the data cannot be read, or are of another task.
     """
-    client, experiment = int(words["client"]), resolve(words["experiment"], "the server's experiment")
+    client, experiment = int(words["client"]), resolve(_here(words["experiment"]), "the server's experiment")
     federation = federation_at(home, experiment, client)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(client, federation, host, NodeStore(home.state / _safe(str(words["run"]))))
     model = model_of(home, experiment, client)
     return node, {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
+
+
+def _here(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment with its method's file, if it has one, where it came to lie on this machine.
+
+    Raises:
+        ConfigError: the file did not come along.
+    """
+    if not str(tree["method"]["name"]).endswith(".py"):
+        return dict(tree)
+    found = find_spec(METHOD_FILE.removesuffix(".py"))
+    if found is None or found.origin is None:
+        raise ConfigError(f"the method {tree['method']['name']} did not come along with Flower's app")
+    return {**tree, "method": {**tree["method"], "name": found.origin}}
 
 
 def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Federation:
@@ -130,7 +173,7 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Feder
         raise ConfigError(f"client {client}: the experiment has {experiment.federation.clients} clients")
     if home.data is None:
         if home.model is not None or home.capacity is not None:
-            raise ConfigError("a model or a capacity of one's own goes with data of one's own: potluck join --data ...")
+            raise ConfigError(_NOTHING_OF_ITS_OWN)
         federation = assemble(experiment).federation
         return replace(federation, sites={client: federation.sites[client]})
     dataset = load(home.data, augmentation=experiment.federation.augmentation)

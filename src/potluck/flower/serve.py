@@ -37,6 +37,7 @@ def serve(
     patience: float,
     watch: Watcher = lambda record: None,
     say: Callable[[str], None] = print,
+    words: Mapping[str, Any] | None = None,
 ) -> Result:
     """Play an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -48,6 +49,7 @@ def serve(
         patience: seconds to wait for nodes to come.
         watch: called after each round.
         say: told how the waiting goes.
+        words: for the nodes, with every message.
 
     Raises:
         NodesMissing: too few nodes came, or one cannot take part.
@@ -57,7 +59,7 @@ def serve(
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder):
         nodes = Nodes(grid, _names(grid, experiment.federation.clients, folder, patience, say))
-        words = {"experiment": experiment.tree(), "run": folder.name}
+        words = {**(words or {}), "experiment": experiment.tree(), "run": folder.name}
         introductions = greet(nodes, words, timeout)
         assembly = remote_assembly(experiment, introductions)
         executor = GridExecutor(nodes, words, timeout)

@@ -6,17 +6,18 @@
 `scaled`, so the leading slices of a full net fit the net of a lower rate; input channels and the rows of the head keep
 their number. Families whose slices are no networks of theirs refuse any rate but 1. Installed distributions add
 families of their own through the entry-point group `potluck.models`: an entry point names a module that has a
-`VARIANTS`.
+`VARIANTS`. A function of the same form in a file of one's own is named by `path/to/file.py:function`.
 """
 
 import importlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from potluck.core.discovery import matching, module_names, plugins, unknown
+from potluck.core.discovery import load_file, matching, module_names, plugins, unknown
 from potluck.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,15 +30,25 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def get_model(name: str) -> Callable[..., "StagedNet"]:
-    """The function that builds the variant of this name.
+    """The function that builds the variant of this name, or a function of a Python file: `path/to/nets.py:small`.
 
     Raises:
-        ConfigError: no family has such a variant.
+        ConfigError: no family has such a variant, or the file no such function.
     """
+    path, _, function = name.rpartition(":")
+    if path.endswith(".py"):
+        return _in_file(Path(path), function)
     variants = _variants()
     if name not in variants:
         raise unknown("model", name, variants, "potluck list models")
     return variants[name]
+
+
+def _in_file(path: Path, function: str) -> Callable[..., "StagedNet"]:
+    found: Any = getattr(load_file(path.resolve()), function, None)
+    if not callable(found):
+        raise ConfigError(f"{path} has no function {function!r}; expected one that builds a network")
+    return found
 
 
 def scaled(width: int, rate: float) -> int:

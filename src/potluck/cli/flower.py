@@ -1,0 +1,176 @@
+"""`potluck serve`, `join`, `keys` and `simulate`: runs whose clients are on other machines."""
+
+import importlib.util
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from potluck.analysis.read import read_run
+from potluck.cli.display import Progress, print_result
+from potluck.core.errors import ConfigError, PotluckError
+from potluck.experiment.assemble import assemble_server
+from potluck.experiment.config import Experiment, read_toml, resolve
+from potluck.experiment.evaluate import Evaluation
+from potluck.experiment.folder import new_folder
+from potluck.experiment.presets import experiment_for
+from potluck.experiment.run import Result
+from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
+
+
+def require_flower() -> None:
+    """Refuse where Flower is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed, which carries runs across machines: pip install 'potluck[flower]'")
+
+
+def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], revoke: Sequence[str], days: int) -> None:
+    """Certificates if there are none or addresses are given, then nodes; says what to do with each."""
+    from potluck.flower.keys import SERVER, add_node, certify, revoke_node
+
+    if addresses or not (folder / SERVER).is_file():
+        certify(folder, addresses, days)
+        typer.echo(f"{folder}: for the server, reached as {', '.join([*addresses, 'localhost'])}; keep it there")
+    for name in revoke:
+        revoke_node(folder, name)
+        typer.echo(f"{name} is revoked")
+    for name in nodes:
+        typer.echo(f"{add_node(folder, name)}: carry it to {name}, then delete it here")
+
+
+def host(
+    target: str | None,
+    assignments: Sequence[str],
+    *,
+    parent: Path,
+    folder: Path | None,
+    address: str,
+    keys: Path | None,
+    timeout: float,
+    patience: float,
+) -> None:
+    """Serve a run until it is over.
+
+    Args:
+        target: a TOML file or a method, as for `potluck run`.
+        assignments: dotted keys.
+        parent: where a new run gets its folder.
+        folder: of the run, gone on with if it was started before; None for a new one.
+        address: `host:port` that nodes reach.
+        keys: folder of `potluck keys`; None for no encryption.
+        timeout: seconds until a job that is not answered counts as failed.
+        patience: seconds to wait for nodes to come.
+
+    Raises:
+        ConfigError: something is missing, or cannot be played.
+        FlowerError: Flower failed.
+    """
+    from potluck.flower.gate import Gate
+    from potluck.flower.hosting import play, write_app
+    from potluck.flower.keys import check_served
+    from potluck.flower.superlink import SuperLink
+
+    console = Console(stderr=True)
+    place = _address(address)
+    if keys is not None:
+        check_served(keys)
+    experiment = _experiment(target, assignments, folder)
+    assemble_server(experiment)  # what is wrong is said before anything starts
+    run = new_folder(parent, experiment) if folder is None else folder
+    run.mkdir(parents=True, exist_ok=True)
+    inner = run / "flower"
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    try:
+        with SuperLink(inner, keys) as link, Gate(place, link.address, keys, say):
+            for line in link.register():
+                say(line)
+            say(f"open at {address}; nodes come by: {_invitation(address, keys)}")
+            app = write_app(inner / "app", experiment, run, timeout, patience)
+            with Progress(experiment, _rounds_done(run)) as progress:
+                for record in play(link, app, run, say):
+                    progress.show(record)
+    except KeyboardInterrupt:
+        raise PotluckError(f"interrupted; go on with: potluck serve --folder {run}") from None
+    _print_stored(run, experiment)
+
+
+def take_part(
+    address: str, *, keys: Path | None, state: Path, data: Path | None, model: str | None, capacity: float | None
+) -> None:
+    """Be a node until interrupted.
+
+    Raises:
+        ConfigError: the data cannot be read, the model cannot be built, keys are missing.
+        Unreachable: there is no server at the address, or it does not want this node.
+    """
+    from potluck.flower.join import Ticket, knock, stay
+    from potluck.flower.node import Home
+
+    _address(address)
+    ticket, home = Ticket(address, keys), Home(state, data, model, capacity)
+    home.check()
+    knock(ticket)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Flower's program ends with us
+    stay(ticket, home, lambda line: typer.echo(line, err=True))
+
+
+def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> None:
+    """Play a run in Flower's own simulation."""
+    from potluck.flower.simulation import simulate
+
+    experiment = experiment_for(target, assignments)
+    assemble_server(experiment)
+    run = new_folder(parent, experiment)
+    with Progress(experiment, 0) as progress:
+        simulate(experiment, run, progress.show)
+    _print_stored(run, experiment)
+
+
+def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
+    """A new run's, or what the run in the folder was started with."""
+    config = folder and folder / CONFIG
+    if config is None or not config.is_file():
+        return experiment_for(target, assignments)
+    experiment = resolve(read_toml(config), str(config))
+    if (target is not None or assignments) and experiment_for(target, assignments).tree() != experiment.tree():
+        raise ConfigError(
+            f"{folder} was started with another configuration; go on with: potluck serve --folder {folder}"
+        )
+    return experiment
+
+
+def _rounds_done(run: Path) -> int:
+    checkpoint = Checkpoint.read(run / CHECKPOINT / LAST)
+    return checkpoint.round if checkpoint else 0
+
+
+def _print_stored(run: Path, experiment: Experiment) -> None:
+    """The closing table, of what the server app has written."""
+    stored = read_run(run)
+    last = stored.rounds[-1]
+    scores = [score for score in stored.clients if score.round == last.round]
+    result = Result(
+        list(stored.rounds), Evaluation(scores, last.accuracy_global), Checkpoint.read(run / CHECKPOINT / LAST)
+    )
+    print_result(run, experiment, result, stored.manifest.get("privacy"))
+
+
+def _address(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    if not name or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"address {address!r}: expected HOST:PORT, such as fl.example.org:8443")
+    return name.strip("[]"), int(port)
+
+
+def _invitation(address: str, keys: Path | None) -> str:
+    words = "--insecure" if keys is None else f"--keys {keys}/nodes/NAME"
+    return f"potluck join {address} {words} --data ... --model ..."

@@ -1,0 +1,125 @@
+"""A node: Flower's program for one, kept alive, with what its owner has told it."""
+
+import json
+import re
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from potluck.core.errors import ConfigError, PotluckError
+from potluck.flower.gate import UNKNOWN_KEY
+from potluck.flower.keys import CA, NODE_KEY, check_carried
+from potluck.flower.node import Home
+from potluck.flower.processes import free_port, lines_after, start, stop
+
+Say = Callable[[str], None]
+
+_LOOK_EVERY = 0.5
+_AGAIN_AFTER = 10.0  # seconds; a server takes up to a minute to notice that a node was killed
+_CODE = re.compile(r"\[code: \d+\] (.*)")
+_EVENTS = {"SuperNode ID": "connected", "Receiving:": "at work", "Sending:": "answered"}
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """How to reach a server, and who one is.
+
+    Attributes:
+        address: `host:port` of its gate.
+        keys: the folder that `potluck keys` made for this node; None to talk without encryption.
+    """
+
+    address: str
+    keys: Path | None
+
+    def options(self) -> list[str]:
+        """For Flower's program."""
+        found = ["--superlink", self.address]
+        if self.keys is None:
+            return [*found, "--insecure"]
+        place = self.keys.resolve()
+        return [*found, "--root-certificates", str(place / CA), "--auth-supernode-private-key", str(place / NODE_KEY)]
+
+
+def knock(ticket: Ticket) -> None:
+    """Whether a server answers there, in the way that the ticket says.
+
+    Raises:
+        ConfigError: keys are missing.
+        Unreachable: it does not, and why.
+    """
+    if ticket.keys is not None:
+        check_carried(ticket.keys)
+    trust = False if ticket.keys is None else ssl.create_default_context(cafile=str(ticket.keys / CA))
+    scheme = "http" if ticket.keys is None else "https"
+    try:
+        httpx.get(f"{scheme}://{ticket.address}/health", verify=trust, timeout=10.0, trust_env=False)
+    except httpx.RemoteProtocolError as error:
+        raise Unreachable(
+            f"{ticket.address} hung up on plain text; it wants encryption: potluck join {ticket.address} --keys ..."
+        ) from error
+    except httpx.ConnectError as error:
+        raise Unreachable(f"{ticket.address}: {_why(error)}") from error
+    except httpx.HTTPError as error:
+        raise Unreachable(f"{ticket.address}: {error or type(error).__name__}") from error
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{ticket.address!r} is no address; expected HOST:PORT") from error
+
+
+class Unreachable(PotluckError):
+    """No server, or one that does not want us."""
+
+
+def stay(ticket: Ticket, home: Home, say: Say) -> None:
+    """Take part until interrupted; whenever Flower's program ends, it is started again.
+
+    It ends when the server is gone, and also while the server still counts a node as present that was killed.
+
+    Raises:
+        Unreachable: the server does not know the node's key.
+    """
+    home.state.mkdir(parents=True, exist_ok=True)
+    while True:
+        reason = _live(ticket, home, say)
+        if UNKNOWN_KEY in reason:
+            raise Unreachable(f"{ticket.address} refuses this node: {reason}")
+        say(f"disconnected: {reason}; trying again in {_AGAIN_AFTER:.0f} s")
+        time.sleep(_AGAIN_AFTER)
+
+
+def _live(ticket: Ticket, home: Home, say: Say) -> str:
+    """One life of Flower's program; why it ended."""
+    log = home.state / "node.log"
+    position = log.stat().st_size if log.is_file() else 0
+    words = " ".join(f"{name}={json.dumps(value)}" for name, value in home.words().items())
+    arguments = [*ticket.options(), "--port", str(free_port()), "--node-config", words]
+    process = start("flower-supernode", arguments, home.state / "flower", log)
+    reason = "Flower's program ended"
+    try:
+        while True:
+            ended = process.poll() is not None
+            lines, position = lines_after(log, position)
+            for line in lines:
+                if found := _CODE.search(line):
+                    reason = found[1].rstrip(".")
+                for sign, event in _EVENTS.items():
+                    if sign in line:
+                        say(event)
+            if ended:
+                return reason
+            time.sleep(_LOOK_EVERY)
+    finally:
+        stop(process)
+
+
+def _why(error: httpx.ConnectError) -> str:
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"its certificate is not one of ours ({text.rpartition(': ')[2]}); is this the ca.crt of its keys?"
+    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
+        return "it does not encrypt; if that is meant to be, join with --insecure"
+    return f"nobody answers ({text})"

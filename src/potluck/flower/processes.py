@@ -1,0 +1,84 @@
+"""Flower's own programs as children of ours: quiet, at home in one folder, and gone when we are."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
+
+
+def environment(home: Path) -> dict[str, str]:
+    """An environment in which Flower calls nobody, installs nothing and writes to `home` alone."""
+    return os.environ | {
+        "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its programs by name
+        "FLWR_HOME": str(home.resolve()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; it looks every second otherwise
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def start(program: str, arguments: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start one of Flower's programs; what it says goes to the end of a file.
+
+    A pipe would not do: children that it leaves behind would keep it open.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(_BIN / program), *arguments],
+            env=environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_dying_with_parent(),
+            start_new_session=True,  # the keyboard speaks to us, and we tell it
+        )
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
+    """End a program and what it has started: politely, then not."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return found.getsockname()[1]
+
+
+def lines_after(log: Path, position: int) -> tuple[list[str], int]:
+    """The whole lines of a log after a position, and the position after them."""
+    if not log.is_file():
+        return [], position
+    with log.open("rb") as file:
+        file.seek(position)
+        content = file.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    return whole.decode(errors="replace").splitlines(), position + len(whole)
+
+
+_BIN = Path(sys.executable).parent
+
+
+def _dying_with_parent() -> Callable[[], None] | None:
+    """What has the kernel end a child whose parent was killed and could not; where there is no such thing, None."""
+    if sys.platform != "linux":
+        return None
+    c = ctypes.CDLL(None)  # loaded before the fork
+    return lambda: c.prctl(_DIE_WITH_PARENT, signal.SIGTERM)

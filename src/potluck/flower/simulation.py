@@ -1,0 +1,52 @@
+"""A run in Flower's own simulation: its nodes are actors of Ray on this machine."""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from potluck.core.errors import ConfigError
+from potluck.experiment.config import Experiment
+from potluck.experiment.run import Watcher
+from potluck.flower.apps import client_app
+from potluck.flower.processes import environment
+from potluck.flower.serve import serve
+
+_TIMEOUT = 3600.0
+
+
+def simulate(experiment: Experiment, folder: Path, watch: Watcher) -> None:
+    """Play an experiment; what its clients keep lies in the run's folder.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    os.environ.update(environment(folder / "flower"))
+    failures: list[BaseException] = []
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid, experiment.tree(), folder, timeout=_TIMEOUT, patience=60.0, watch=watch, say=lambda line: None,
+                  words={"simulated": str(folder.resolve() / "nodes")})  # fmt: skip
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    resources: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            run_simulation(server_app, client_app, experiment.federation.clients, backend_config=resources)
+    except SystemExit:
+        raise ConfigError("Flower's simulation needs Ray: pip install 'potluck[flower,ray]'") from None
+    except Exception:
+        if not failures:
+            raise
+    if failures:
+        raise failures[0]
