@@ -131,12 +131,21 @@ class InProcessEngine:
             state: the method's, after the last round.
             parts: by client, the examples.
             book: whether the messages count as evaluation's; not if they were sent before.
+
+        Raises:
+            ClientFailure: a client could not be asked and failures are not tolerated.
         """
         tasks = [
             self._task(partial(self._question, state, client, wanted, book), client, wanted)
             for client, wanted in sorted(parts.items())
         ]
-        return [found for found in self.executor.run(self._host, tasks) if isinstance(found, Verdict)]
+        verdicts: list[Verdict] = []
+        for outcome in self.executor.run(self._host, tasks):
+            if isinstance(outcome, Failure):  # it is on another machine, which may be away
+                self._refuse_or_note(outcome)
+            elif isinstance(outcome, Verdict):
+                verdicts.append(outcome)
+        return verdicts
 
     def classes(self, model: nn.Module, examples: Examples) -> Tensor:
         """The class (n,) that a model predicts for each example, computed in this process."""

@@ -94,8 +94,8 @@ class RunConfig:
         common_test: whether each client's model is also judged on the whole test set.
         executor: who carries out the clients' work: this process ("sequential"), or one forked process a core
             ("workers") with the same results to the last bit; "stacked" trains clients that are alike as one batched
-            computation, in all processes, which changes last bits. "auto" stacks small nets without convolutions,
-            and takes all cores.
+            computation, in all processes, which changes last bits; "ray" has its workers on one's own Ray cluster, at
+            `RAY_ADDRESS`. "auto" stacks small nets without convolutions, and takes all cores.
         workers: processes; one a core by default.
         computing: precision, memory layout, kernels; how models are judged and states are stored.
         threads: of torch, in one process. More than one changes the last bits of the results.

@@ -59,6 +59,7 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
     common = federation.test if common_test and federation.test is not None and len(federation.test) else None
     first = engine.judge(state, dict.fromkeys(federation.sites, ("own", "validation")))
     by_model = _common_classes(engine, state, first) if common else {}
+    right = {model: share_right(classes, common) for model, classes in by_model.items() if common}
     scores: list[ClientRecord] = []
     for verdict in first:
         site = federation.sites[verdict.client]
@@ -70,7 +71,7 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
                 examples_train=len(site.train),
                 examples_test=len(site.test),
                 accuracy_personal=verdict.shares.get("own"),
-                accuracy_common=share_right(by_model[verdict.model], common) if common else None,
+                accuracy_common=right.get(verdict.model),
                 accuracy_validation=verdict.shares.get("validation"),
             )
         )

@@ -13,6 +13,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -73,10 +74,8 @@ class Gate:
         self._thread.join()
 
     def _serve(self) -> None:
-        try:
+        with suppress(SystemExit):  # uvicorn's word for a port that is taken
             self._server.run()
-        except SystemExit:
-            pass  # uvicorn's word for a port that is taken
 
 
 class _Doorman:

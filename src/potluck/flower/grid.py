@@ -1,7 +1,7 @@
 """An executor whose clients are Flower's nodes: a message each, then patience until all answered, fail or are late."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -65,15 +65,25 @@ def name_of(node: Any) -> str:
     return getattr(node, "name", "") or str(node.node_id)
 
 
-def wait_for_nodes(grid: Grid, count: int, patience: float, say: Callable[[str], None]) -> list[str]:
-    """Names of so many nodes, in order.
+def wait_for_nodes(
+    grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]
+) -> list[str]:
+    """Names of nodes that are there, in order.
+
+    Args:
+        grid: Flower's.
+        wanted: how many, whoever they are, or their names.
+        patience: seconds.
+        say: told of the waiting.
 
     Raises:
-        NodesMissing: fewer have come when patience ends.
+        NodesMissing: patience ends before they have come.
     """
+    count = wanted if isinstance(wanted, int) else len(wanted)
     deadline, told = time.monotonic() + patience, -1
     while True:
         names = sorted(name_of(node) for node in grid.get_nodes())
+        names = names if isinstance(wanted, int) else [name for name in names if name in wanted]
         if len(names) >= count:
             return names[:count]
         if time.monotonic() > deadline:
@@ -81,7 +91,8 @@ def wait_for_nodes(grid: Grid, count: int, patience: float, say: Callable[[str],
                 f"{len(names)} of {count} nodes came within {patience:.0f} s: {', '.join(names) or 'none'}"
             )
         if len(names) != told:
-            say(f"{len(names)} of {count} nodes are here")
+            away = "" if isinstance(wanted, int) else f"; missing: {', '.join(sorted(set(wanted) - set(names)))}"
+            say(f"{len(names)} of {count} nodes are here{away}")
             told = len(names)
         time.sleep(1.0)
 

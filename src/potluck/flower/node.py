@@ -145,7 +145,8 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(client, federation, host, NodeStore(home.state / _safe(str(words["run"]))))
     model = model_of(home, experiment, client)
-    return node, {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
+    introduction = {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
+    return node, introduction
 
 
 def _here(tree: Mapping[str, Any]) -> dict[str, Any]:

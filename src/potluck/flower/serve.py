@@ -58,9 +58,8 @@ def serve(
     experiment = resolve(dict(tree), "the experiment")
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder):
-        nodes = Nodes(grid, _names(grid, experiment.federation.clients, folder, patience, say))
         words = {**(words or {}), "experiment": experiment.tree(), "run": folder.name}
-        introductions = greet(nodes, words, timeout)
+        nodes, introductions = _met(grid, experiment.federation.clients, words, folder / NODES, timeout, patience, say)
         assembly = remote_assembly(experiment, introductions)
         executor = GridExecutor(nodes, words, timeout)
         choice = Choice(executor, "flower", len(nodes.names), "clients are Flower's nodes")
@@ -68,14 +67,26 @@ def serve(
         return play(run, experiment, folder, watch)[0]
 
 
-def _names(grid: Grid, count: int, folder: Path, patience: float, say: Callable[[str], None]) -> dict[ClientId, str]:
-    """The names of the clients' nodes: those of the run's start, or the first to come."""
-    place = folder / NODES
+def _met(
+    grid: Grid,
+    count: int,
+    words: Mapping[str, Any],
+    place: Path,
+    timeout: float,
+    patience: float,
+    say: Callable[[str], None],
+) -> tuple[Nodes, dict[ClientId, dict[str, Any]]]:
+    """The clients' nodes and how they introduced themselves: when the run began, once for all."""
     if place.is_file():
-        return {int(client): name for client, name in json.loads(place.read_text()).items()}
-    names = dict(enumerate(wait_for_nodes(grid, count, patience, say)))
-    write_atomically(place, json.dumps(names, indent=1).encode())
-    return names
+        known = {int(client): found for client, found in json.loads(place.read_text()).items()}
+        nodes = Nodes(grid, {client: found["node"] for client, found in known.items()})
+        wait_for_nodes(grid, nodes.names.values(), patience, say)
+        return nodes, {client: found["introduction"] for client, found in known.items()}
+    nodes = Nodes(grid, dict(enumerate(wait_for_nodes(grid, count, patience, say))))
+    introductions = greet(nodes, words, timeout)
+    met = {client: {"node": nodes.names[client], "introduction": found} for client, found in introductions.items()}
+    write_atomically(place, json.dumps(met, indent=1).encode())
+    return nodes, introductions
 
 
 @dataclass(frozen=True)

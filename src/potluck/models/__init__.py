@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from potluck.core.discovery import load_file, matching, module_names, plugins, unknown
 from potluck.core.errors import ConfigError
@@ -45,10 +45,10 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
 
 
 def _in_file(path: Path, function: str) -> Callable[..., "StagedNet"]:
-    found: Any = getattr(load_file(path.resolve()), function, None)
+    found = getattr(load_file(path.resolve()), function, None)
     if not callable(found):
         raise ConfigError(f"{path} has no function {function!r}; expected one that builds a network")
-    return found
+    return cast("Callable[..., StagedNet]", found)
 
 
 def scaled(width: int, rate: float) -> int:

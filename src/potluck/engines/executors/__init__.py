@@ -61,6 +61,12 @@ def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
     return [bundle for places in by_kind.values() for bundle in _evenly(places, at_least, at_once)]
 
 
+def longest_last(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
+    """`bundles`, to be taken from the end by whoever is idle."""
+    cost = {place: task.cost() for place, task in enumerate(tasks)}
+    return sorted(bundles(tasks, at_once), key=lambda bundle: (sum(cost[place] for place in bundle), -bundle[0]))
+
+
 def _evenly(places: list[int], at_least: int, at_once: int) -> list[list[int]]:
     count = min(max(at_least, math.ceil(len(places) / at_once)), len(places))
     ends = [len(places) * part // count for part in range(count + 1)]

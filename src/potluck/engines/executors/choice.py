@@ -8,11 +8,12 @@ from torch import nn
 
 from potluck.core.errors import ConfigError
 from potluck.engines.executors import Executor
+from potluck.engines.executors.ray import RayActors
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.executors.stacked import Stacked, always, pays, small_products
 from potluck.engines.executors.workers import Workers, can_fork, cores, why_not
 
-ExecutorName = Literal["auto", "sequential", "workers", "stacked"]
+ExecutorName = Literal["auto", "sequential", "workers", "stacked", "ray"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Choice:
 
     Attributes:
         name: how clients are carried out: one by one, or those that are alike as one.
-        processes: that do so at the same time.
+        processes: that do so at the same time; 0 for as many as the cluster has cores.
         reason: why so.
     """
 
@@ -39,7 +40,7 @@ class Choice:
 def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
     """The executor of this name.
 
-    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
+    "ray" has its workers on a cluster. "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
     forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores.
 
     Args:
@@ -49,8 +50,10 @@ def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets:
         nets: one of each architecture.
 
     Raises:
-        ConfigError: workers are asked for on a system that cannot fork.
+        ConfigError: workers are asked for on a system that cannot fork, or Ray is and is not installed.
     """
+    if name == "ray":
+        return Choice(RayActors(workers), "ray", workers or 0, "run.executor is ray")
     against = f"run.threads is {threads}" if threads > 1 else why_not()
     if name == "workers" and not can_fork():
         raise ConfigError("run.executor: found 'workers', but this system cannot fork; expected 'sequential' or 'auto'")

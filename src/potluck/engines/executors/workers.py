@@ -22,7 +22,7 @@ import torch
 
 from potluck.core.roles import Failure
 from potluck.engines.allocator import keep_freed_memory
-from potluck.engines.executors import Executor, Task, bundles, ready
+from potluck.engines.executors import Executor, Task, longest_last, ready
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ClientHost, Job, Outcome, Question
 
@@ -100,8 +100,7 @@ class Workers(Executor):
             Exception: whatever a job raised.
         """
         self.start(host)
-        left = bundles(tasks, self._inner.at_once)
-        left.sort(key=lambda bundle: (sum(tasks[place].cost() for place in bundle), -bundle[0]))  # taken from the end
+        left = longest_last(tasks, self._inner.at_once)
         done: dict[int, Outcome] = {}
         try:
             for place in range(len(tasks)):

@@ -1,0 +1,185 @@
+"""Clients on the machines of one's own Ray cluster: actors that hold data and live modules (extra `ray`).
+
+For simulations that outgrow one machine. Calls and answers are the same bytes as elsewhere, so results are those of the
+sequential executor to the last bit. A machine that is lost is no client's failure: its clients are taken elsewhere.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from potluck.core.errors import ConfigError, PotluckError
+from potluck.core.roles import Failure
+from potluck.engines.allocator import keep_freed_memory
+from potluck.engines.executors import Executor, Task, longest_last, ready
+from potluck.engines.executors.sequential import Sequential
+from potluck.engines.host import ClientHost, Job, Outcome, Question
+
+_TRIES = 3
+"""How often a job is taken up; one that has ended so many actors is the cause of it."""
+
+
+class ActorsLost(PotluckError):
+    """A question could not be answered, because every actor that took it up came to an end."""
+
+
+class RayActors(Executor):
+    """Actors on Ray's cluster at `RAY_ADDRESS`, or on one of this machine's own, that take the longest work first.
+
+    Args:
+        count: of actors; None for one a core of the cluster.
+        inner: what each of them carries its jobs out with.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+
+    def __init__(self, count: int | None = None, inner: Executor | None = None) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("run.executor: found 'ray', but Ray is not installed: pip install 'potluck[ray]'")
+        self._count = count
+        self._inner = Sequential() if inner is None else inner
+        self._host: ClientHost | None = None
+        self._shared: Any = None
+        self._actors: list[Any] = []
+        self._began = False
+
+    def start(self, host: ClientHost) -> None:
+        """Bring method, federation and data to the actors, unless they are there already."""
+        if self._host is host and self._actors:
+            return
+        self.close()
+        ray = self._connected()
+        _take_along_files()
+        self._host, self._shared = host, ray.put((host, self._inner))
+        count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._actors = [self._actor() for _ in range(count)]
+
+    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """One outcome a task, in the order of the tasks, whatever the order in which they are done.
+
+        Raises:
+            ActorsLost: a question ended every actor that took it up.
+            Exception: whatever a job raised.
+        """
+        self.start(host)
+        flight = _Flight(self, host, tasks, longest_last(tasks, self._inner.at_once))
+        for place in range(len(tasks)):
+            yield flight.outcome(place)
+
+    def close(self) -> None:
+        """End the actors, and a cluster that was begun here."""
+        if not self._actors:
+            return
+        ray = _ray()
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors, self._shared = [], None
+        if self._began:
+            ray.shutdown()
+            self._began = False
+
+    @property
+    def actors(self) -> list[Any]:
+        """All that are there now."""
+        return self._actors
+
+    def replace(self, actor: Any) -> None:
+        """Put another actor in a lost one's place, on whichever machine has room."""
+        self._actors[self._actors.index(actor)] = self._actor()
+
+    def _actor(self) -> Any:
+        return _ray().remote(num_cpus=1)(_Actor).remote(self._shared)
+
+    def _connected(self) -> Any:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what will be its default
+        ray = _ray()
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, configure_logging=False, include_dashboard=False)
+            self._began = True
+        return ray
+
+
+class _Actor:
+    """Holds a host, and carries out jobs with it."""
+
+    def __init__(self, shared: tuple[ClientHost, Executor]) -> None:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        self._host, self._inner = shared
+
+    def carry_out(self, jobs: list[Job]) -> list[Outcome]:
+        """One outcome a job."""
+        return list(self._inner.run(self._host, [ready(job) for job in jobs]))
+
+
+class _Flight:
+    """The jobs of one exchange: which are left, who has which, what came back."""
+
+    def __init__(self, pool: RayActors, host: ClientHost, tasks: Sequence[Task], left: list[list[int]]) -> None:
+        self._pool = pool
+        self._host = host
+        self._tasks = tasks
+        self._left = left
+        self._tries = [0] * len(tasks)
+        self._busy: dict[Any, tuple[Any, dict[int, Job]]] = {}
+        self._done: dict[int, Outcome] = {}
+
+    def outcome(self, place: int) -> Outcome:
+        """Of one task, when it is there."""
+        while place not in self._done:
+            self._hand_out()
+            (reference, *_), _ = _ray().wait(list(self._busy), num_returns=1)
+            self._take(reference)
+        return self._done.pop(place)
+
+    def _hand_out(self) -> None:
+        """Give every idle actor the longest bundle that is left."""
+        busy = [actor for actor, _ in self._busy.values()]
+        for actor in self._pool.actors:
+            if self._left and actor not in busy:
+                bundle = {place: self._tasks[place].make() for place in self._left.pop()}
+                self._busy[actor.carry_out.remote(list(bundle.values()))] = actor, bundle
+
+    def _take(self, reference: Any) -> None:
+        """What an actor has. What a lost one had is left again, each task by itself."""
+        ray = _ray()
+        actor, bundle = self._busy.pop(reference)
+        try:
+            self._done |= zip(bundle, ray.get(reference), strict=True)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+            self._pool.replace(actor)
+            for place, job in bundle.items():
+                self._again(place, job, " ".join(str(error).split()))
+
+    def _again(self, place: int, job: Job, why: str) -> None:
+        self._tries[place] += 1
+        if self._tries[place] < _TRIES:
+            self._left.append([place])
+        elif isinstance(job, Question):
+            raise ActorsLost(f"judging client {job.client}: {_TRIES} actors were lost over it; the last: {why}")
+        else:
+            self._done[place] = Failure(job.client, self._host.full_name(job.handler), f"its actor was lost: {why}")
+
+
+def _ray() -> Any:
+    """The module, which takes a second to import."""
+    import ray
+
+    return ray
+
+
+def _take_along_files() -> None:
+    """Have methods and models from single files travel as they are: other machines cannot import them."""
+    from ray import cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("potluck_file_"):
+            cloudpickle.register_pickle_by_value(module)
