@@ -172,8 +172,23 @@ def test_matplotlib_stays_inside_functions_of_the_plots(path):
 
 
 @pytest.mark.parametrize("path", files())
-def test_no_file_imports_flower(path):
-    may_not_import(path, "flwr")
+def test_flower_stays_in_its_package_and_in_its_stand_in(path):
+    place = path.relative_to(ROOT)
+    if place.parts[0] != "flower" and place.name != "loopback.py":
+        may_not_import(path, "flwr")
+    if place.parts[0] not in ("flower", "cli"):
+        may_not_import(path, "potluck.flower")
+
+
+@pytest.mark.parametrize("path", files("flower"))
+def test_what_carries_runs_across_machines_imports_neither_the_command_line_nor_analysis(path):
+    may_not_import(path, "potluck.cli", "potluck.analysis", "potluck.testing")
+
+
+@pytest.mark.parametrize("path", files())
+def test_ray_stays_in_its_executor(path):
+    if path.name != "ray.py":
+        may_not_import(path, "ray")
 
 
 @pytest.mark.parametrize("path", files())

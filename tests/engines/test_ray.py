@@ -1,6 +1,5 @@
 """Ray's actors give what one process gives, also when a machine is lost."""
 
-
 import pytest
 
 from potluck.experiment.assemble import assemble

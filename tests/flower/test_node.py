@@ -8,7 +8,7 @@ from potluck.flower.node import Home, NodeStore, node_at
 
 
 def kept(store):
-    return {path.name for path in store._folder.iterdir()} - {"rounds.json"}
+    return {path.name for path in store._folder.iterdir()} - {"rounds.json", "client.json"}
 
 
 def test_a_record_is_found_again_by_its_name(tmp_path):
@@ -91,3 +91,11 @@ def test_a_client_that_the_experiment_lacks_is_refused(tmp_path):
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
     with pytest.raises(ConfigError, match="data of one's own"):
         node_at(Home(tmp_path, model="cnn2"), words())
+
+
+def test_a_client_that_has_changed_since_the_run_began_is_refused(tmp_path):
+    store = NodeStore(tmp_path / "run")
+    store.stand_on({"client": 0, "data": "abc"})
+    store.stand_on({"client": 0, "data": "abc"})
+    with pytest.raises(CheckpointError, match="the data was abc when the run began and is xyz now"):
+        NodeStore(tmp_path / "run").stand_on({"client": 0, "data": "xyz"})

@@ -137,15 +137,24 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
     """A new run's, or what the run in the folder was started with."""
+    asked = experiment_for(target, assignments)
+    if not _says(target, assignments, "tolerate_failures"):  # machines come and go
+        asked = experiment_for(target, [*assignments, "run.tolerate_failures=true"])
     config = folder and folder / CONFIG
     if config is None or not config.is_file():
-        return experiment_for(target, assignments)
+        return asked
     experiment = resolve(read_toml(config), str(config))
-    if (target is not None or assignments) and experiment_for(target, assignments).tree() != experiment.tree():
+    if (target is not None or assignments) and asked.tree() != experiment.tree():
         raise ConfigError(
             f"{folder} was started with another configuration; go on with: potluck serve --folder {folder}"
         )
     return experiment
+
+
+def _says(target: str | None, assignments: Sequence[str], key: str) -> bool:
+    """Whether a key of `run` was given, in the file or as an argument."""
+    table = read_toml(Path(target)).get("run", {}) if target and target.endswith(".toml") else {}
+    return key in table or any(assignment.startswith(f"run.{key}=") for assignment in assignments)
 
 
 def _rounds_done(run: Path) -> int:

@@ -51,7 +51,13 @@ class Gate:
         self._address = address
         doorman = _Doorman(inside, keys, _Once(say))
         config = uvicorn.Config(
-            doorman, host=address[0], port=address[1], log_level=logging.CRITICAL, access_log=False, lifespan="off"
+            doorman,
+            host=address[0],
+            port=address[1],
+            log_level=logging.CRITICAL,
+            access_log=False,
+            lifespan="off",
+            ws="none",
         )
         config.load()
         if keys is not None:

@@ -65,9 +65,7 @@ def name_of(node: Any) -> str:
     return getattr(node, "name", "") or str(node.node_id)
 
 
-def wait_for_nodes(
-    grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]
-) -> list[str]:
+def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]) -> list[str]:
     """Names of nodes that are there, in order.
 
     Args:

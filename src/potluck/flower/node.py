@@ -139,13 +139,16 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
     Raises:
         ConfigError: owner and server do not agree on a client.
         DataError: the data cannot be read, or are of another task.
+        CheckpointError: data or model are not those that the run began with.
     """
     client, experiment = int(words["client"]), resolve(_here(words["experiment"]), "the server's experiment")
-    federation = federation_at(home, experiment, client)
+    federation, data = federation_at(home, experiment, client)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
-    node = Node(client, federation, host, NodeStore(home.state / _safe(str(words["run"]))))
+    store = NodeStore(home.state / _safe(str(words["run"])))
+    node = Node(client, federation, host, store)
     model = model_of(home, experiment, client)
     introduction = {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
+    store.stand_on({"client": client, "data": data, "model": str(model), "capacity": introduction["capacity"]})
     return node, introduction
 
 
@@ -163,8 +166,8 @@ def _here(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "method": {**tree["method"], "name": found.origin}}
 
 
-def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Federation:
-    """A federation in which this client alone has data.
+def federation_at(home: Home, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
+    """A federation in which this client alone has data, and a checksum of these.
 
     Raises:
         ConfigError: the experiment has no such client, or the owner's model cannot be built.
@@ -175,8 +178,9 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Feder
     if home.data is None:
         if home.model is not None or home.capacity is not None:
             raise ConfigError(_NOTHING_OF_ITS_OWN)
-        federation = assemble(experiment).federation
-        return replace(federation, sites={client: federation.sites[client]})
+        whole = assemble(experiment)
+        sites = {client: whole.federation.sites[client]}
+        return replace(whole.federation, sites=sites), whole.data_checksum
     dataset = load(home.data, augmentation=experiment.federation.augmentation)
     parts = own_parts(experiment, client, dataset)
     models, own = experiment.models, model_of(home, experiment, client)
@@ -184,7 +188,7 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Feder
     public, test = common_of(experiment)
     capacities = experiment.federation.capacities or (1.0,)
     capacity = capacities[client % len(capacities)] if home.capacity is None else home.capacity
-    return Federation(
+    federation = Federation(
         sites={client: Site(client, str(own), *parts, capacity=capacity)},
         architectures={str(spec): builder_of(spec, *task) for spec in (*models, experiment.server_model, own)},
         server_architecture=str(experiment.server_model),
@@ -192,6 +196,7 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> Feder
         public=public,
         test=test,
     )
+    return federation, dataset.checksum
 
 
 def model_of(home: Home, experiment: Experiment, client: ClientId) -> ModelSpec:
@@ -210,6 +215,24 @@ class NodeStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._journal = folder / "rounds.json"
+
+    def stand_on(self, facts: Mapping[str, Any]) -> None:
+        """Note what the client is made of, or compare it with what was noted when the run began.
+
+        Raises:
+            CheckpointError: it has changed.
+        """
+        place, found = self._folder / "client.json", dict(facts)
+        if not place.is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, json.dumps(found, indent=1).encode())
+            return
+        noted = json.loads(place.read_text())
+        for name, value in found.items():
+            if noted.get(name) != value:
+                raise CheckpointError(
+                    f"{self._folder}: the {name} was {noted.get(name)} when the run began and is {value} now"
+                )
 
     def read(self, name: str) -> bytes:
         """A record by its name.

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,15 +27,24 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def start(program: str, arguments: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
+def start(
+    program: str, arguments: Sequence[str], home: Path, log: Path, more: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start one of Flower's programs; what it says goes to the end of a file.
 
     A pipe would not do: children that it leaves behind would keep it open.
+
+    Args:
+        program: its name.
+        arguments: for it.
+        home: folder for Flower's own files.
+        log: the file.
+        more: of its environment.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
             [str(_BIN / program), *arguments],
-            env=environment(home),
+            env=environment(home) | dict(more or {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

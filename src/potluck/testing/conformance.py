@@ -112,9 +112,9 @@ def does_not_change_the_state_it_is_given(method: Subject) -> None:
     """`round` returns a new state."""
     engine = _engine(method)
     state, _ = engine.round(1, engine.start(), sorted(engine.federation.sites))
-    before = _packed(state)
+    before = packed(state)
     engine.round(2, state, sorted(engine.federation.sites))
-    assert _packed(state) == before, "round() changed the state that it was given"
+    assert packed(state) == before, "round() changed the state that it was given"
 
 
 def leaves_bystanders_alone(method: Subject) -> None:
@@ -132,7 +132,7 @@ def does_not_depend_on_the_order_of_clients(method: Subject) -> None:
     for ids in ([0, 1, 2, 3], [3, 1, 0, 2]):
         engine = _engine(method)
         state, _ = engine.round(1, engine.start(), ids)
-        results.append(_packed(state))
+        results.append(packed(state))
     assert results[0] == results[1], "the order of the ids changed the result"
 
 
@@ -275,10 +275,11 @@ def _played(method: Subject, seed: int = 0) -> tuple[InProcessEngine, Any]:
 def _everything(played: tuple[InProcessEngine, Any]) -> bytes:
     """The method's state and all that clients keep."""
     engine, state = played
-    return _packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
+    return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
 
 
-def _packed(state: Any) -> bytes:
+def packed(state: Any) -> bytes:
+    """A method's state as bytes."""
     return pack({spec.name: getattr(state, spec.name) for spec in fields(state)})
 
 

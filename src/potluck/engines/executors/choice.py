@@ -40,8 +40,9 @@ class Choice:
 def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
     """The executor of this name.
 
-    "ray" has its workers on a cluster. "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
-    forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores.
+    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
+    forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores. "ray"
+    has its workers on a cluster.
 
     Args:
         name: of the executor.

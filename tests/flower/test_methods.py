@@ -1,0 +1,70 @@
+"""Every method over Flower's messages, with clients that keep their own data and state, gives the same bytes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flwr.app import Message
+
+from potluck.core.examples import Examples
+from potluck.core.federation import Site
+from potluck.engines.host import ClientHost
+from potluck.engines.inprocess import InProcessEngine
+from potluck.flower.elsewhere import KeptElsewhere
+from potluck.flower.grid import GridExecutor, Nodes
+from potluck.flower.node import Node, NodeStore
+from potluck.flower.serve import RemoteFederation
+from potluck.flower.wire import from_outcome, to_job
+from potluck.methods import get_method, list_methods
+from potluck.testing.conformance import packed
+from potluck.testing.loopback import Loopback
+from potluck.testing.worlds import World, play, quick, toy_federation
+
+ROUNDS = 2
+
+
+def at_home(subject, federation, client, folder):
+    """What a client's node does with a message; of the others it has nothing."""
+    own = replace(federation, sites={client: federation.sites[client]})
+    node = Node(client, own, ClientHost(subject, own, seed=0), NodeStore(folder))
+    return lambda message: Message(from_outcome(node.carry_out(to_job(message.content)[0])), reply_to=message)
+
+
+def as_the_server_sees(federation):
+    """The same clients, with as many examples and nothing in them."""
+
+    def empty(examples):
+        return Examples(torch.empty(len(examples), 0), torch.empty(len(examples), 0))
+
+    sites = {
+        client: Site(client, site.architecture, empty(site.train), empty(site.validation), empty(site.test))
+        for client, site in federation.sites.items()
+    }
+    return RemoteFederation(
+        sites=sites,
+        architectures=federation.architectures,
+        server_architecture=federation.server_architecture,
+        num_classes=federation.num_classes,
+        public=federation.public,
+        test=federation.test,
+        members=federation.roster,
+        shape=federation.input_shape,
+    )
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_method_does_not_notice_where_its_clients_are(name, tmp_path):
+    subject = quick(get_method(name))
+    federation = toy_federation(World(batchnorm=True).fit_for(subject))
+    here = InProcessEngine(subject, federation)
+    nodes = {
+        f"node{client}": at_home(subject, federation, client, tmp_path / str(client)) for client in federation.sites
+    }
+    names = Nodes(Loopback(nodes), {client: f"node{client}" for client in federation.sites})
+    executor = GridExecutor(names, {}, timeout=60.0, poll=0.0)
+    there = InProcessEngine(subject, as_the_server_sees(federation), store=KeptElsewhere(), executor=executor)
+    states = [play(engine, ROUNDS) for engine in (here, there)]
+    assert packed(states[0]) == packed(states[1])
+    parts = dict.fromkeys(federation.sites, ("own", "validation", "common"))
+    assert here.judge(states[0], parts) == there.judge(states[1], parts)
+    assert here.store.save() == there.store.save()
