@@ -1,0 +1,115 @@
+"""Five methods on real nodes: programs of Flower's, TLS, keys, the gate, each node with data of its own."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from potluck.experiment.assemble import assemble
+from potluck.experiment.config import resolve
+from potluck.experiment.play import play as play_here
+from potluck.experiment.play import prepare
+from potluck.flower.gate import Gate
+from potluck.flower.hosting import play, write_app
+from potluck.flower.keys import add_node, certify
+from potluck.flower.processes import free_port
+from potluck.flower.superlink import SuperLink
+from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
+
+pytestmark = pytest.mark.slow
+NODES = ("a", "b", "c")
+METHODS = {
+    "fedin": {},
+    "fedmd": {"federation": {"public": "holdout"}},
+    "heterofl": {"federation": {"models": ["cnn3"], "capacities": [1.0, 0.5, 0.25]}},
+    "fedorion": {"method": {"noise_batches": 2}},
+    "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Every node's own part of the digits, as a file."""
+    place, digits = tmp_path_factory.mktemp("data"), load_digits()
+    inputs = (digits.images[:, None] * 15.9).astype("uint8")
+    for number, name in enumerate(NODES):
+        train, test = slice(number, 600, 3), slice(600 + number, 900, 3)
+        arrays = {"x_train": inputs[train], "y_train": digits.target[train]}
+        np.savez(place / f"{name}.npz", **arrays, x_test=inputs[test], y_test=digits.target[test])
+    return place
+
+
+@pytest.fixture(scope="module")
+def deployment(data, tmp_path_factory):
+    """A SuperLink behind its gate, and three nodes that have joined."""
+    place, told = tmp_path_factory.mktemp("deployment"), []
+    keys, address = place / "keys", f"127.0.0.1:{free_port()}"
+    certify(keys, [], days=1)
+    for name in NODES:
+        add_node(keys, name)
+    nodes = []
+    with SuperLink(place / "link", keys) as link, Gate(_split(address), link.address, keys, told.append):
+        link.register()
+        try:
+            for name in NODES:
+                words = ["join", address, "--keys", keys / "nodes" / name, "--data", data / f"{name}.npz"]
+                nodes.append(potluck(*words, "--state", place / name, log=place / f"{name}.log"))
+            yield link, place
+        finally:
+            for node in nodes:
+                node.terminate()
+            for node in nodes:
+                node.wait(30)
+
+
+def potluck(*words, log):
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [str(Path(sys.executable).parent / "potluck"), *map(str, words)], stdout=output, stderr=subprocess.STDOUT
+        )
+
+
+def _split(address):
+    host, _, port = address.partition(":")
+    return host, int(port)
+
+
+def experiment_of(name, **federation):
+    more = METHODS[name]
+    return resolve(
+        {
+            "federation": {
+                "dataset": "digits",
+                "clients": len(NODES),
+                "models": ["cnn2", "cnn3", "cnn4"],
+                **more.get("federation", {}),
+                **federation,
+            },
+            "method": {"name": name, **more.get("method", {})},
+            "run": {"rounds": 1, "executor": "sequential"},
+        }
+    )
+
+
+def found_in(folder):
+    records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
+    return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_real_nodes_give_the_bytes_of_one_process(name, deployment, data, tmp_path):
+    link, place = deployment
+    here, there = tmp_path / "here", tmp_path / name
+    here.mkdir()
+    there.mkdir()
+    experiment = experiment_of(name, data=[str(data / f"{node}.npz") for node in NODES])
+    play_here(prepare(experiment, assemble(experiment), here), experiment, here)
+    app, said = write_app(place / f"app-{name}", experiment_of(name), there, timeout=120.0, patience=120.0), []
+    began = time.monotonic()
+    assert len(list(play(link, app, there, said.append))) == 1, said
+    print(f"{name}: {time.monotonic() - began:.0f} s")  # noqa: T201
+    assert found_in(there) == found_in(here)

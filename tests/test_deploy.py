@@ -1,0 +1,73 @@
+"""The deployment kit and the guides name commands that there are, and files that can be read."""
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from potluck.cli import app
+from potluck.experiment.config import read_toml, resolve
+
+ROOT = Path(__file__).parents[1]
+KIT = ROOT / "deploy"
+
+
+def commands():
+    """Every `potluck ...` line of guides and kit, as (where, words)."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for block in re.findall(r"^ *```bash\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if "potluck" in words[:2]:
+                    yield page.name, words[words.index("potluck") + 1 :]
+    for unit in sorted(KIT.glob("*.service")):
+        yield unit.name, shlex.split(read(unit)["Service"]["ExecStart"])[1:]
+    for name, service in compose()["services"].items():
+        yield f"compose {name}", shlex.split(service["command"])
+
+
+def read(unit):
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str
+    parser.read(unit)
+    return parser
+
+
+def compose():
+    return pytest.importorskip("yaml").safe_load((KIT / "compose.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [pytest.param(*found, id=f"{found[0]}-{found[1][0]}") for found in commands()]
+)
+def test_commands_can_be_given_so(where, words):
+    command = typer.main.get_command(app).get_command(None, words[0])
+    assert command is not None, f"{where}: potluck {words[0]}"
+    command.make_context(words[0], words[1:])
+
+
+def test_a_service_may_write_where_it_works():
+    for unit in KIT.glob("*.service"):
+        service = read(unit)["Service"]
+        assert service["ReadWritePaths"] == service["WorkingDirectory"]
+        assert service["WorkingDirectory"] in service["ExecStart"]
+
+
+def test_a_service_that_composes_has_all_its_volumes():
+    found = compose()
+    for service in found["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source in found["volumes"] or source.startswith("./")
+
+
+def test_the_federation_of_the_kit_is_one():
+    assert resolve(read_toml(KIT / "federation.toml")).federation.clients == 3
+
+
+def test_the_guides_federation_is_that_of_the_kit():
+    (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/guides/across-machines.md").read_text(), flags=re.DOTALL)
+    assert shown == (KIT / "federation.toml").read_text()
