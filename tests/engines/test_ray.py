@@ -1,5 +1,7 @@
 """Ray's actors give what one process gives, also when a machine is lost."""
 
+import threading
+
 import pytest
 
 from potluck.experiment.assemble import assemble
@@ -25,19 +27,19 @@ def cluster(monkeypatch):
     found.shutdown()
 
 
-def experiment(executor, rounds=2):
+def experiment(executor, method):
     return resolve(
         {
             "federation": {"dataset": "digits", "train_fraction": 0.2, "clients": 4, "models": ["cnn2", "cnn3"]},
-            "method": {"name": "fedin", "training": {"epochs": 1}},
-            "run": {"rounds": rounds, "executor": executor, "workers": 2},
+            "method": {"name": method, "training": {"epochs": 1}},
+            "run": {"rounds": 2, "executor": executor, "workers": 2},
         }
     )
 
 
-def played(folder, executor, watch=lambda record: None):
+def played(folder, executor, method="fedin", watch=lambda record: None):
     folder.mkdir()
-    chosen = experiment(executor)
+    chosen = experiment(executor, method)
     play(prepare(chosen, assemble(chosen), folder), chosen, folder, watch)
     records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
     return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
@@ -47,10 +49,39 @@ def test_two_machines_give_the_bits_of_one_process(cluster, tmp_path):
     assert played(tmp_path / "ray", "ray") == played(tmp_path / "here", "sequential")
 
 
-def test_a_lost_machine_costs_no_round(cluster, tmp_path):
-    def lose(record):
-        if record.round == 1:
-            cluster.remove_node(cluster.second, allow_graceful=False)
-            cluster.add_node(num_cpus=1)
+SLOW = """
+import time
+from dataclasses import dataclass
 
-    assert played(tmp_path / "ray", "ray", lose) == played(tmp_path / "here", "sequential")
+from potluck.core.method import on_client
+from potluck.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Slow(FedAvg):
+    @on_client
+    def local_update(self, client, message):
+        time.sleep(1.0)
+        return (yield from super().local_update(client, message))
+"""
+
+
+def test_a_machine_that_is_lost_in_the_middle_of_a_round_costs_nothing(cluster, tmp_path):
+    """And a method from a file of one's own reaches machines that do not have the file."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    timers = []
+
+    def lose_soon(record):
+        if record.round == 1:
+
+            def lose():
+                cluster.remove_node(cluster.second, allow_graceful=False)
+                cluster.add_node(num_cpus=1)
+
+            timers.append(threading.Timer(0.5, lose))
+            timers[0].start()
+
+    method = str(tmp_path / "slow.py")
+    found = played(tmp_path / "ray", "ray", method, lose_soon)
+    timers[0].join()
+    assert found == played(tmp_path / "here", "sequential", method)

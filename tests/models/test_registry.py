@@ -45,6 +45,24 @@ def test_unknown_name_is_answered_with_the_nearest():
     assert str(caught.value).endswith("; all: potluck list models")
 
 
+NETS = """
+from torch import nn
+
+def small(num_classes, input_shape, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes))
+"""
+
+
+def test_a_function_of_a_file_is_a_model(tmp_path):
+    (tmp_path / "nets.py").write_text(NETS)
+    net = get_model(f"{tmp_path}/nets.py:small")(10, (1, 8, 8), width=3)
+    assert net[1].out_features == 3
+    with pytest.raises(ConfigError, match="has no function 'large'"):
+        get_model(f"{tmp_path}/nets.py:large")
+    with pytest.raises(ConfigError, match="no such file; expected a Python file"):
+        get_model(f"{tmp_path}/other.py:small")
+
+
 def test_installed_families_are_found(monkeypatch):
     def tiny():
         pass
