@@ -12,7 +12,8 @@ from potluck.engines.executors import ready
 from potluck.engines.host import Question, Verdict
 from potluck.engines.session import Answer, Call, ContractError
 from potluck.flower.grid import GridExecutor, Nodes, NodesMissing, wait_for_nodes
-from potluck.flower.wire import from_outcome, from_words, to_job
+from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.wire import from_outcome, to_job
 from potluck.testing.loopback import Loopback
 
 EMPTY = PotluckMessage().encode()
@@ -29,12 +30,13 @@ class Host:
 
 def answering(outcome):
     """A node that answers so, whatever it is asked."""
-    return lambda message: Message(from_outcome(outcome), reply_to=message)
+    return lambda message: Message(wrap(*from_outcome(outcome)), reply_to=message)
 
 
 def echo(message):
-    job, _ = to_job(message.content)
-    return Message(from_outcome(Answer(job.client, job.payload, b"f" * 32, (0.1, 1 / 3))), reply_to=message)
+    job = to_job(unwrap(message.content))
+    answer = Answer(job.client, job.payload, b"f" * 32, (0.1, 1 / 3))
+    return Message(wrap(*from_outcome(answer)), reply_to=message)
 
 
 def play(nodes, jobs, timeout=5.0, before=lambda grid: None):
@@ -56,8 +58,8 @@ def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():
     _, grid = play({"a": echo}, [call(0, record=b"0" * 32)])
     (sent,) = grid.sent
     assert [len(record) for record in sent.content.array_records.values()] == [1]
-    job, words = to_job(sent.content)
-    assert job == call(0, record=b"0" * 32)
+    words, payload = unwrap(sent.content)
+    assert to_job((words, payload)) == call(0, record=b"0" * 32)
     assert words["run"] == "r"
 
 
@@ -80,7 +82,7 @@ def raising(message):
 
 
 def nonsense(message):
-    return Message(from_words({"hello": 1}), reply_to=message)
+    return Message(wrap({"hello": 1}), reply_to=message)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ def test_a_damaged_message_is_refused(words):
     from potluck.core.errors import WireError
 
     with pytest.raises(WireError):
-        to_job(RecordDict({"potluck": ConfigRecord({"version": 1, "words": words})}))
+        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": words})})))
     with pytest.raises(WireError):
-        to_job(RecordDict({"potluck": ConfigRecord({"version": 2, "words": "{}"})}))
+        unwrap(RecordDict({"potluck": ConfigRecord({"version": 2, "words": "{}"})}))
     with pytest.raises(WireError):
-        to_job(RecordDict({}))
+        unwrap(RecordDict({}))

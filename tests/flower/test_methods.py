@@ -13,6 +13,7 @@ from potluck.engines.inprocess import InProcessEngine
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.grid import GridExecutor, Nodes
 from potluck.flower.node import Node, NodeStore
+from potluck.flower.parcel import unwrap, wrap
 from potluck.flower.serve import RemoteFederation
 from potluck.flower.wire import from_outcome, to_job
 from potluck.methods import get_method, list_methods
@@ -27,7 +28,11 @@ def at_home(subject, federation, client, folder):
     """What a client's node does with a message; of the others it has nothing."""
     own = replace(federation, sites={client: federation.sites[client]})
     node = Node(client, own, ClientHost(subject, own, seed=0), NodeStore(folder))
-    return lambda message: Message(from_outcome(node.carry_out(to_job(message.content)[0])), reply_to=message)
+
+    def answer(message):
+        return Message(wrap(*from_outcome(node.carry_out(to_job(unwrap(message.content))))), reply_to=message)
+
+    return answer
 
 
 def as_the_server_sees(federation):

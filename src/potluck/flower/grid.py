@@ -15,9 +15,10 @@ from potluck.core.roles import Failure
 from potluck.engines.executors import Executor, Task
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Call, ContractError
-from potluck.flower.wire import from_job, from_words, to_outcome, to_words
+from potluck.flower import HELLO, JOB
+from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.wire import from_job, to_outcome
 
-JOB, HELLO = "train.job", "query.hello"
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
 _REASONS = {
     1: "its app could not be loaded",
@@ -154,7 +155,7 @@ class _Exchange:
         if node is None:
             self.outcomes[place] = self._failure(job, f"its node {self._nodes.names[job.client]} is not online")
             return
-        message = Message(from_job(job, words), node, JOB, ttl=self._timeout, group_id=str(job.client))
+        message = Message(wrap(*from_job(job, words)), node, JOB, ttl=self._timeout, group_id=str(job.client))
         (number,) = self._nodes.grid.push_messages([message])
         if not number:
             self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
@@ -197,7 +198,7 @@ class _Exchange:
             reason = _REASONS.get(reply.error.code, f"error {reply.error.code}")
             return self._failure(job, f"{reason}: {reply.error.reason}")
         try:
-            outcome = to_outcome(reply.content)
+            outcome = to_outcome(unwrap(reply.content))
         except WireError as error:
             return self._failure(job, str(error))
         if outcome.client != job.client:
@@ -222,7 +223,7 @@ def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[Client
     for client in nodes.names:
         node = nodes.find(client)
         if node is not None:
-            greeting = from_words({**words, "client": client})
+            greeting = wrap({**words, "client": client})
             (number,) = nodes.grid.push_messages([Message(greeting, node, HELLO, ttl=timeout, group_id="hello")])
             asked[number] = client
     found: dict[ClientId, dict[str, Any]] = {}
@@ -232,7 +233,7 @@ def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[Client
             client = asked[reply.metadata.reply_to_message_id]
             if reply.has_error():
                 raise NodesMissing(f"node {nodes.names[client]}: {reply.error.reason}")
-            found[client] = to_words(reply.content)
+            found[client], _ = unwrap(reply.content)
             if "refusal" in found[client]:
                 raise NodesMissing(f"node {nodes.names[client]}: {found[client]['refusal']}")
         time.sleep(0.1)

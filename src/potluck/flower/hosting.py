@@ -41,7 +41,10 @@ def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, pa
     }
     app = {
         "publisher": "potluck",
-        "components": {"serverapp": "potluck.flower.apps:server_app", "clientapp": "potluck.flower.apps:client_app"},
+        "components": {
+            "serverapp": "potluck.flower.serverapp:server_app",
+            "clientapp": "potluck.flower.clientapp:client_app",
+        },
         "config": config,
     }
     project = {

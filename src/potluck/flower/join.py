@@ -3,6 +3,7 @@
 import json
 import re
 import ssl
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from potluck.core.errors import ConfigError, PotluckError
 from potluck.flower.gate import UNKNOWN_KEY
 from potluck.flower.keys import CA, NODE_KEY, check_carried
 from potluck.flower.node import Home
-from potluck.flower.processes import free_port, lines_after, start, stop
+from potluck.flower.processes import PYTHON, free_port, lines_after, start, stop
+from potluck.flower.resident import socket_in
 
 Say = Callable[[str], None]
 
@@ -83,6 +85,8 @@ def stay(ticket: Ticket, home: Home, say: Say) -> None:
         Unreachable: the server does not know the node's key.
     """
     home.state.mkdir(parents=True, exist_ok=True)
+    home.state.chmod(0o700)
+    socket_in(home.state)
     while True:
         reason = _live(ticket, home, say)
         if UNKNOWN_KEY in reason:
@@ -92,14 +96,19 @@ def stay(ticket: Ticket, home: Home, say: Say) -> None:
 
 
 def _live(ticket: Ticket, home: Home, say: Say) -> str:
-    """One life of Flower's program; why it ended."""
-    log = home.state / "node.log"
+    """One life of Flower's program beside the node's own worker; why it ended."""
+    log, words = home.state / "node.log", home.words()
     position = log.stat().st_size if log.is_file() else 0
-    words = " ".join(f"{name}={json.dumps(value)}" for name, value in home.words().items())
-    arguments = [*ticket.options(), "--port", str(free_port()), "--node-config", words]
+    config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**words, "resident": True}.items())
+    arguments = [*ticket.options(), "--port", str(free_port()), "--node-config", config]
     # A node with data of its own has what it needs: the server's common test set is not fetched for it.
     more = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    process = start("flower-supernode", arguments, home.state / "flower", log, more)
+
+    def move_in() -> subprocess.Popen[bytes]:
+        return start(PYTHON, ["-m", "potluck.flower.resident", json.dumps(words)], home.state / "flower", log, more)
+
+    resident = move_in()
+    process = start("flower-supernode", arguments, home.state / "flower", log)
     reason = "Flower's program ended"
     try:
         while True:
@@ -113,9 +122,13 @@ def _live(ticket: Ticket, home: Home, say: Say) -> str:
                         say(event)
             if ended:
                 return reason
+            if resident.poll() is not None:
+                say(f"the worker ended with code {resident.returncode}; another one takes its place")
+                resident = move_in()
             time.sleep(_LOOK_EVERY)
     finally:
         stop(process)
+        stop(resident)
 
 
 def _why(error: httpx.ConnectError) -> str:

@@ -17,6 +17,8 @@ from potluck.engines.session import Answer, Call, failure
 from potluck.engines.stores import write_atomically
 from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
+from potluck.flower import JOB, Parcel
+from potluck.flower.wire import from_outcome, to_job
 
 METHOD_FILE = "potluck_method.py"
 """A method that is a file of the server's owner travels with the app, under this name."""
@@ -42,12 +44,16 @@ class Home:
     capacity: float | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Home":
+    def of(cls, config: Mapping[str, Any], words: Mapping[str, Any] | None = None) -> "Home":
         """From a node's configuration, scalars by name.
+
+        A node in Flower's simulation has no owner but a number, and the server's words say where it may keep things.
 
         Raises:
             ConfigError: it does not say where the client may keep things.
         """
+        if "state" not in config and "partition-id" in config and words and "simulated" in words:
+            return cls(Path(words["simulated"]) / str(config["partition-id"]))
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
@@ -127,6 +133,37 @@ class Node:
             "input_shape": list(self._federation.input_shape),
             "num_classes": self._federation.num_classes,
         }
+
+
+class Household:
+    """Answers the messages to a node, with data and modules at hand from one to the next.
+
+    Args:
+        home: what the node's owner has told it.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._setting: str | None = None
+        self._found: tuple[Node, dict[str, Any]] | None = None
+
+    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        """What the node has to say to a message."""
+        if kind == JOB:
+            job = to_job(parcel)
+            return from_outcome(self._node(parcel[0])[0].carry_out(job))
+        try:
+            return self._node(parcel[0])[1], b""
+        except Exception as error:
+            return refusal(error), b""
+
+    def _node(self, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]:
+        """The node in this run; the one before is let go."""
+        setting = json.dumps([words[name] for name in ("experiment", "run", "client")])
+        if self._found is None or setting != self._setting:
+            self._found = None
+            self._found, self._setting = node_at(self._home, words), setting
+        return self._found
 
 
 def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]:

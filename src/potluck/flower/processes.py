@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+PYTHON = Path(sys.executable).name
+"""As a program, beside Flower's own."""
+
+_BIN = Path(sys.executable).parent
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 
@@ -80,9 +84,6 @@ def lines_after(log: Path, position: int) -> tuple[list[str], int]:
         content = file.read()
     whole = content[: content.rfind(b"\n") + 1]
     return whole.decode(errors="replace").splitlines(), position + len(whole)
-
-
-_BIN = Path(sys.executable).parent
 
 
 def _dying_with_parent() -> Callable[[], None] | None:

@@ -13,7 +13,7 @@ from flwr.simulation import run_simulation
 from potluck.core.errors import ConfigError
 from potluck.experiment.config import Experiment
 from potluck.experiment.run import Watcher
-from potluck.flower.apps import client_app
+from potluck.flower.clientapp import client_app
 from potluck.flower.processes import environment
 from potluck.flower.serve import serve
 

@@ -1,0 +1,91 @@
+"""A node's worker that stays: it holds data and modules between messages, for which Flower starts a process each.
+
+Both ends are here. They talk through a socket in the node's state folder, in frames of bytes: kind, words, payload.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from potluck.core.errors import ConfigError, PotluckError
+from potluck.flower import Parcel
+
+_SOCKET = "resident.sock"
+_LONGEST = 100  # characters of a socket's path, by the system
+_COMES_WITHIN = 60.0  # seconds: it imports torch
+
+
+class ResidentLost(PotluckError):
+    """The resident worker ended in the middle of a message."""
+
+
+def socket_in(state: Path) -> Path:
+    """Where a node's resident listens.
+
+    Raises:
+        ConfigError: the path is longer than the system allows.
+    """
+    path = state.resolve() / _SOCKET
+    if len(str(path)) > _LONGEST:
+        raise ConfigError(f"--state {state}: {path} is {len(str(path))} characters long; expected at most {_LONGEST}")
+    return path
+
+
+def hand_over(config: Mapping[str, Any], kind: str, parcel: Parcel) -> Parcel | None:
+    """Have the resident answer a message; None if this node has none.
+
+    Raises:
+        ResidentLost: it ended meanwhile.
+    """
+    if not config.get("resident"):
+        return None
+    words, payload = parcel
+    with _reached(Path(str(config["state"]))) as connection:
+        try:
+            for part in (kind.encode(), json.dumps(words).encode(), payload):
+                connection.send_bytes(part)
+            found, payload = connection.recv_bytes(), connection.recv_bytes()
+        except (EOFError, ConnectionError) as error:
+            raise ResidentLost("the node's worker ended in the middle of the job; is there enough memory?") from error
+    return json.loads(found), payload
+
+
+def stay(config: Mapping[str, Any]) -> None:
+    """Be the resident of a node with this configuration, until terminated."""
+    from potluck.engines.allocator import keep_freed_memory
+    from potluck.flower.node import Home, Household
+
+    keep_freed_memory()
+    home = Home.of(config)
+    household, path = Household(home), socket_in(home.state)
+    path.unlink(missing_ok=True)
+    with Listener(str(path), family="AF_UNIX") as listener:
+        while True:
+            with listener.accept() as connection, suppress(EOFError, ConnectionError):  # who asked may have gone
+                kind, words, payload = (connection.recv_bytes() for _ in range(3))
+                answer, payload = household.answer(kind.decode(), (json.loads(words), payload))
+                connection.send_bytes(json.dumps(answer).encode())
+                connection.send_bytes(payload)
+
+
+def _reached(state: Path) -> Connection:
+    """A connection to the resident, which may be on its way."""
+    deadline = time.monotonic() + _COMES_WITHIN
+    while True:
+        try:
+            return Client(str(socket_in(state)), family="AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                raise ResidentLost(f"no worker listens at {socket_in(state)}") from None
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    stay(json.loads(sys.argv[1]))
