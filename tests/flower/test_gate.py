@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from potluck.flower.gate import Gate
-from potluck.flower.join import Ticket, Unreachable, knock
+from potluck.flower.join import Refused, Ticket, Unreachable, knock
 from potluck.flower.keys import add_node, certify, key_of, registered, revoke_node
 from potluck.flower.processes import free_port
 from potluck.flower.superlink import FlowerError
@@ -130,7 +130,7 @@ def test_a_stranger_is_refused_and_both_sides_hear_why(keys, tmp_path):
     with opened(keys) as (address, seen, told):
         for headers in ({}, shown(tmp_path / "other", "b")):
             status, content = ask(address, "/v1/fleet/activate-node", keys, headers=headers)
-            assert status == 401
+            assert status == 403
             assert "not registered" in json.loads(content)["detail"]
         assert seen == []
         assert told == ["refused a node at 127.0.0.1: its key is not registered"]
@@ -142,12 +142,22 @@ def test_a_node_that_is_added_or_revoked_counts_at_once(keys):
         old = shown(keys, "b")
         assert ask(address, "/v1/fleet/pull-messages", keys, headers=old)[0] == 200
         revoke_node(keys, "b")
-        assert ask(address, "/v1/fleet/pull-messages", keys, headers=old)[0] == 401
+        assert ask(address, "/v1/fleet/pull-messages", keys, headers=old)[0] == 403
+
+
+def test_a_node_hears_that_it_is_revoked(keys):
+    with opened(keys) as (address, _, told):
+        place = add_node(keys, "b")
+        knock(Ticket(address, place))
+        (keys / "registered" / "b.pub").unlink()
+        with pytest.raises(Refused, match="refuses this node: its key is not registered"):
+            knock(Ticket(address, place))
+        assert told == ["refused a node at 127.0.0.1: its key is not registered"]
 
 
 def test_plain_text_is_refused_and_both_sides_hear_why(keys):
     with opened(keys) as (address, seen, told):
-        with pytest.raises(Unreachable, match="hung up on plain text; it wants encryption"):
+        with pytest.raises(Refused, match="hung up on plain text; it wants encryption"):
             knock(Ticket(address, None))
         deadline = time.monotonic() + 5
         while not told and time.monotonic() < deadline:
@@ -158,12 +168,12 @@ def test_plain_text_is_refused_and_both_sides_hear_why(keys):
 
 def test_a_node_does_not_talk_to_another_server(keys, tmp_path):
     certify(tmp_path / "other", [], days=1)
-    with opened(keys) as (address, _, _), pytest.raises(Unreachable, match="certificate is not one of ours"):
+    with opened(keys) as (address, _, _), pytest.raises(Refused, match="certificate is not one of ours"):
         knock(Ticket(address, add_node(tmp_path / "other", "a")))
 
 
 def test_a_node_with_keys_does_not_talk_in_plain_text(keys):
-    with opened(None) as (address, _, _), pytest.raises(Unreachable, match="does not encrypt"):
+    with opened(None) as (address, _, _), pytest.raises(Refused, match="does not encrypt"):
         knock(Ticket(address, keys / "nodes" / "a"))
 
 

@@ -87,7 +87,7 @@ def host(
     inner = run / "flower"
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     try:
         with SuperLink(inner, keys) as link, Gate(place, link.address, keys, say):
@@ -110,15 +110,14 @@ def take_part(
 
     Raises:
         ConfigError: the data cannot be read, the model cannot be built, keys are missing.
-        Unreachable: there is no server at the address, or it does not want this node.
+        Refused: the server does not want this node.
     """
-    from potluck.flower.join import Ticket, knock, stay
+    from potluck.flower.join import Ticket, stay
     from potluck.flower.node import Home
 
     _address(address)
     ticket, home = Ticket(address, keys), Home(state, data, model, capacity)
     home.check()
-    knock(ticket)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Flower's program ends with us
     stay(ticket, home, lambda line: typer.echo(line, err=True))
 

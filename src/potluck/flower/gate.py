@@ -30,9 +30,11 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 _NODES = re.compile(rb"/v1/fleet/[a-z-]+")
-_HEALTH = b"/health"
-_KEY = b"flwr-public-key"
-UNKNOWN_KEY = "its key is not registered with this server"
+_NOT_FOR_NODES = "only requests of nodes pass here"
+_UNKNOWN_KEY = "its key is not registered"
+HEALTH, KEY_HEADER = "/health", "flwr-public-key"
+"""Where a node may ask whether it is known, and how Flower's requests show a node's key."""
+
 _OF_ONE_CONNECTION = {b"connection", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 _AGAIN_AFTER = 60.0  # seconds until the same refusal is told again
 
@@ -56,8 +58,9 @@ class Gate:
             port=address[1],
             log_level=logging.CRITICAL,
             access_log=False,
-            lifespan="off",
+            loop="asyncio",
             ws="none",
+            timeout_graceful_shutdown=1,
         )
         config.load()
         if keys is not None:
@@ -76,7 +79,7 @@ class Gate:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = True
         self._thread.join()
 
     def _serve(self) -> None:
@@ -95,18 +98,24 @@ class _Doorman:
         self._inside = httpx.AsyncClient(verify=trust, timeout=httpx.Timeout(300.0), trust_env=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it."""
+        """Pass one request on, or refuse it; ASGI's word for the end is the end of the connections inwards too."""
         if scope["type"] != "http":
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await self._inside.aclose()
+            await send({"type": "lifespan.shutdown.complete"})
             return
         path, host = bytes(scope["raw_path"]), (scope["client"] or ("somebody",))[0]
-        if path == _HEALTH and scope["method"] == "GET":
-            await _answer(send, 200, b'{"status": "ok"}')
-        elif scope["method"] != "POST" or not _NODES.fullmatch(path):
+        asks = scope["method"] == "GET" and path == HEALTH.encode()
+        known = self._members is None or self._members.know(dict(scope["headers"]).get(KEY_HEADER.encode(), b""))
+        if not asks and (scope["method"] != "POST" or not _NODES.fullmatch(path)):
             self.tell(f"refused {host}: {scope['method']} {_printable(path)} is not for nodes")
-            await _refuse(send, 404, "only requests of nodes pass here")
-        elif self._members is not None and not self._members.know(dict(scope["headers"]).get(_KEY, b"")):
-            self.tell(f"refused a node at {host}: its key is not registered")
-            await _refuse(send, 401, UNKNOWN_KEY)
+            await _refuse(send, 404, _NOT_FOR_NODES)
+        elif not known:
+            self.tell(f"refused a node at {host}: {_UNKNOWN_KEY}")
+            await _refuse(send, 403, _UNKNOWN_KEY)
+        elif asks:
+            await _answer(send, 200, b'{"status": "ok"}')
         else:
             await self._pass_on(path.decode("ascii"), host, scope, receive, send)
 

@@ -5,6 +5,7 @@ import re
 import ssl
 import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from pathlib import Path
 import httpx
 
 from potluck.core.errors import ConfigError, PotluckError
-from potluck.flower.gate import UNKNOWN_KEY
-from potluck.flower.keys import CA, NODE_KEY, check_carried
+from potluck.flower.gate import HEALTH, KEY_HEADER
+from potluck.flower.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.node import Home
 from potluck.flower.processes import PYTHON, free_port, lines_after, start, stop
 from potluck.flower.resident import socket_in
@@ -47,51 +48,69 @@ class Ticket:
         return [*found, "--root-certificates", str(place / CA), "--auth-supernode-private-key", str(place / NODE_KEY)]
 
 
+class Unreachable(PotluckError):
+    """No server answers; it may come."""
+
+
+class Refused(PotluckError):
+    """The server does not want this node, or the node not this server; waiting does not help."""
+
+
 def knock(ticket: Ticket) -> None:
-    """Whether a server answers there, in the way that the ticket says.
+    """Whether a server answers there, in the way that the ticket says, and knows this node.
 
     Raises:
-        ConfigError: keys are missing.
-        Unreachable: it does not, and why.
+        ConfigError: keys are missing, or the address is none.
+        Unreachable: nobody answers.
+        Refused: somebody does, but does not want this node.
     """
+    scheme, trust, shown = "http", False, {}
     if ticket.keys is not None:
         check_carried(ticket.keys)
-    trust = False if ticket.keys is None else ssl.create_default_context(cafile=str(ticket.keys / CA))
-    scheme = "http" if ticket.keys is None else "https"
+        scheme, trust = "https", ssl.create_default_context(cafile=str(ticket.keys / CA))
+        shown = {KEY_HEADER: b64encode(public_key_of(ticket.keys)).decode("ascii")}
     try:
-        httpx.get(f"{scheme}://{ticket.address}/health", verify=trust, timeout=10.0, trust_env=False)
-    except httpx.RemoteProtocolError as error:
-        raise Unreachable(
-            f"{ticket.address} hung up on plain text; it wants encryption: potluck join {ticket.address} --keys ..."
-        ) from error
-    except httpx.ConnectError as error:
-        raise Unreachable(f"{ticket.address}: {_why(error)}") from error
-    except httpx.HTTPError as error:
-        raise Unreachable(f"{ticket.address}: {error or type(error).__name__}") from error
+        reply = httpx.get(
+            f"{scheme}://{ticket.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
+        )
     except httpx.InvalidURL as error:
         raise ConfigError(f"{ticket.address!r} is no address; expected HOST:PORT") from error
-
-
-class Unreachable(PotluckError):
-    """No server, or one that does not want us."""
+    except httpx.RemoteProtocolError as error:
+        raise Refused(
+            f"{ticket.address} hung up on plain text; it wants encryption: potluck join {ticket.address} --keys ..."
+        ) from error
+    except httpx.HTTPError as error:
+        raise _misfortune(ticket.address, error) from error
+    if reply.status_code == httpx.codes.FORBIDDEN:
+        raise Refused(f"{ticket.address} refuses this node: {reply.json()['detail']}")
 
 
 def stay(ticket: Ticket, home: Home, say: Say) -> None:
-    """Take part until interrupted; whenever Flower's program ends, it is started again.
+    """Take part until interrupted. Whenever Flower's program ends, it is started again.
 
     It ends when the server is gone, and also while the server still counts a node as present that was killed.
 
     Raises:
-        Unreachable: the server does not know the node's key.
+        ConfigError: keys are missing, or the address is none.
+        Refused: see `knock`.
     """
     home.state.mkdir(parents=True, exist_ok=True)
     home.state.chmod(0o700)
     socket_in(home.state)
+    told = ""
+
+    def tell(line: str) -> None:
+        nonlocal told
+        if line != told:
+            say(line)
+        told = line
+
     while True:
-        reason = _live(ticket, home, say)
-        if UNKNOWN_KEY in reason:
-            raise Unreachable(f"{ticket.address} refuses this node: {reason}")
-        say(f"disconnected: {reason}; trying again in {_AGAIN_AFTER:.0f} s")
+        try:
+            knock(ticket)
+            tell(f"disconnected: {_live(ticket, home, tell)}; trying again every {_AGAIN_AFTER:.0f} s")
+        except Unreachable as error:
+            tell(f"{error}; trying again every {_AGAIN_AFTER:.0f} s")
         time.sleep(_AGAIN_AFTER)
 
 
@@ -131,10 +150,11 @@ def _live(ticket: Ticket, home: Home, say: Say) -> str:
         stop(resident)
 
 
-def _why(error: httpx.ConnectError) -> str:
-    text = str(error)
+def _misfortune(address: str, error: httpx.HTTPError) -> PotluckError:
+    text = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"its certificate is not one of ours ({text.rpartition(': ')[2]}); is this the ca.crt of its keys?"
+        why = text.rpartition(": ")[2]
+        return Refused(f"{address}: its certificate is not one of ours ({why}); is this the ca.crt of its keys?")
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
-        return "it does not encrypt; if that is meant to be, join with --insecure"
-    return f"nobody answers ({text})"
+        return Refused(f"{address}: it does not encrypt; if that is meant to be, join with --insecure")
+    return Unreachable(f"{address}: nobody answers ({text})")

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -118,6 +119,12 @@ def key_of(public: Path) -> bytes:
         return load_ssh_public_key(public.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{public} holds no public key: {error}") from error
+
+
+def public_key_of(place: Path) -> bytes:
+    """The key of a node with this folder, as its requests show it."""
+    key = load_ssh_private_key((place / NODE_KEY).read_bytes(), None)
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_served(folder: Path) -> None:
