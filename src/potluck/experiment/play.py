@@ -1,9 +1,11 @@
 """An experiment in a folder: the run, and around it configuration, manifest, log, status and a lock."""
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from potluck.core.errors import CheckpointError
 from potluck.engines.allocator import keep_freed_memory
@@ -23,19 +25,34 @@ except ImportError:  # a system without file locks
 
 
 @contextmanager
-def holding(folder: Path) -> Generator[None]:
+def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
     """Keep other processes from playing the run in this folder; the lock goes with the process, however it ends.
+
+    Args:
+        folder: of the run.
+        patience: seconds to wait for a process that is about to end.
 
     Raises:
         CheckpointError: another process plays it.
     """
+    deadline = time.monotonic() + patience
     with (folder / LOCK).open("a") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CheckpointError(f"{folder}: another process plays this run; wait for it, or end it") from error
+        while not _locked(file):
+            if time.monotonic() >= deadline:
+                raise CheckpointError(f"{folder}: another process plays this run; wait for it, or end it")
+            time.sleep(0.2)
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether the file is now locked by us."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def prepare(

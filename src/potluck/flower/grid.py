@@ -15,9 +15,9 @@ from potluck.core.roles import Failure
 from potluck.engines.executors import Executor, Task
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Call, ContractError
-from potluck.flower import HELLO, JOB
+from potluck.flower import GREETING, HELLO, JOB, JUDGING
 from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.wire import from_job, to_outcome
+from potluck.flower.wire import from_job, round_of, to_outcome
 
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
 _REASONS = {
@@ -155,7 +155,7 @@ class _Exchange:
         if node is None:
             self.outcomes[place] = self._failure(job, f"its node {self._nodes.names[job.client]} is not online")
             return
-        message = Message(wrap(*from_job(job, words)), node, JOB, ttl=self._timeout, group_id=str(job.client))
+        message = Message(wrap(*from_job(job, words)), node, JOB, ttl=self._timeout, group_id=_group(job))
         (number,) = self._nodes.grid.push_messages([message])
         if not number:
             self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
@@ -224,7 +224,7 @@ def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[Client
         node = nodes.find(client)
         if node is not None:
             greeting = wrap({**words, "client": client})
-            (number,) = nodes.grid.push_messages([Message(greeting, node, HELLO, ttl=timeout, group_id="hello")])
+            (number,) = nodes.grid.push_messages([Message(greeting, node, HELLO, ttl=timeout, group_id=GREETING)])
             asked[number] = client
     found: dict[ClientId, dict[str, Any]] = {}
     deadline = time.monotonic() + timeout
@@ -240,6 +240,11 @@ def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[Client
     if silent := [name for client, name in nodes.names.items() if client not in found]:
         raise NodesMissing(f"no answer from {', '.join(silent)} within {timeout:.0f} s")
     return found
+
+
+def _group(job: Job) -> str:
+    """What Flower's logs are to call a job's round."""
+    return str(round_of(job)) if isinstance(job, Call) else JUDGING
 
 
 def _started(node: Any) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from potluck.core.errors import ConfigError, PotluckError
+from potluck.flower import GREETING, JUDGING
 from potluck.flower.gate import HEALTH, KEY_HEADER
 from potluck.flower.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.node import Home
@@ -24,7 +25,8 @@ Say = Callable[[str], None]
 _LOOK_EVERY = 0.5
 _AGAIN_AFTER = 10.0  # seconds; a server takes up to a minute to notice that a node was killed
 _CODE = re.compile(r"\[code: \d+\] (.*)")
-_EVENTS = {"SuperNode ID": "connected", "Receiving:": "at work", "Sending:": "answered"}
+_GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
+_AT_WORK = {GREETING: "introduced", JUDGING: "judging its model"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def knock(ticket: Ticket) -> None:
         ) from error
     except httpx.HTTPError as error:
         raise _misfortune(ticket.address, error) from error
-    if reply.status_code == httpx.codes.FORBIDDEN:
+    if reply.status_code == 403:
         raise Refused(f"{ticket.address} refuses this node: {reply.json()['detail']}")
 
 
@@ -136,9 +138,10 @@ def _live(ticket: Ticket, home: Home, say: Say) -> str:
             for line in lines:
                 if found := _CODE.search(line):
                     reason = found[1].rstrip(".")
-                for sign, event in _EVENTS.items():
-                    if sign in line:
-                        say(event)
+                if "SuperNode ID" in line:
+                    say("connected")
+                if found := _GROUP.search(line):
+                    say(_AT_WORK.get(found[1], f"at work on round {found[1]}"))
             if ended:
                 return reason
             if resident.poll() is not None:

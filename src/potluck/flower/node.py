@@ -18,7 +18,7 @@ from potluck.engines.stores import write_atomically
 from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.flower import JOB, Parcel
-from potluck.flower.wire import from_outcome, to_job
+from potluck.flower.wire import from_outcome, round_of, to_job
 
 METHOD_FILE = "potluck_method.py"
 """A method that is a file of the server's owner travels with the app, under this name."""
@@ -306,11 +306,6 @@ class NodeStore:
         for old in rounds.keys() - kept.keys():
             (self._folder / old).unlink(missing_ok=True)
         return None if name is None else name.encode("ascii")
-
-
-def round_of(call: Call) -> int:
-    """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
-    return int(call.key.path[2])
 
 
 def refusal(error: Exception) -> dict[str, str]:

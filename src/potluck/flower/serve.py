@@ -24,6 +24,7 @@ from potluck.experiment.run import Result, Watcher
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.grid import GridExecutor, Nodes, greet, wait_for_nodes
 
+_OLD_SERVER_ENDS_WITHIN = 90.0  # seconds; Flower's program for it outlives a SuperLink that was killed by that much
 NODES = "nodes.json"
 """In a run's folder: which node is which client."""
 
@@ -57,7 +58,7 @@ def serve(
     """
     experiment = resolve(dict(tree), "the experiment")
     folder.mkdir(parents=True, exist_ok=True)
-    with holding(folder):
+    with holding(folder, _OLD_SERVER_ENDS_WITHIN):
         words = {**(words or {}), "experiment": experiment.tree(), "run": folder.name}
         nodes, introductions = _met(grid, experiment.federation.clients, words, folder / NODES, timeout, patience, say)
         assembly = remote_assembly(experiment, introductions)

@@ -68,6 +68,11 @@ def to_outcome(parcel: Parcel) -> Outcome:
         raise WireError(f"not an outcome of Potluck's: {error!r}") from error
 
 
+def round_of(call: Call) -> int:
+    """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
+    return int(call.key.path[2])
+
+
 def _text(record: bytes | None) -> str | None:
     return None if record is None else record.decode("ascii")
 
