@@ -68,7 +68,6 @@ def knock(ticket: Ticket) -> None:
     """
     scheme, trust, shown = "http", False, {}
     if ticket.keys is not None:
-        check_carried(ticket.keys)
         scheme, trust = "https", ssl.create_default_context(cafile=str(ticket.keys / CA))
         shown = {KEY_HEADER: b64encode(public_key_of(ticket.keys)).decode("ascii")}
     try:
@@ -96,9 +95,11 @@ def stay(ticket: Ticket, home: Home, say: Say) -> None:
         ConfigError: keys are missing, or the address is none.
         Refused: see `knock`.
     """
+    socket_in(home.state)
+    if ticket.keys is not None:
+        check_carried(ticket.keys)
     home.state.mkdir(parents=True, exist_ok=True)
     home.state.chmod(0o700)
-    socket_in(home.state)
     told = ""
 
     def tell(line: str) -> None:

@@ -1,0 +1,68 @@
+"""What `keys`, `serve`, `join` and `simulate` refuse, in one line, before anything starts."""
+
+import sys
+
+import pytest
+
+from potluck.cli import main
+
+
+def outcome(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["potluck", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return stopped.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", [["keys"], ["serve", "--insecure"], ["join", "x:1", "--insecure"], ["simulate"]])
+def test_without_flower_it_says_what_to_install(command, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, said = outcome(monkeypatch, capsys, *command)
+    assert code == 2
+    assert said.err.splitlines()[-1].endswith("pip install 'potluck[flower]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestWithFlower:
+    """Where it is installed."""
+
+    @pytest.fixture(autouse=True)
+    def installed(self, monkeypatch, tmp_path):
+        pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["serve"], "give --keys FOLDER"),
+            (["serve", "--keys", "k", "--insecure"], "give --keys FOLDER"),
+            (["serve", "--keys", "k"], "k: ca.crt, server.crt, server.key not found"),
+            (["serve", "--insecure", "--listen", "8443"], "expected HOST:PORT"),
+            (["serve", "nothing.toml", "--insecure"], "nothing.toml"),
+            (["serve", "--insecure", "run.round=3"], "nearest"),
+            (["join", "somewhere", "--insecure"], "expected HOST:PORT"),
+            (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
+            (["join", "x:1", "--insecure", "--model", "cnn2"], "data of one's own"),
+            (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
+            (["join", "x:1", "--insecure", "--state", "x" * 120], "characters long"),
+            (["keys", "--address", "a:1"], "without port"),
+            (["simulate", "--engine", "steam"], "expected flower"),
+        ],
+    )
+    def test_what_cannot_work_is_refused_in_a_line(self, words, expected, monkeypatch, capsys, tmp_path):
+        code, said = outcome(monkeypatch, capsys, *words)
+        assert code == 2
+        assert expected in said.err.splitlines()[-1]
+        assert list(tmp_path.rglob("*")) == []
+
+    def test_keys_say_where_they_belong(self, monkeypatch, capsys, tmp_path):
+        code, said = outcome(monkeypatch, capsys, "keys", "--address", "fl.example.org", "--node", "a")
+        assert code == 0
+        assert said.out.splitlines() == [
+            "keys: for the server, reached as fl.example.org, localhost; keep it there",
+            "keys/nodes/a: carry it to a, then delete it here",
+        ]
+        code, said = outcome(monkeypatch, capsys, "keys", "--revoke", "a")
+        assert (code, said.out) == (0, "a is revoked\n")
+        assert not (tmp_path / "keys/registered/a.pub").exists()

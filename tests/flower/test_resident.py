@@ -1,0 +1,55 @@
+"""The worker that stays at a node answers as one that is made for each message, and its end is noticed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from potluck.core.errors import ConfigError
+from potluck.flower import HELLO
+from potluck.flower.node import Home, Household
+from potluck.flower.resident import ResidentLost, hand_over, socket_in
+
+WORDS = {
+    "experiment": {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}},
+    "run": "run-1",
+    "client": 0,
+}
+
+
+def test_a_node_without_a_resident_does_the_work_itself():
+    assert hand_over({"state": "somewhere"}, HELLO, (WORDS, b"")) is None
+
+
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="characters long; expected at most"):
+        socket_in(tmp_path / ("x" * 120))
+
+
+def test_an_app_of_a_node_imports_nothing_heavy():
+    code = "import sys, potluck.flower.clientapp; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.slow
+def test_a_resident_answers_until_it_ends(tmp_path):
+    home = Home(tmp_path)
+    config = {**home.words(), "resident": True}
+    process = subprocess.Popen([sys.executable, "-m", "potluck.flower.resident", json.dumps(home.words())])
+    try:
+        expected = Household(Home(tmp_path / "other")).answer(HELLO, (WORDS, b""))
+        assert hand_over(config, HELLO, (WORDS, b"")) == expected
+        refused, _ = hand_over(config, HELLO, ({**WORDS, "client": 9}, b""))
+        assert "has 2 clients" in refused["refusal"]
+        assert hand_over(config, HELLO, (WORDS, b"")) == expected
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_resident_that_never_comes_is_missed(tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.flower.resident._COMES_WITHIN", 0.1)
+    with pytest.raises(ResidentLost, match="no worker listens"):
+        hand_over({"state": str(tmp_path), "resident": True}, HELLO, (WORDS, b""))
