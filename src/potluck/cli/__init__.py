@@ -130,6 +130,9 @@ def serve(
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run; gone on with if it was started before.")
     ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a SuperLink of your own; without, one is started behind a gate.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until a node that does not answer is given up.")] = 600.0,
     patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes to come.")] = 3600.0,
 ) -> None:

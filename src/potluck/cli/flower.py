@@ -3,6 +3,7 @@
 import importlib.util
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import typer
@@ -52,6 +53,7 @@ def host(
     folder: Path | None,
     address: str,
     keys: Path | None,
+    superlink: str | None,
     timeout: float,
     patience: float,
 ) -> None:
@@ -64,6 +66,7 @@ def host(
         folder: of the run, gone on with if it was started before; None for a new one.
         address: `host:port` that nodes reach.
         keys: folder of `potluck keys`; None for no encryption.
+        superlink: address of one that runs already; None starts one, behind a gate.
         timeout: seconds until a job that is not answered counts as failed.
         patience: seconds to wait for nodes to come.
 
@@ -78,7 +81,7 @@ def host(
 
     console = Console(stderr=True)
     place = _address(address)
-    if keys is not None:
+    if keys is not None and superlink is None:
         check_served(keys)
     experiment = _experiment(target, assignments, folder)
     assemble_server(experiment)  # what is wrong is said before anything starts
@@ -90,10 +93,13 @@ def host(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     try:
-        with SuperLink(inner, keys) as link, Gate(place, link.address, keys, say):
-            for line in link.register():
-                say(line)
-            say(f"open at {address}; nodes come by: {_invitation(address, keys)}")
+        with ExitStack() as stack:
+            link = stack.enter_context(SuperLink(inner, keys, superlink))
+            if superlink is None:
+                stack.enter_context(Gate(place, link.address, keys, say))
+                for line in link.register():
+                    say(line)
+                say(f"open at {address}; nodes come by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, timeout, patience)
             with Progress(experiment, _rounds_done(run)) as progress:
                 for record in play(link, app, run, say):

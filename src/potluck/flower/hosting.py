@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from potluck.experiment.config import Experiment
-from potluck.flower.node import METHOD_FILE
+from potluck.flower import METHOD_FILE
 from potluck.flower.processes import lines_after
 from potluck.flower.superlink import FlowerError, SuperLink
 from potluck.records import ROUNDS, RoundRecord

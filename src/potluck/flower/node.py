@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from potluck.experiment.assemble import assemble, builder_of, common_of, own_par
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.flower import JOB, Parcel
 from potluck.flower.wire import from_outcome, round_of, to_job
-
-METHOD_FILE = "potluck_method.py"
-"""A method that is a file of the server's owner travels with the app, under this name."""
 
 _NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -178,7 +174,7 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
         DataError: the data cannot be read, or are of another task.
         CheckpointError: data or model are not those that the run began with.
     """
-    client, experiment = int(words["client"]), resolve(_here(words["experiment"]), "the server's experiment")
+    client, experiment = int(words["client"]), resolve(_here(words), "the server's experiment")
     federation, data = federation_at(home, experiment, client)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     store = NodeStore(home.state / _safe(str(words["run"])))
@@ -189,18 +185,12 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
     return node, introduction
 
 
-def _here(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment with its method's file, if it has one, where it came to lie on this machine.
-
-    Raises:
-        ConfigError: the file did not come along.
-    """
-    if not str(tree["method"]["name"]).endswith(".py"):
-        return dict(tree)
-    found = find_spec(METHOD_FILE.removesuffix(".py"))
-    if found is None or found.origin is None:
-        raise ConfigError(f"the method {tree['method']['name']} did not come along with Flower's app")
-    return {**tree, "method": {**tree["method"], "name": found.origin}}
+def _here(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment, with its method's file, if it has one, where it came to lie on this machine."""
+    tree = dict(words["experiment"])
+    if str(tree["method"]["name"]).endswith(".py") and words.get("method_file"):
+        tree["method"] = {**tree["method"], "name": words["method_file"]}
+    return tree
 
 
 def federation_at(home: Home, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:

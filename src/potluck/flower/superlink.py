@@ -24,17 +24,19 @@ class FlowerError(PotluckError):
 
 
 class SuperLink:
-    """Flower's server as a child of this process.
+    """Flower's server, as a child of this process or as somebody else runs it.
 
-    Its state is in memory: what has to survive is in the run's folder, and nodes come back by themselves.
+    A child's state is in memory: what has to survive is in the run's folder, and nodes come back by themselves.
 
     Args:
         place: folder for its log and Flower's own files.
         keys: folder of `potluck keys`; None for no encryption and nodes that anybody may start.
+        address: `host:port` of one that runs already. Who may take part is then the business of whoever runs it.
     """
 
-    def __init__(self, place: Path, keys: Path | None) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+    def __init__(self, place: Path, keys: Path | None, address: str | None = None) -> None:
+        self.address = address or f"127.0.0.1:{free_port()}"
+        self._is_ours = address is None
         self._place = place
         self._keys = keys
         self._home = place / "flower"
@@ -47,9 +49,11 @@ class SuperLink:
         return self._place / "superlink.log"
 
     def __enter__(self) -> Self:
-        host, _, port = self.address.partition(":")
+        host, _, port = self.address.rpartition(":")
         self._home.mkdir(parents=True, exist_ok=True)
         (self._home / "config.toml").write_text(self._connection())
+        if not self._is_ours:
+            return self
         self._process = start(
             "flower-superlink", ["--host", host, "--port", port, *self._security()], self._home, self.log
         )
@@ -68,12 +72,12 @@ class SuperLink:
         Raises:
             FlowerError: it is not.
         """
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
             raise FlowerError(f"the SuperLink has ended; it says why in {self.log}")
 
     def register(self) -> list[str]:
         """Let in whose keys are there now, take out whose are not; what has changed, in words."""
-        if self._keys is None:
+        if self._keys is None or not self._is_ours:
             return []
         wanted, told = registered(self._keys), list[str]()
         for name in self._known.keys() - wanted.keys():
