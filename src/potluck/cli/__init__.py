@@ -145,7 +145,15 @@ def serve(
         target, assignments = None, [target, *assignments]
     trusted = _trusted(keys, insecure)
     host(
-        target, assignments, parent=to, folder=folder, address=listen, keys=trusted, timeout=timeout, patience=patience
+        target,
+        assignments,
+        parent=to,
+        folder=folder,
+        address=listen,
+        keys=trusted,
+        superlink=superlink,
+        timeout=timeout,
+        patience=patience,
     )
 
 
