@@ -1,6 +1,7 @@
 """The server's side: an experiment whose clients are nodes, played by the same engine, records and checkpoints."""
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +23,7 @@ from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.play import holding, play, prepare
 from potluck.experiment.run import Result, Watcher
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.grid import GridExecutor, Nodes, greet, wait_for_nodes
+from potluck.flower.grid import GridExecutor, Nodes, NodesMissing, greet, name_of, wait_for_nodes
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds; Flower's program for it outlives a SuperLink that was killed by that much
 NODES = "nodes.json"
@@ -59,35 +60,69 @@ def serve(
     experiment = resolve(dict(tree), "the experiment")
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder, _OLD_SERVER_ENDS_WITHIN):
-        words = {**(words or {}), "experiment": experiment.tree(), "run": folder.name}
-        nodes, introductions = _met(grid, experiment.federation.clients, words, folder / NODES, timeout, patience, say)
-        assembly = remote_assembly(experiment, introductions)
-        executor = GridExecutor(nodes, words, timeout)
-        choice = Choice(executor, "flower", len(nodes.names), "clients are Flower's nodes")
+        met = _again(grid, folder / NODES, patience, say) if (folder / NODES).is_file() else None
+        name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # another run in this folder is another one
+        words = {**(words or {}), "experiment": experiment.tree(), "run": name}
+        if met is None:
+            met = _first(grid, experiment.federation.clients, words, patience, timeout, say)
+            write_atomically(folder / NODES, met.to_json())
+        nodes = Nodes(grid, met.names)
+        assembly = remote_assembly(experiment, met.introductions)
+        choice = Choice(GridExecutor(nodes, words, timeout), "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
         return play(run, experiment, folder, watch)[0]
 
 
-def _met(
-    grid: Grid,
-    count: int,
-    words: Mapping[str, Any],
-    place: Path,
-    timeout: float,
-    patience: float,
-    say: Callable[[str], None],
-) -> tuple[Nodes, dict[ClientId, dict[str, Any]]]:
-    """The clients' nodes and how they introduced themselves: when the run began, once for all."""
-    if place.is_file():
-        known = {int(client): found for client, found in json.loads(place.read_text()).items()}
-        nodes = Nodes(grid, {client: found["node"] for client, found in known.items()})
-        wait_for_nodes(grid, nodes.names.values(), patience, say)
-        return nodes, {client: found["introduction"] for client, found in known.items()}
+@dataclass(frozen=True)
+class _Met:
+    """Which nodes a run began with.
+
+    Attributes:
+        run: its name at the nodes.
+        names: of the nodes, by client.
+        introductions: theirs, by client.
+    """
+
+    run: str
+    names: Mapping[ClientId, str]
+    introductions: Mapping[ClientId, Mapping[str, Any]]
+
+    def to_json(self) -> bytes:
+        """For the run's folder."""
+        clients = {id: {"node": name, "introduction": self.introductions[id]} for id, name in self.names.items()}
+        return json.dumps({"run": self.run, "clients": clients}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "_Met":
+        """What `to_json` wrote."""
+        found = json.loads(content)
+        clients = {int(id): client for id, client in found["clients"].items()}
+        return cls(
+            found["run"],
+            {id: client["node"] for id, client in clients.items()},
+            {id: client["introduction"] for id, client in clients.items()},
+        )
+
+
+def _first(
+    grid: Grid, count: int, words: Mapping[str, Any], patience: float, timeout: float, say: Callable[[str], None]
+) -> _Met:
+    """The first nodes to come, who introduce themselves once for all."""
     nodes = Nodes(grid, dict(enumerate(wait_for_nodes(grid, count, patience, say))))
-    introductions = greet(nodes, words, timeout)
-    met = {client: {"node": nodes.names[client], "introduction": found} for client, found in introductions.items()}
-    write_atomically(place, json.dumps(met, indent=1).encode())
-    return nodes, introductions
+    return _Met(str(words["run"]), nodes.names, greet(nodes, words, timeout))
+
+
+def _again(grid: Grid, place: Path, patience: float, say: Callable[[str], None]) -> _Met:
+    """Those that the run began with; who does not come while there is patience will be missed round by round."""
+    met = _Met.from_json(place.read_bytes())
+    wanted = set(met.names.values())
+    try:
+        wait_for_nodes(grid, wanted, patience, say)
+    except NodesMissing as error:
+        if not wanted & {name_of(node) for node in grid.get_nodes()}:
+            raise
+        say(f"{error}; going on without the others")
+    return met
 
 
 @dataclass(frozen=True)
