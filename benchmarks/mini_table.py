@@ -2,7 +2,8 @@
 
     POTLUCK_DATA=... python benchmarks/mini_table.py [--roles method ablation] [--processes 2] [--only 'FedIN*']
 
-The methods come first with all their seeds, then their ablations, other precisions and references. Finished runs are
+The methods come first with all their seeds, then their ablations, other precisions, references, and rows that look for
+the cause of what does not order as in the papers. Finished runs are
 not played again; a row whose settings change gets new folders. At the end, or with `--processes 0` at once, the results
 of all finished runs go to `benchmarks/results/mini_table.csv` and the table is printed.
 """
@@ -31,7 +32,7 @@ from potluck.records import CHECKPOINT, LAST, TIMINGS, Checkpoint, RoundRecord
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "mini_table.csv"
 LAST_EVALUATIONS = 3  # cohorts differ from round to round; a mean over the last evaluated rounds sways less
-ROLES = ("method", "ablation", "precision", "reference")  # of a row, in the order of play
+ROLES = ("method", "ablation", "precision", "reference", "cause")  # of a row, in the order of play
 MEASURES = {
     "common": "accuracy_common_mean",
     "personal": "accuracy_personal_mean",
