@@ -3,9 +3,9 @@
     POTLUCK_DATA=... python benchmarks/mini_table.py [--roles method ablation] [--processes 2] [--only 'FedIN*']
 
 The methods come first with all their seeds, then their ablations, other precisions, references, and rows that look for
-the cause of what does not order as in the papers. Finished runs are
-not played again; a row whose settings change gets new folders. At the end, or with `--processes 0` at once, the results
-of all finished runs go to `benchmarks/results/mini_table.csv` and the table is printed.
+the cause of what does not order as in the papers. Finished runs are not played again; a row whose settings change gets
+new folders. At the end, or with `--processes 0` at once, the results of all finished runs go to
+`benchmarks/results/mini_table.csv` and the table is printed.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     POTLUCK_DATA=... python benchmarks/more_noise.py [--runs runs/mini_table] [--seed 0] [--batches 20 100 400]
 
-Does the server's distillation do nothing for want of noise, or for want of teachers? The round starts each time from the
-same checkpoint, so the global model before it is the same, as are the clients' models that teach it. Prints its
+Does the server's distillation do nothing for want of noise, or for want of teachers? The round starts each time from
+the same checkpoint, so the global model before it is the same, as are the clients' models that teach it. Prints its
 accuracy on the common test set without distillation, and by the number of batches.
 """
 

@@ -77,12 +77,15 @@ def host(
     from potluck.flower.gate import Gate
     from potluck.flower.hosting import play, write_app
     from potluck.flower.keys import check_served
+    from potluck.flower.serve import NODES
     from potluck.flower.superlink import SuperLink
 
     console = Console(stderr=True)
     place = _address(address)
     if keys is not None and superlink is None:
         check_served(keys)
+    if keys is None and folder is not None and (folder / NODES).is_file():
+        raise ConfigError(f"{folder}: nodes without keys have no names by which they could be found again; start anew")
     experiment = _experiment(target, assignments, folder)
     assemble_server(experiment)  # what is wrong is said before anything starts
     run = new_folder(parent, experiment) if folder is None else folder
