@@ -12,22 +12,23 @@ import argparse
 import csv
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import groupby, product
+from itertools import groupby, islice, product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from potluck.analysis.read import StoredRun, read_run
+from potluck.analysis.read import read_run
+from potluck.core.digest import digest
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import Experiment, resolve
 from potluck.experiment.folder import note_status
 from potluck.experiment.play import holding, play, prepare
-from potluck.records import CHECKPOINT, LAST, TIMINGS, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "mini_table.csv"
@@ -97,35 +98,34 @@ def play_all(wanted: list[Entry], runs: Path, processes: int) -> None:
             print(f"{number} of {len(left)}: {future.result()}", flush=True)
 
 
-def accuracy(run: StoredRun, field: str) -> float | None:
+def accuracy(rounds: Sequence[RoundRecord], field: str) -> float | None:
     """Mean of one accuracy over the last evaluated rounds."""
-    evaluated: list[RoundRecord] = [record for record in run.rounds if record.evaluated][-LAST_EVALUATIONS:]
+    evaluated = [record for record in rounds if record.evaluated][-LAST_EVALUATIONS:]
     values = [getattr(record, field) for record in evaluated]
     return None if None in values else fmean(values)
 
 
 def write_results(finished: list[Entry], runs: Path) -> None:
-    """One line a run."""
+    """One line a run; of one that was played further, its first rounds, which are the same."""
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(["family", "row", "seed", "rounds", *MEASURES, "megabytes", "minutes", "checkpoint"])
+        out.writerow(["family", "row", "seed", "rounds", *MEASURES, "megabytes", "minutes", "records"])
         for entry in finished:
-            run = read_run(runs / entry.folder_name)
-            values = [accuracy(run, field) for field in MEASURES.values()]
-            sent = sum(record.bytes_down + record.bytes_up for record in run.rounds) / 1e6
-            minutes = sum(seconds_of_rounds(runs / entry.folder_name)) / 60
+            folder, count = runs / entry.folder_name, entry.experiment.run.rounds
+            rounds = read_run(folder).rounds[:count]
+            values = [accuracy(rounds, field) for field in MEASURES.values()]
             shown = ["" if value is None else f"{value:.4f}" for value in values]
-            cost = [f"{sent:.1f}", f"{minutes:.1f}"]
-            out.writerow(
-                [entry.family, entry.row, entry.seed, len(run.rounds), *shown, *cost, run.digests["checkpoint"]]
-            )
+            sent = sum(record.bytes_down + record.bytes_up for record in rounds) / 1e6
+            minutes = sum(json.loads(line)["seconds_total"] for line in first_lines(folder / TIMINGS, count)) / 60
+            records = digest(b"".join(first_lines(folder / ROUNDS, count)))
+            out.writerow([entry.family, entry.row, entry.seed, count, *shown, f"{sent:.1f}", f"{minutes:.1f}", records])
 
 
-def seconds_of_rounds(folder: Path) -> list[float]:
-    """What each round took on the clock, its evaluation with it; a round that was interrupted counts once."""
-    with (folder / TIMINGS).open() as file:
-        return [json.loads(line)["seconds_total"] for line in file]
+def first_lines(path: Path, count: int) -> list[bytes]:
+    """The first lines of a file, with their ends."""
+    with path.open("rb") as file:
+        return list(islice(file, count))
 
 
 def print_table(table: dict[str, Any]) -> None:
