@@ -19,6 +19,7 @@ from mini_table import HERE, Entry, entries, is_finished
 from potluck.experiment.assemble import assemble
 from potluck.experiment.run import Run
 from potluck.methods.fedorion import FedORION
+from potluck.records import CHECKPOINT, LAST, Checkpoint
 
 
 def accuracy_after(entry: Entry, stored: Path, batches: int) -> float | None:
@@ -28,7 +29,9 @@ def accuracy_after(entry: Entry, stored: Path, batches: int) -> float | None:
     assert isinstance(method, FedORION)
     epochs = method.server_training.epochs
     method = replace(method, noise_batches=batches // epochs) if batches else replace(method, distillation=False)
-    config = replace(experiment.run, rounds=experiment.run.rounds + 1)
+    checkpoint = Checkpoint.read(stored / CHECKPOINT / LAST)
+    assert checkpoint is not None
+    config = replace(experiment.run, rounds=checkpoint.round + 1)
     with TemporaryDirectory() as place:
         folder = Path(place) / "run"
         shutil.copytree(stored, folder)

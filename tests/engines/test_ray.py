@@ -73,12 +73,7 @@ def test_a_machine_that_is_lost_in_the_middle_of_a_round_costs_nothing(cluster, 
 
     def lose_soon(record):
         if record.round == 1:
-
-            def lose():
-                cluster.remove_node(cluster.second, allow_graceful=False)
-                cluster.add_node(num_cpus=1)
-
-            timers.append(threading.Timer(0.5, lose))
+            timers.append(threading.Timer(0.5, cluster.remove_node, (cluster.second, False)))
             timers[0].start()
 
     method = str(tmp_path / "slow.py")

@@ -30,6 +30,10 @@ class ActorsLost(PotluckError):
 class RayActors(Executor):
     """Actors on Ray's cluster at `RAY_ADDRESS`, or on one of this machine's own, that take the longest work first.
 
+    Attributes:
+        present: actors that have taken up their host.
+        coming: those that have not, by the reference that says when; where a machine was lost, perhaps never.
+
     Args:
         count: of actors; None for one a core of the cluster.
         inner: what each of them carries its jobs out with.
@@ -45,19 +49,21 @@ class RayActors(Executor):
         self._inner = Sequential() if inner is None else inner
         self._host: ClientHost | None = None
         self._shared: Any = None
-        self._actors: list[Any] = []
         self._began = False
+        self.present: list[Any] = []
+        self.coming: dict[Any, Any] = {}
 
     def start(self, host: ClientHost) -> None:
         """Bring method, federation and data to the actors, unless they are there already."""
-        if self._host is host and self._actors:
+        if self._host is host and (self.present or self.coming):
             return
         self.close()
         ray = self._connected()
         _take_along_files()
         self._host, self._shared = host, ray.put((host, self._inner))
         count = self._count or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._actors = [self._actor() for _ in range(count)]
+        for _ in range(count):
+            self.call_one()
 
     def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
@@ -73,27 +79,36 @@ class RayActors(Executor):
 
     def close(self) -> None:
         """End the actors, and a cluster that was begun here."""
-        if not self._actors:
+        actors = [*self.present, *self.coming.values()]
+        if not actors:
             return
         ray = _ray()
-        for actor in self._actors:
+        for actor in actors:
             ray.kill(actor)
-        self._actors, self._shared = [], None
+        self.present, self.coming, self._shared = [], {}, None
         if self._began:
             ray.shutdown()
             self._began = False
 
-    @property
-    def actors(self) -> list[Any]:
-        """All that are there now."""
-        return self._actors
+    def call_one(self) -> None:
+        """Ask for an actor, wherever there is room; it may take until a machine comes back."""
+        actor = _ray().remote(num_cpus=1)(_Actor).remote(self._shared)
+        self.coming[actor.ready.remote()] = actor
 
-    def replace(self, actor: Any) -> None:
-        """Put another actor in a lost one's place, on whichever machine has room."""
-        self._actors[self._actors.index(actor)] = self._actor()
+    def receive(self, reference: Any) -> None:
+        """Take in an actor that was coming; another one is asked for if its machine was lost meanwhile."""
+        actor = self.coming.pop(reference)
+        try:
+            _ray().get(reference)
+        except _ray().exceptions.RayActorError:
+            self.call_one()
+        else:
+            self.present.append(actor)
 
-    def _actor(self) -> Any:
-        return _ray().remote(num_cpus=1)(_Actor).remote(self._shared)
+    def lose(self, actor: Any) -> None:
+        """Another actor is asked for in this one's place; those who are left go on meanwhile."""
+        self.present.remove(actor)
+        self.call_one()
 
     def _connected(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
@@ -112,6 +127,9 @@ class _Actor:
         torch.set_num_threads(1)
         keep_freed_memory()
         self._host, self._inner = shared
+
+    def ready(self) -> None:
+        """Nothing to say; that is the point."""
 
     def carry_out(self, jobs: list[Job]) -> list[Outcome]:
         """One outcome a job."""
@@ -134,14 +152,17 @@ class _Flight:
         """Of one task, when it is there."""
         while place not in self._done:
             self._hand_out()
-            (reference, *_), _ = _ray().wait(list(self._busy), num_returns=1)
-            self._take(reference)
+            (reference, *_), _ = _ray().wait([*self._busy, *self._pool.coming], num_returns=1)
+            if reference in self._busy:
+                self._take(reference)
+            else:
+                self._pool.receive(reference)
         return self._done.pop(place)
 
     def _hand_out(self) -> None:
         """Give every idle actor the longest bundle that is left."""
         busy = [actor for actor, _ in self._busy.values()]
-        for actor in self._pool.actors:
+        for actor in self._pool.present:
             if self._left and actor not in busy:
                 bundle = {place: self._tasks[place].make() for place in self._left.pop()}
                 self._busy[actor.carry_out.remote(list(bundle.values()))] = actor, bundle
@@ -155,7 +176,7 @@ class _Flight:
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-            self._pool.replace(actor)
+            self._pool.lose(actor)
             for place, job in bundle.items():
                 self._again(place, job, " ".join(str(error).split()))
 
