@@ -18,23 +18,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Target = Annotated[
+    str | None, typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without.")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")]
+Parent = Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")]
+
 
 @app.command()
 def run(
-    target: Annotated[
-        str | None,
-        typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without."),
-    ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")] = None,
-    to: Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")] = Path("runs"),
+    target: Target = None,
+    overrides: Overrides = None,
+    to: Parent = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
 ) -> None:
     """Run a federation; records, checkpoints and the log go to a folder of the run's own."""
     from potluck.cli.play import play_new, play_on
 
-    assignments = list(overrides or [])
-    if target is not None and "=" in target:
-        target, assignments = None, [target, *assignments]
+    target, assignments = _asked(target, overrides)
     if resume is None:
         play_new(target, assignments, to)
     else:
@@ -119,14 +120,12 @@ def keys(
 
 @app.command()
 def serve(
-    target: Annotated[
-        str | None, typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without.")
-    ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")] = None,
+    target: Target = None,
+    overrides: Overrides = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT at which nodes are let in.")] = "0.0.0.0:8443",
     keys: Annotated[Path | None, typer.Option(help="Folder of `potluck keys`.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, and anybody may be a node.")] = False,
-    to: Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")] = Path("runs"),
+    to: Parent = Path("runs"),
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the run; gone on with if it was started before.")
     ] = None,
@@ -140,9 +139,7 @@ def serve(
     from potluck.cli.flower import host, require_flower
 
     require_flower()
-    assignments = list(overrides or [])
-    if target is not None and "=" in target:
-        target, assignments = None, [target, *assignments]
+    target, assignments = _asked(target, overrides)
     trusted = _trusted(keys, insecure)
     host(
         target,
@@ -180,12 +177,10 @@ def join(
 
 @app.command()
 def simulate(
-    target: Annotated[
-        str | None, typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without.")
-    ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")] = None,
+    target: Target = None,
+    overrides: Overrides = None,
     engine: Annotated[str, typer.Option(help="`flower`, whose simulation runs on Ray.")] = "flower",
-    to: Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")] = Path("runs"),
+    to: Parent = Path("runs"),
 ) -> None:
     """Run a federation in another engine's simulation on this machine; `potluck run` is faster."""
     from potluck.cli.flower import require_flower, simulate
@@ -193,10 +188,14 @@ def simulate(
     if engine != "flower":
         raise typer.BadParameter(f"engine {engine!r}; expected flower, or use `potluck run`")
     require_flower()
-    assignments = list(overrides or [])
-    if target is not None and "=" in target:
-        target, assignments = None, [target, *assignments]
+    target, assignments = _asked(target, overrides)
     simulate(target, assignments, to)
+
+
+def _asked(target: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """Target and assignments; without a target the first assignment stands in its place."""
+    given = list(overrides or [])
+    return (None, [target, *given]) if target is not None and "=" in target else (target, given)
 
 
 def _trusted(keys: Path | None, insecure: bool) -> Path | None:
