@@ -26,11 +26,13 @@ def table():
     return tomllib.loads((BENCHMARKS / "mini_table.toml").read_text())
 
 
+@pytest.mark.slow
 def test_every_row_is_an_experiment_of_its_own(mini_table, table):
     entries = list(mini_table.entries(table))
     assert len({entry.folder_name for entry in entries}) == len(entries) == len(table["rows"]) * len(table["seeds"])
 
 
+@pytest.mark.slow
 def test_rows_differ_in_nothing_but_method_models_and_what_their_names_say(mini_table, table):
     def without(tree, *names):
         return {name: value for name, value in tree.items() if name not in names}
