@@ -59,13 +59,9 @@ class Computing:
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """Inputs (batch, ...), images in the chosen layout."""
-        if self.layout != "channels_last" or inputs.dim() != 4:
-            return inputs
-        found = inputs.contiguous(memory_format=torch.channels_last)
-        if found.shape[1] > 1:
-            return found
-        # Of one channel both layouts are the same memory; the strides tell the first layer which one is meant.
-        return found.as_strided(found.shape, (found[0].numel(), 1, found.shape[3], 1))
+        if self.layout == "channels_last" and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
 
     def judged(self, net: nn.Module, examples: int) -> nn.Module:
         """The net that says what `net` says of so many examples; itself, if preparing another is not worth it."""
