@@ -11,7 +11,8 @@ from potluck.core.roles import Failure
 from potluck.engines.executors import ready
 from potluck.engines.host import Question, Verdict
 from potluck.engines.session import Answer, Call, ContractError
-from potluck.flower.grid import GridExecutor, Nodes, NodesMissing, wait_for_nodes
+from potluck.flower.grid import GridExecutor
+from potluck.flower.nodes import Nodes, NodesMissing, wait_for_nodes
 from potluck.flower.parcel import unwrap, wrap
 from potluck.flower.wire import from_outcome, to_job
 from potluck.testing.loopback import Loopback

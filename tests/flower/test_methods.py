@@ -11,10 +11,12 @@ from potluck.core.federation import Site
 from potluck.engines.host import ClientHost
 from potluck.engines.inprocess import InProcessEngine
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.grid import GridExecutor, Nodes
-from potluck.flower.node import Node, NodeStore
+from potluck.flower.grid import GridExecutor
+from potluck.flower.node import Node
+from potluck.flower.nodes import Nodes
 from potluck.flower.parcel import unwrap, wrap
 from potluck.flower.serve import RemoteFederation
+from potluck.flower.store import NodeStore
 from potluck.flower.wire import from_outcome, to_job
 from potluck.methods import get_method, list_methods
 from potluck.testing.conformance import packed

@@ -4,7 +4,8 @@ import pytest
 
 from potluck.core.errors import CheckpointError, ConfigError
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.node import Home, NodeStore, node_at
+from potluck.flower.node import Home, node_at
+from potluck.flower.store import NodeStore
 
 
 def kept(store):

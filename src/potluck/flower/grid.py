@@ -1,21 +1,19 @@
 """An executor whose clients are Flower's nodes: a message each, then patience until all answered, fail or are late."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
-from potluck.core.errors import PotluckError, WireError
-from potluck.core.federation import ClientId
+from potluck.core.errors import WireError
 from potluck.core.roles import Failure
 from potluck.engines.executors import Executor, Task
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Call, ContractError
-from potluck.flower import GREETING, HELLO, JOB, JUDGING
+from potluck.flower import JOB, JUDGING
+from potluck.flower.nodes import Nodes
 from potluck.flower.parcel import unwrap, wrap
 from potluck.flower.wire import from_job, round_of, to_outcome
 
@@ -28,72 +26,6 @@ _REASONS = {
     5: "its node is gone",
     8: "its process died",
 }
-
-
-class NodesMissing(PotluckError):
-    """Fewer nodes than clients have come."""
-
-
-@dataclass
-class Nodes:
-    """Which node is which client, by the names that nodes are registered with.
-
-    Attributes:
-        names: of the clients' nodes, by client; never changes during a run.
-    """
-
-    grid: Grid
-    names: Mapping[ClientId, str]
-    _online: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
-
-    def refresh(self) -> None:
-        """Look who is there."""
-        self._online = {name_of(node): (node.node_id, _started(node)) for node in self.grid.get_nodes()}
-
-    def find(self, client: ClientId) -> int | None:
-        """The number that Flower calls the client's node by now; None while it is away."""
-        found = self._online.get(self.names[client])
-        return found[0] if found else None
-
-    def started(self, client: ClientId) -> float | None:
-        """When it came, on its server's clock."""
-        found = self._online.get(self.names[client])
-        return found[1] if found else None
-
-
-def name_of(node: Any) -> str:
-    """The name that a node was registered with; without keys, its number."""
-    return getattr(node, "name", "") or str(node.node_id)
-
-
-def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]) -> list[str]:
-    """Names of nodes that are there, in order.
-
-    Args:
-        grid: Flower's.
-        wanted: how many, whoever they are, or their names.
-        patience: seconds.
-        say: told of the waiting.
-
-    Raises:
-        NodesMissing: patience ends before they have come.
-    """
-    count = wanted if isinstance(wanted, int) else len(wanted)
-    deadline, told = time.monotonic() + patience, -1
-    while True:
-        names = sorted(name_of(node) for node in grid.get_nodes())
-        names = names if isinstance(wanted, int) else [name for name in names if name in wanted]
-        if len(names) >= count:
-            return names[:count]
-        if time.monotonic() > deadline:
-            raise NodesMissing(
-                f"{len(names)} of {count} nodes came within {patience:.0f} s: {', '.join(names) or 'none'}"
-            )
-        if len(names) != told:
-            away = "" if isinstance(wanted, int) else f"; missing: {', '.join(sorted(set(wanted) - set(names)))}"
-            say(f"{len(names)} of {count} nodes are here{away}")
-            told = len(names)
-        time.sleep(1.0)
 
 
 class GridExecutor(Executor):
@@ -212,49 +144,9 @@ class _Exchange:
         return Failure(job.client, handler, reason)
 
 
-def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[ClientId, dict[str, Any]]:
-    """Tell every node which client it is, and hear what it is made of.
-
-    Raises:
-        NodesMissing: one does not answer, or cannot take part.
-    """
-    nodes.refresh()
-    asked: dict[str, ClientId] = {}
-    for client in nodes.names:
-        node = nodes.find(client)
-        if node is not None:
-            greeting = wrap({**words, "client": client})
-            (number,) = nodes.grid.push_messages([Message(greeting, node, HELLO, ttl=timeout, group_id=GREETING)])
-            asked[number] = client
-    found: dict[ClientId, dict[str, Any]] = {}
-    deadline = time.monotonic() + timeout
-    while len(found) < len(nodes.names) and time.monotonic() < deadline:
-        for reply in nodes.grid.pull_messages([number for number, client in asked.items() if client not in found]):
-            client = asked[reply.metadata.reply_to_message_id]
-            if reply.has_error():
-                raise NodesMissing(f"node {nodes.names[client]}: {reply.error.reason}")
-            found[client], _ = unwrap(reply.content)
-            if "refusal" in found[client]:
-                raise NodesMissing(f"node {nodes.names[client]}: {found[client]['refusal']}")
-        time.sleep(0.1)
-    if silent := [name for client, name in nodes.names.items() if client not in found]:
-        raise NodesMissing(f"no answer from {', '.join(silent)} within {timeout:.0f} s")
-    return found
-
-
 def _group(job: Job) -> str:
     """What Flower's logs are to call a job's round."""
     return str(round_of(job)) if isinstance(job, Call) else JUDGING
-
-
-def _started(node: Any) -> float:
-    """When a node came, as a number that grows."""
-    at = getattr(node, "last_activated_at", "")
-    return float(at) if isinstance(at, (int, float)) else _seconds(str(at))
-
-
-def _seconds(stamp: str) -> float:
-    return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
 def _without_payload(job: Job) -> Job:

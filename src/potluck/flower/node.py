@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError, ConfigError
+from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId, Federation, Site
 from potluck.data.datasets import load
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Answer, Call, failure
-from potluck.engines.stores import write_atomically
 from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.flower import JOB, Parcel
+from potluck.flower.store import NodeStore
 from potluck.flower.wire import from_outcome, round_of, to_job
 
 _NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
-_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -230,72 +228,6 @@ def model_of(home: Home, experiment: Experiment, client: ClientId) -> ModelSpec:
     """The client's model: the owner's, or the one that the experiment deals it."""
     dealt = experiment.models[client % len(experiment.models)]
     return dealt if home.model is None else ModelSpec(home.model, {})
-
-
-class NodeStore:
-    """What a client keeps, in files named by their content.
-
-    Of a round's records all stay until the next round's first job, so that the server can go back to where the round
-    began; then only the one stays that the job names.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._journal = folder / "rounds.json"
-
-    def stand_on(self, facts: Mapping[str, Any]) -> None:
-        """Note what the client is made of, or compare it with what was noted when the run began.
-
-        Raises:
-            CheckpointError: it has changed.
-        """
-        place, found = self._folder / "client.json", dict(facts)
-        if not place.is_file():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(place, json.dumps(found, indent=1).encode())
-            return
-        noted = json.loads(place.read_text())
-        for name, value in found.items():
-            if noted.get(name) != value:
-                raise CheckpointError(
-                    f"{self._folder}: the {name} was {noted.get(name)} when the run began and is {value} now"
-                )
-
-    def read(self, name: str) -> bytes:
-        """A record by its name.
-
-        Raises:
-            CheckpointError: it is missing or damaged.
-        """
-        path = self._folder / name
-        if not _NAME.fullmatch(name) or not path.is_file():
-            raise CheckpointError(f"{path}: the client's state that the server names is not here")
-        record = path.read_bytes()
-        if digest(record) != name:
-            raise CheckpointError(f"{path} is damaged")
-        return record
-
-    def write(self, record: bytes | None, base: bytes | None, round_number: int) -> bytes | None:
-        """Keep a record; its name.
-
-        Args:
-            record: what the client keeps; None if that is nothing.
-            base: name of the record that it started from.
-            round_number: of the job.
-        """
-        rounds: dict[str, int] = json.loads(self._journal.read_text()) if self._journal.is_file() else {}
-        kept = {name: at for name, at in rounds.items() if at == round_number}
-        if base is not None:
-            kept[base.decode("ascii")] = round_number
-        name = None if record is None else digest(record)
-        if record is not None and name is not None:
-            kept[name] = round_number
-            write_atomically(self._folder / name, record)
-        if kept != rounds:
-            write_atomically(self._journal, json.dumps(kept).encode())
-        for old in rounds.keys() - kept.keys():
-            (self._folder / old).unlink(missing_ok=True)
-        return None if name is None else name.encode("ascii")
 
 
 def refusal(error: Exception) -> dict[str, str]:

@@ -23,7 +23,8 @@ from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.play import holding, play, prepare
 from potluck.experiment.run import Result, Watcher
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.grid import GridExecutor, Nodes, NodesMissing, greet, name_of, wait_for_nodes
+from potluck.flower.grid import GridExecutor
+from potluck.flower.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds; Flower's program for it outlives a SuperLink that was killed by that much
 NODES = "nodes.json"
