@@ -1,5 +1,6 @@
 """What `keys`, `serve`, `join` and `simulate` refuse, in one line, before anything starts."""
 
+import signal
 import sys
 
 import pytest
@@ -51,9 +52,11 @@ class TestWithFlower:
         ],
     )
     def test_what_cannot_work_is_refused_in_a_line(self, words, expected, monkeypatch, capsys, tmp_path):
+        before = signal.getsignal(signal.SIGTERM)
         code, said = outcome(monkeypatch, capsys, *words)
         assert code == 2
         assert expected in said.err.splitlines()[-1]
+        assert signal.getsignal(signal.SIGTERM) is before
         assert list(tmp_path.rglob("*")) == []
 
     def test_keys_say_where_they_belong(self, monkeypatch, capsys, tmp_path):

@@ -127,8 +127,11 @@ def take_part(
     _address(address)
     ticket, home = Ticket(address, keys), Home(state, data, model, capacity)
     home.check()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Flower's program ends with us
-    stay(ticket, home, lambda line: typer.echo(line, err=True))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends with us
+    try:
+        stay(ticket, home, lambda line: typer.echo(line, err=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> None:
