@@ -62,7 +62,7 @@ def knock(ticket: Ticket) -> None:
     """Whether a server answers there, in the way that the ticket says, and knows this node.
 
     Raises:
-        ConfigError: keys are missing, or the address is none.
+        ConfigError: the address is none.
         Unreachable: nobody answers.
         Refused: somebody does, but does not want this node.
     """
