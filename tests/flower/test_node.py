@@ -1,10 +1,12 @@
 """What a node keeps, for how long, and whom it serves."""
 
 import pytest
+import torch
 
 from potluck.core.errors import CheckpointError, ConfigError
+from potluck.engines.host import Question, Verdict
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.node import Home, node_at
+from potluck.flower.node import Home, Node, node_at
 from potluck.flower.store import NodeStore
 
 
@@ -100,3 +102,20 @@ def test_a_client_that_has_changed_since_the_run_began_is_refused(tmp_path):
     store.stand_on({"client": 0, "data": "abc"})
     with pytest.raises(CheckpointError, match="the data was abc when the run began and is xyz now"):
         NodeStore(tmp_path / "run").stand_on({"client": 0, "data": "xyz"})
+
+
+def test_a_node_has_as_many_threads_as_the_run_whatever_the_machine_has(tmp_path):
+    seen = []
+
+    class Host:
+        def carry_out(self, job):
+            seen.append(torch.get_num_threads())
+            return Verdict(job.client, "model", {}, b"")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Node(0, None, Host(), NodeStore(tmp_path), torch_threads=1).carry_out(Question(0, b"", None, ()))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

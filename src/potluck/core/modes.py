@@ -1,8 +1,9 @@
-"""Training and evaluation mode, set for a while and put back layer by layer."""
+"""Training and evaluation mode, and how many threads torch has: set for a while and put back."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -16,3 +17,14 @@ def mode(net: nn.Module, *, training: bool) -> Generator[None]:
     finally:
         for module, was in before:
             module.training = was
+
+
+@contextmanager
+def threads(count: int) -> Generator[None]:
+    """So many torch threads inside the block; results differ in their last bits with the number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

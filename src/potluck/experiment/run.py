@@ -11,6 +11,7 @@ import torch
 
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
+from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
 from potluck.engines.executors.choice import Choice, choose_executor
 from potluck.engines.inprocess import InProcessEngine
@@ -107,14 +108,12 @@ class Run:
             ClientFailure: a client failed and failures are not tolerated; the last checkpoint stands.
             CheckpointError: the folder's checkpoint is damaged.
         """
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._config.threads)
-        try:
-            self.load()
-            return self._play(watch)
-        finally:
-            self._engine.close()
-            torch.set_num_threads(threads)
+        with threads(self._config.threads):
+            try:
+                self.load()
+                return self._play(watch)
+            finally:
+                self._engine.close()
 
     def _play(self, watch: Watcher) -> Result:
         self._forget_unfinished_rounds()

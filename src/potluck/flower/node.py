@@ -9,6 +9,7 @@ from typing import Any
 
 from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId, Federation, Site
+from potluck.core.modes import threads
 from potluck.data.datasets import load
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Answer, Call, failure
@@ -69,7 +70,7 @@ class Home:
             if self.model is not None or self.capacity is not None:
                 raise ConfigError(_NOTHING_OF_ITS_OWN)
             return
-        dataset = load(str(self.data), augmentation="none")
+        dataset = load(self.data, augmentation="none")
         if self.model is not None:
             builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
         if self.capacity is not None and not 0 < self.capacity <= 1:
@@ -91,13 +92,17 @@ class Node:
         federation: in which it has data.
         host: of the run's method.
         store: of what the client keeps.
+        torch_threads: as the run has them, whatever this machine has.
     """
 
-    def __init__(self, client: ClientId, federation: Federation, host: ClientHost, store: "NodeStore") -> None:
+    def __init__(
+        self, client: ClientId, federation: Federation, host: ClientHost, store: NodeStore, torch_threads: int = 1
+    ) -> None:
         self._client = client
         self._federation = federation
         self._host = host
         self._store = store
+        self._threads = torch_threads
 
     def carry_out(self, job: Job) -> Outcome:
         """Do a job; what the client keeps is on disk before the outcome is returned."""
@@ -106,7 +111,8 @@ class Node:
             return failure(job.client, name, ConfigError(f"this node is client {self._client}"))
         try:
             known = None if job.record is None else self._store.read(job.record.decode("ascii"))
-            outcome = self._host.carry_out(replace(job, record=known))
+            with threads(self._threads):
+                outcome = self._host.carry_out(replace(job, record=known))
         except Exception as error:  # a bug in the method's file too: the server says so where it is read
             return failure(job.client, name, error)
         if not isinstance(outcome, Answer) or not isinstance(job, Call):
@@ -176,7 +182,7 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
     federation, data = federation_at(home, experiment, client)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     store = NodeStore(home.state / _safe(str(words["run"])))
-    node = Node(client, federation, host, store)
+    node = Node(client, federation, host, store, experiment.run.threads)
     model = model_of(home, experiment, client)
     introduction = {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
     store.stand_on({"client": client, "data": data, "model": str(model), "capacity": introduction["capacity"]})

@@ -1,7 +1,5 @@
 """A run in Flower's own simulation: its nodes are actors of Ray on this machine."""
 
-import contextlib
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,7 @@ def simulate(experiment: Experiment, folder: Path, watch: Watcher) -> None:
 
     resources: dict[str, dict[str, Any]] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            run_simulation(server_app, client_app, experiment.federation.clients, backend_config=resources)
+        run_simulation(server_app, client_app, experiment.federation.clients, backend_config=resources)
     except SystemExit:
         raise ConfigError("Flower's simulation needs Ray: pip install 'potluck[flower,ray]'") from None
     except Exception:
