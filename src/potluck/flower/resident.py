@@ -5,15 +5,16 @@ Both ends are here. They talk through a socket in the node's state folder, in fr
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 from potluck.core.errors import ConfigError, PotluckError
+from potluck.engines.frames import receive, send
 from potluck.flower import Parcel
 
 _SOCKET = "resident.sock"
@@ -46,11 +47,10 @@ def hand_over(config: Mapping[str, Any], kind: str, parcel: Parcel) -> Parcel | 
     if not config.get("resident"):
         return None
     words, payload = parcel
-    with _reached(Path(str(config["state"]))) as connection:
+    with _reached(Path(str(config["state"]))) as resident:
         try:
-            for part in (kind.encode(), json.dumps(words).encode(), payload):
-                connection.send_bytes(part)
-            found, payload = connection.recv_bytes(), connection.recv_bytes()
+            send(resident, kind.encode(), json.dumps(words).encode(), payload)
+            found, payload = receive(resident), receive(resident)
         except (EOFError, ConnectionError) as error:
             raise ResidentLost("the node's worker ended in the middle of the job; is there enough memory?") from error
     return json.loads(found), payload
@@ -65,22 +65,27 @@ def stay(config: Mapping[str, Any]) -> None:
     home = Home.of(config)
     household, path = Household(home), socket_in(home.state)
     path.unlink(missing_ok=True)
-    with Listener(str(path), family="AF_UNIX") as listener:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
         while True:
-            with listener.accept() as connection, suppress(EOFError, ConnectionError):  # who asked may have gone
-                kind, words, payload = (connection.recv_bytes() for _ in range(3))
+            asking, _ = door.accept()
+            with asking, suppress(EOFError, ConnectionError):  # who asked may have gone
+                kind, words, payload = (receive(asking) for _ in range(3))
                 answer, payload = household.answer(kind.decode(), (json.loads(words), payload))
-                connection.send_bytes(json.dumps(answer).encode())
-                connection.send_bytes(payload)
+                send(asking, json.dumps(answer).encode(), payload)
 
 
-def _reached(state: Path) -> Connection:
+def _reached(state: Path) -> socket.socket:
     """A connection to the resident, which may be on its way."""
     deadline = time.monotonic() + _COMES_WITHIN
     while True:
+        there = socket.socket(socket.AF_UNIX)
         try:
-            return Client(str(socket_in(state)), family="AF_UNIX")
+            there.connect(str(socket_in(state)))
+            return there
         except (FileNotFoundError, ConnectionRefusedError):
+            there.close()
             if time.monotonic() > deadline:
                 raise ResidentLost(f"no worker listens at {socket_in(state)}") from None
             time.sleep(0.05)

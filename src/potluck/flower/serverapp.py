@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from potluck.core.errors import PotluckError
+from potluck.engines.allocator import keep_freed_memory
 from potluck.flower.hosting import Said
 from potluck.flower.serve import serve
 
@@ -21,6 +22,7 @@ def _main(grid: Grid, context: Context) -> None:
     config = context.run_config
     folder = Path(str(config["folder"]))
     said = Said(folder)
+    keep_freed_memory()
     try:
         serve(
             grid,

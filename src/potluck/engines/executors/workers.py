@@ -1,7 +1,7 @@
 """Clients on all cores: one process a core, one thread each, forked from this one.
 
 A worker inherits method, federation and data as they are in memory, so nothing of them is sent or copied; calls and
-answers are bytes and go through pipes. What a client computes does not depend on which worker it is given to, so the
+answers are bytes and go through sockets. What a client computes does not depend on which worker it is given to, so the
 results are those of the sequential executor to the last bit.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 
@@ -23,6 +23,7 @@ import torch
 from potluck.core.roles import Failure
 from potluck.engines.allocator import keep_freed_memory
 from potluck.engines.executors import Executor, Task, longest_last, ready
+from potluck.engines.executors.channel import Channel
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ClientHost, Job, Outcome, Question
 
@@ -54,10 +55,10 @@ def why_not() -> str | None:
 
 @dataclass
 class _Worker:
-    """One process, this end of its pipe, and what it works on: places of tasks, and their jobs."""
+    """One process, this end of its channel, and what it works on: places of tasks, and their jobs."""
 
     process: BaseProcess
-    pipe: Connection
+    channel: Channel
     bundle: dict[int, Job] = field(default_factory=dict[int, Job])
 
     @property
@@ -116,7 +117,7 @@ class Workers(Executor):
     def close(self) -> None:
         """End the processes."""
         for worker in self._workers:
-            worker.pipe.close()
+            worker.channel.close()
             worker.process.terminate()
         for worker in self._workers:
             worker.process.join()
@@ -129,18 +130,18 @@ class Workers(Executor):
                 continue
             worker.bundle = {place: tasks[place].make() for place in left.pop()}
             with suppress(ConnectionError):  # it died while it was idle; whoever listens to it will notice
-                worker.pipe.send(list(worker.bundle.values()))
+                worker.channel.send(list(worker.bundle.values()))
 
     def _ready(self) -> list[_Worker]:
         """Wait until at least one busy worker has something to say, or has died."""
-        busy = {worker.pipe: worker for worker in self._workers if worker.bundle}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+        busy = {worker.channel.fileno(): worker for worker in self._workers if worker.bundle}
+        return [busy[number] for number in wait(list(busy)) if isinstance(number, int)]
 
     def _outcomes(self, worker: _Worker, left: list[list[int]]) -> dict[int, Outcome]:
         """What a worker has, by place of the task. What a dead one had is left again, each task by itself."""
-        bundle, worker.bundle = worker.bundle, {}
+        bundle = worker.bundle
         try:
-            found = worker.pipe.recv()
+            found = worker.channel.receive()
         except (EOFError, ConnectionError):
             epitaph = self._replaced(worker)
             if len(bundle) > 1:
@@ -148,8 +149,9 @@ class Workers(Executor):
                 return {}
             ((place, job),) = bundle.items()
             return {place: self._lost(job, epitaph)}
-        if isinstance(found, BaseException):
-            raise found
+        worker.bundle = {}
+        if isinstance(found[0], Exception):
+            raise found[0]
         return dict(zip(bundle, found, strict=True))
 
     def _lost(self, job: Job, epitaph: str) -> Failure:
@@ -160,14 +162,14 @@ class Workers(Executor):
     def _replaced(self, worker: _Worker) -> str:
         """Put another worker in a dead one's place; how it ended."""
         assert self._host is not None
-        worker.pipe.close()
+        worker.channel.close()
         self._workers[self._workers.index(worker)] = self._fork(self._host)
         return worker.epitaph
 
     def _fork(self, host: ClientHost) -> _Worker:
         context = get_context("fork")
-        here, there = context.Pipe()
-        ours = [here, *(worker.pipe for worker in self._workers)]
+        here, there = Channel.pair()
+        ours = [here, *(worker.channel for worker in self._workers)]
         process = context.Process(target=_work, args=(host, self._inner, there, ours), daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of forking beside other threads. "auto" has asked `why_not`, and who names workers
@@ -185,24 +187,24 @@ def import_optimizers() -> None:
     torch.optim.Adam([weight], fused=True).step()
 
 
-def _work(host: ClientHost, inner: Executor, pipe: Connection, others: list[Connection]) -> None:
-    """A worker's life: carry out jobs until the pipe is closed."""
+def _work(host: ClientHost, inner: Executor, parent: Channel, others: list[Channel]) -> None:
+    """A worker's life: carry out jobs until the parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard speaks to the process that forked us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:
-        other.close()  # or we would keep their pipes open when that process is gone
+        other.close()  # or we would keep their channels open when that process is gone
     torch.set_num_threads(1)
     keep_freed_memory()
     while True:
         try:
-            tasks = [ready(job) for job in pipe.recv()]
+            tasks = [ready(job) for job in parent.receive()]
         except (EOFError, ConnectionError):
             return
         try:
             found = list(inner.run(host, tasks))
         except Exception as error:
-            found = _sendable(error)
-        pipe.send(found)
+            found = [_sendable(error)]
+        parent.send(found)
 
 
 def _sendable(error: Exception) -> Exception:

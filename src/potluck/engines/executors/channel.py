@@ -1,0 +1,70 @@
+"""Jobs to a process of our own, and outcomes back."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Self
+
+from potluck.engines.frames import receive, send
+from potluck.engines.host import Job, Outcome
+
+_CARRIED = ("payload", "record")
+"""Attributes of jobs and outcomes that are long bytes."""
+
+
+class Channel:
+    """One end of a way between two processes; it closes when it is forgotten.
+
+    What jobs and outcomes carry are frames, the same message for several clients one; the rest goes as
+    `multiprocessing` has it.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Self]:
+        """Both ends."""
+        here, there = socket.socketpair()
+        return cls(here), cls(there)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The end's number, to wait for it."""
+        return self._end.fileno()
+
+    def close(self) -> None:
+        """Let the other side know that nobody is here."""
+        self._end.close()
+
+    def send(self, items: Sequence[Job | Outcome | Exception]) -> None:
+        """Send some, once the other side listens."""
+        frames: dict[int, bytes] = {}
+        bare = [_bare(item, frames) for item in items]
+        send(self._end, ForkingPickler.dumps((bare, list(frames))), *frames.values())
+
+    def receive(self) -> list[Any]:
+        """What the other side has sent.
+
+        Raises:
+            EOFError: it has gone.
+        """
+        bare, names = ForkingPickler.loads(receive(self._end))  # pyright: ignore[reportAttributeAccessIssue]
+        frames = {name: receive(self._end) for name in names}
+        return [_laden(item, {part: frames[name] for part, name in of.items()}) for item, of in bare]
+
+
+def _bare(item: Job | Outcome | Exception, frames: dict[int, bytes]) -> tuple[Any, dict[str, int]]:
+    """An item without what it carries, which joins the frames, and their names by attribute."""
+    if isinstance(item, Exception):
+        return item, {}
+    carried = {part: value for part in _CARRIED if (value := getattr(item, part, None)) is not None}
+    frames |= {id(value): value for value in carried.values()}
+    return _laden(item, dict.fromkeys(carried, b"")), {part: id(value) for part, value in carried.items()}
+
+
+def _laden(item: Any, carried: Mapping[str, bytes]) -> Any:
+    return replace(item, **carried) if carried else item

@@ -1,0 +1,34 @@
+"""Frames: what is sent arrives, piece by piece."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from potluck.engines.frames import receive, send
+
+
+@pytest.fixture
+def ends():
+    here, there = socket.socketpair()
+    with here, there:
+        yield here, there
+
+
+def test_frames_of_any_length_arrive_one_by_one(ends):
+    here, there = ends
+    frames = [b"", b"word", os.urandom(3_000_000), b"\x00"]
+    sender = threading.Thread(target=send, args=(here, *frames))
+    sender.start()
+    assert [receive(there) for _ in frames] == frames
+    sender.join()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x10", (100).to_bytes(8, "little") + b"half"])
+def test_the_other_side_going_away_is_an_end_of_file(ends, sent):
+    here, there = ends
+    here.sendall(sent)
+    here.close()
+    with pytest.raises(EOFError):
+        receive(there)
