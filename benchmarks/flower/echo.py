@@ -1,11 +1,13 @@
-"""Echo: sends a tensor to every client and gets it back; there is nothing to learn.
+"""Echo: sends a tensor to every client and gets another one back; there is nothing to learn.
 
-For measuring what it takes to reach clients on other machines.
+For measuring what it takes to reach clients on other machines. The numbers are drawn anew for every message, as trained
+weights would be new: Flower sends equal pieces only once.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,33 +19,31 @@ from potluck.core.roles import Client, Cohort, Server
 
 @dataclass(frozen=True)
 class State:
-    """What is sent."""
-
-    payload: Tensor
+    """Nothing."""
 
 
 @dataclass(frozen=True)
 class Echo(Method[State]):
-    """`numbers` is how many float32 go each way."""
+    """`size` is how many bytes go each way."""
 
-    numbers: int = 1
+    size: int = 1
 
     keeps_model = False
 
     def init(self, server: Server) -> State:
-        """Zeros."""
-        return State(torch.zeros(self.numbers))
+        """Nothing."""
+        return State()
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         """There and back."""
-        replies = cohort.ask(self.echo, Message(payload=state.payload))
+        replies = cohort.ask(self.echo, Message(payload=_new(self.size)))
         assert len(replies) == len(cohort.ids)
         return state
 
     @on_client
     def echo(self, client: Client, message: Message) -> Message:
-        """The same again."""
-        return Message(payload=message["payload"])
+        """As much again."""
+        return Message(payload=_new(len(message["payload"])))
 
     def inference_message(self, state: State, client: ClientId, server: Server) -> Message:
         """Nothing."""
@@ -52,3 +52,8 @@ class Echo(Method[State]):
     def inference_model(self, client: Client, message: Message) -> Any:
         """The client's own, untrained."""
         return client.model
+
+
+def _new(size: int) -> Tensor:
+    """So many bytes."""
+    return torch.frombuffer(bytearray(np.random.default_rng().bytes(size)), dtype=torch.uint8)

@@ -3,7 +3,7 @@
     python benchmarks/flower/overhead.py [--nodes 3 10] [--rounds 5] [--repeats 3] [--out overhead.json]
 
 One SuperLink behind the gate and as many nodes on this machine, over TLS with keys. In turns, repeat by repeat, a bare
-Flower app and Potluck send every node an empty message, and one of 45 MB, and get it back; a run's first round, in
+Flower app and Potluck send every node an empty message, and one of 45 MB, and get as much back; a run's first round, in
 which nodes read data and build models, is shown apart. Needs the extra `flower`.
 """
 
@@ -87,7 +87,7 @@ def ours(link: SuperLink, place: Path, count: int, size: int, rounds: int, name:
     run.mkdir()
     tree = {
         "federation": {"dataset": "digits", "clients": count, "models": ["cnn2"]},
-        "method": {"name": str(HERE / "echo.py"), "numbers": size // 4},
+        "method": {"name": str(HERE / "echo.py"), "size": size},
         "run": {"rounds": rounds, "evaluate_every": rounds, "common_test": False},
     }
     app = write_app(place / f"app-{name}", resolve(tree), run, timeout=600.0, patience=600.0)

@@ -1,9 +1,13 @@
-"""A Flower app without Potluck: sends one array to every node and gets it back. The yardstick for our own share."""
+"""A Flower app without Potluck: sends one array to every node and gets another one back. The yardstick for our share.
+
+The numbers are drawn anew for every message, as trained weights would be new: Flower sends equal pieces only once.
+"""
 
 import json
 import time
 from pathlib import Path
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -21,8 +25,7 @@ def _main(grid: Grid, context: Context) -> None:
     seconds: list[float] = []
     for number in range(int(config["rounds"])):
         started = time.perf_counter()
-        array = Array(dtype="uint8", shape=(size,), stype="raw", data=bytes(size))
-        content = RecordDict({"payload": ArrayRecord({"packed": array})})
+        content = _new(size)
         nodes = list(grid.get_node_ids())[:count]
         messages = [Message(content, node, "train.echo", ttl=600.0, group_id=str(number)) for node in nodes]
         left = set(grid.push_messages(messages))
@@ -35,4 +38,11 @@ def _main(grid: Grid, context: Context) -> None:
 
 @client_app.train("echo")
 def _echo(message: Message, context: Context) -> Message:
-    return Message(message.content, reply_to=message)
+    (size,) = message.content.array_records["payload"]["packed"].shape
+    return Message(_new(size), reply_to=message)
+
+
+def _new(size: int) -> RecordDict:
+    """One array of so many bytes."""
+    array = Array(dtype="uint8", shape=(size,), stype="raw", data=np.random.default_rng().bytes(size))
+    return RecordDict({"payload": ArrayRecord({"packed": array})})
