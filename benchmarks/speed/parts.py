@@ -1,9 +1,9 @@
-"""Measure the engine's parts on one core, each against what one would write without it.
+"""Measure the engine's parts, each against what one would write without it.
 
     OMP_NUM_THREADS=1 python benchmarks/speed/parts.py [--only step] [--repeats 5] [--out results.json]
 
 The ways of a part are tried in turn, and a ratio is the median over repeats of the quotient within one. Seconds are
-those of the processor, so that another process on the machine disturbs little.
+those of the processor, so that another process on the machine disturbs little; where two cores work, of the clock.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,11 +34,13 @@ from potluck.core.tree import pack
 from potluck.core.weights import Weights, mean_where_present, weights_of
 from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.costs import forward_flops
+from potluck.engines.executors.workers import Workers
 from potluck.engines.host import ClientHost
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
 from potluck.engines.training import train
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.local import Local
 from potluck.models import get_model
 
 IMAGES = (3, 32, 32)
@@ -154,6 +156,43 @@ def evaluation(repeats: int) -> Iterable[Reading]:
     return compare("judging a ResNet-18", "ms/example", ways, repeats)
 
 
+def evaluation_on_two_cores(repeats: int) -> Iterable[Reading]:
+    """Five ResNet-18s, of five clients who learn alone, each on all images of the common test set."""
+    examples, clients = random_examples(800), 5
+    nets = [resnet18().eval() for _ in range(clients)]
+
+    def plain(threads: int) -> None:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            for net in nets:
+                for rows in torch.arange(len(examples)).split(100):
+                    net(examples.inputs[rows]).argmax(1)
+        torch.set_num_threads(1)
+
+    def ours(computing: Computing) -> Callable[[], object]:
+        whole = replace(federation(resnet18, clients), test=examples)
+        engine = InProcessEngine(Local(), whole, executor=Workers(2), computing=computing)
+        state = engine.start()
+        engine.round(1, state, range(clients))  # so that each has a model of its own
+        return lambda: engine.judge(state, dict.fromkeys(range(clients), ("common",)))
+
+    ways = {
+        "a plain loop, 1 thread": partial(plain, 1),
+        "a plain loop, 2 threads": partial(plain, 2),
+        "Potluck, fp32, channels last, 2 processes": ours(WAYS["Potluck, fp32, channels last"]),
+        "Potluck, bf16, channels last, 2 processes": ours(WAYS["Potluck, bf16, channels last"]),
+    }
+    return compare(
+        "judging five ResNet-18s", "s", {name: partial(_on_the_clock, way) for name, way in ways.items()}, repeats
+    )
+
+
+def _on_the_clock(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
 def _milliseconds_each(work: Callable[[], Any], count: int) -> float:
     return 1e3 * seconds(work) / count
 
@@ -184,9 +223,9 @@ class Empty(FedAvg):
 
 
 def federation(build: Callable[[], nn.Module], clients: int) -> Federation:
-    """Clients with one example each."""
-    one = random_examples(1)
-    sites = {id: Site(id, "net", one, empty_like(one), empty_like(one)) for id in range(clients)}
+    """Clients with two examples each."""
+    two = random_examples(2)
+    sites = {id: Site(id, "net", two, empty_like(two), empty_like(two)) for id in range(clients)}
     return Federation(sites, {"net": build}, "net", num_classes=10)
 
 
@@ -235,7 +274,9 @@ def _resident_gib() -> float:
     return pages * 4096 / 2**30
 
 
-PARTS = {part.__name__: part for part in (floor, step, evaluation, aggregation, overhead, states)}
+PARTS = {
+    part.__name__: part for part in (floor, step, evaluation, evaluation_on_two_cores, aggregation, overhead, states)
+}
 
 
 def show(readings: Iterable[Reading]) -> None:
