@@ -97,13 +97,13 @@ def ours(link: SuperLink, place: Path, count: int, size: int, rounds: int, name:
     return [json.loads(line)["seconds_local"] for line in (run / TIMINGS).read_text().splitlines()]
 
 
-def measure(count: int, rounds: int, repeats: int) -> Iterator[dict[str, Any]]:
+def measure(count: int, messages: list[str], rounds: int, repeats: int) -> Iterator[dict[str, Any]]:
     """One reading a size, way and repeat."""
     with TemporaryDirectory(prefix="overhead-") as folder, deployed(Path(folder), count) as link:
         place = Path(folder)
         for repeat in range(repeats):
-            for name, size in SIZES.items():
-                word = f"{name.split()[0]}-{repeat}"
+            for name in messages:
+                size, word = SIZES[name], f"{name.split()[0]}-{repeat}"
                 for way in ("bare Flower", "Potluck") if repeat % 2 == 0 else ("Potluck", "bare Flower"):
                     if way == "Potluck":
                         seconds = ours(link, place, count, size, rounds, word)
@@ -138,11 +138,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10], help="how many")
+    parser.add_argument("--messages", choices=SIZES, nargs="+", default=list(SIZES), help="how large")
     parser.add_argument("--rounds", type=int, default=5, help="of each run; the first is left out")
     parser.add_argument("--repeats", type=int, default=3, help="of every run")
     parser.add_argument("--out", type=Path, help="file for all readings, in JSON")
     options = parser.parse_args()
-    readings = [reading for count in options.nodes for reading in measure(count, options.rounds, options.repeats)]
+    readings = [
+        reading
+        for count in options.nodes
+        for reading in measure(count, options.messages, options.rounds, options.repeats)
+    ]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     if options.out:
         options.out.write_text(json.dumps({"machine": machine, "readings": readings}, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """What the server makes of nodes that fail, lie, are late, go or come back."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from flwr.app import Message
@@ -53,6 +54,33 @@ def test_outcomes_come_in_the_order_of_the_jobs():
     found, _ = play(nodes, [call(2), call(0), call(1)])
     assert [outcome.client for outcome in found] == [2, 0, 1]
     assert found[0] == Answer(2, EMPTY, b"f" * 32, (0.1, 1 / 3))
+
+
+def test_jobs_in_a_row_with_one_payload_are_pushed_together_and_share_it():
+    pushed = []
+
+    def watch(grid):
+        def push(messages):
+            pushed.append([message.content.array_records["payload"] for message in messages])
+            return taken(messages)
+
+        taken, grid.push_messages = grid.push_messages, push
+
+    shared, other = PotluckMessage(of="all").encode(), PotluckMessage(of="one").encode()
+    jobs = [replace(call(client), payload=other if client == 2 else shared) for client in range(4)]
+    found, _ = play(dict.fromkeys("abcd", echo), jobs, before=watch)
+    assert [outcome.payload for outcome in found] == [shared, shared, other, shared]
+    assert [len(records) for records in pushed] == [2, 1, 1]
+    first, second = pushed[0]
+    assert first is second
+
+
+def test_a_message_that_the_superlink_does_not_take_costs_its_reply():
+    def refuse(grid):
+        grid.push_messages = lambda messages: []
+
+    (failure,), _ = play({"a": echo}, [call()], before=refuse)
+    assert failure.reason == "the SuperLink did not take the message"
 
 
 def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():

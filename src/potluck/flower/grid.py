@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from flwr.app import Message
@@ -14,7 +15,7 @@ from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Call, ContractError
 from potluck.flower import JOB, JUDGING
 from potluck.flower.nodes import Nodes
-from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.parcel import packed, unwrap, wrap
 from potluck.flower.wire import from_job, round_of, to_outcome
 
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
@@ -55,8 +56,7 @@ class GridExecutor(Executor):
         """
         self._nodes.refresh()
         exchange = _Exchange(self._nodes, host, self._timeout)
-        for place, task in enumerate(tasks):
-            exchange.send(place, task.make(), self._words)
+        exchange.send(tasks, self._words)
         exchange.wait(self._poll)
         return iter([exchange.outcomes[place] for place in range(len(tasks))])
 
@@ -81,18 +81,31 @@ class _Exchange:
         self._deadline = time.monotonic() + timeout
         self._out: dict[str, _Sent] = {}
 
-    def send(self, place: int, job: Job, words: Mapping[str, Any]) -> None:
-        """Push one job; one at a time, so that not all messages are in memory at once."""
-        node = self._nodes.find(job.client)
-        if node is None:
-            self.outcomes[place] = self._failure(job, f"its node {self._nodes.names[job.client]} is not online")
-            return
-        message = Message(wrap(*from_job(job, words)), node, JOB, ttl=self._timeout, group_id=_group(job))
-        (number,) = self._nodes.grid.push_messages([message])
-        if not number:
-            self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
-            return
-        self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client))
+    def send(self, tasks: Sequence[Task], words: Mapping[str, Any]) -> None:
+        """Push the jobs: together those in a row with the same payload, of which only one is in memory then."""
+        jobs = enumerate(task.make() for task in tasks)
+        for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
+            self._push(dict(alike), words)
+
+    def _push(self, jobs: Mapping[int, Job], words: Mapping[str, Any]) -> None:
+        """Push jobs with the same payload."""
+        payload = packed(next(iter(jobs.values())).payload)
+        going: list[tuple[int, Job]] = []
+        messages: list[Message] = []
+        for place, job in jobs.items():
+            node = self._nodes.find(job.client)
+            if node is None:
+                self.outcomes[place] = self._failure(job, f"its node {self._nodes.names[job.client]} is not online")
+                continue
+            content = wrap(from_job(job, words)[0], payload)
+            messages.append(Message(content, node, JOB, ttl=self._timeout, group_id=_group(job)))
+            going.append((place, job))
+        numbers = list(self._nodes.grid.push_messages(messages)) or [""] * len(messages)  # none, if one is too large
+        for (place, job), number in zip(going, numbers, strict=True):
+            if number:
+                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client))
+            else:
+                self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
     def wait(self, poll: float) -> None:
         """Until every job has an outcome."""

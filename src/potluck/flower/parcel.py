@@ -17,12 +17,17 @@ _WORDS, _PAYLOAD, _KIND = "potluck", "payload", "packed"
 _VERSION = 1
 
 
-def wrap(words: Mapping[str, Any], payload: bytes = b"") -> RecordDict:
-    """A parcel as records."""
+def packed(payload: bytes) -> ArrayRecord:
+    """A payload as Flower sends it; what several messages share is packed, and checked, once."""
+    array = Array(dtype="uint8", shape=(len(payload),), stype="potluck.packed", data=payload)
+    return ArrayRecord({_KIND: array})
+
+
+def wrap(words: Mapping[str, Any], payload: bytes | ArrayRecord = b"") -> RecordDict:
+    """A parcel as records; its payload may be packed already."""
     records = RecordDict({_WORDS: ConfigRecord({"version": _VERSION, "words": json.dumps(dict(words))})})
     if payload:
-        array = Array(dtype="uint8", shape=(len(payload),), stype="potluck.packed", data=payload)
-        records[_PAYLOAD] = ArrayRecord({_KIND: array})
+        records[_PAYLOAD] = packed(payload) if isinstance(payload, bytes) else payload
     return records
 
 
