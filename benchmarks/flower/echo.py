@@ -4,6 +4,8 @@ For measuring what it takes to reach clients on other machines. The numbers are 
 weights would be new: Flower sends equal pieces only once.
 """
 
+import random
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,8 @@ class Echo(Method[State]):
         return State()
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        """There and back."""
+        """There and back, beginning at any moment: nodes look for messages every three seconds."""
+        time.sleep(random.uniform(0, 3))
         replies = cohort.ask(self.echo, Message(payload=_new(self.size)))
         assert len(replies) == len(cohort.ids)
         return state

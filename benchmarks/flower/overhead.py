@@ -3,8 +3,9 @@
     python benchmarks/flower/overhead.py [--nodes 3 10] [--rounds 5] [--repeats 3] [--out overhead.json]
 
 One SuperLink behind the gate and as many nodes on this machine, over TLS with keys. In turns, repeat by repeat, a bare
-Flower app and Potluck send every node an empty message, and one of 45 MB, and get as much back; a run's first round, in
-which nodes read data and build models, is shown apart. Needs the extra `flower`.
+Flower app and Potluck send every node an empty message, and one of 45 MB, and get as much back. Rounds begin at random
+moments, because nodes look for messages every three seconds. A run's first round, in which nodes read data and build
+models, is left out of the table. Needs the extra `flower`.
 """
 
 import argparse

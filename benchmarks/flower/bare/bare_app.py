@@ -4,6 +4,7 @@ The numbers are drawn anew for every message, as trained weights would be new: F
 """
 
 import json
+import random
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def _main(grid: Grid, context: Context) -> None:
         time.sleep(0.2)
     seconds: list[float] = []
     for number in range(int(config["rounds"])):
+        time.sleep(random.uniform(0, 3))  # as in echo.py
         started = time.perf_counter()
         content = _new(size)
         nodes = list(grid.get_node_ids())[:count]
