@@ -130,7 +130,7 @@ def table(readings: list[dict[str, Any]]) -> str:
         }
         share = 1 - found["bare Flower"] / found["Potluck"]
         lines.append(
-            f"| {count} | {message} | {found['bare Flower']:.1f} | {found['Potluck']:.1f} | {100 * share:.0f} % |"
+            f"| {count} | {message} | {found['bare Flower']:.1f} | {found['Potluck']:.1f} | {round(100 * share)} % |"
         )
     return "\n".join(lines)
 
