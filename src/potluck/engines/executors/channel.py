@@ -13,6 +13,13 @@ _CARRIED = ("payload", "record")
 """Attributes of jobs and outcomes that are long bytes."""
 
 
+class _End(socket.socket):
+    """A socket that closes when it is forgotten: so workers end whose executor nobody closed."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Channel:
     """One end of a way between two processes; it closes when it is forgotten.
 
@@ -21,16 +28,13 @@ class Channel:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
+        self._end = _End(fileno=end.detach())
 
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
         """Both ends."""
         here, there = socket.socketpair()
         return cls(here), cls(there)
-
-    def __del__(self) -> None:
-        self.close()
 
     def fileno(self) -> int:
         """The end's number, to wait for it."""
