@@ -142,16 +142,13 @@ def evaluation(repeats: int) -> Iterable[Reading]:
     """ResNet-18 on images, in batches."""
     examples, net = random_examples(1500), resnet18().eval()
 
-    def plain() -> None:
-        with torch.no_grad():
-            for rows in torch.arange(len(examples)).split(100):
-                net(examples.inputs[rows]).argmax(1)
-
     def ours(computing: Computing) -> Callable[[], Tensor]:
         host = ClientHost(FedAvg(), federation(resnet18, 1), 0, computing)
         return lambda: host.classes(net, examples)
 
-    works = {"a plain loop": plain} | {name: ours(computing) for name, computing in WAYS.items()}
+    works = {"a plain loop": partial(_judge_plainly, net, examples)} | {
+        name: ours(computing) for name, computing in WAYS.items()
+    }
     ways = {name: partial(_milliseconds_each, work, len(examples)) for name, work in works.items()}
     return compare("judging a ResNet-18", "ms/example", ways, repeats)
 
@@ -163,10 +160,8 @@ def evaluation_on_two_cores(repeats: int) -> Iterable[Reading]:
 
     def plain(threads: int) -> None:
         torch.set_num_threads(threads)
-        with torch.no_grad():
-            for net in nets:
-                for rows in torch.arange(len(examples)).split(100):
-                    net(examples.inputs[rows]).argmax(1)
+        for net in nets:
+            _judge_plainly(net, examples)
         torch.set_num_threads(1)
 
     def ours(computing: Computing) -> Callable[[], object]:
@@ -185,6 +180,12 @@ def evaluation_on_two_cores(repeats: int) -> Iterable[Reading]:
     return compare(
         "judging five ResNet-18s", "s", {name: partial(_on_the_clock, way) for name, way in ways.items()}, repeats
     )
+
+
+def _judge_plainly(net: nn.Module, examples: Examples) -> None:
+    with torch.no_grad():
+        for rows in torch.arange(len(examples)).split(100):
+            net(examples.inputs[rows]).argmax(1)
 
 
 def _on_the_clock(work: Callable[[], object]) -> float:

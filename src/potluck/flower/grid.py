@@ -82,7 +82,7 @@ class _Exchange:
         self._out: dict[str, _Sent] = {}
 
     def send(self, tasks: Sequence[Task], words: Mapping[str, Any]) -> None:
-        """Push the jobs: together those in a row with the same payload, of which only one is in memory then."""
+        """Push the jobs, those in a row with the same payload together; no more than two payloads are in memory."""
         jobs = enumerate(task.make() for task in tasks)
         for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
             self._push(dict(alike), words)
