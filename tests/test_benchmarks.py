@@ -1,5 +1,6 @@
 """The benchmarks' settings are experiments that the package accepts; what they find is not tested here."""
 
+import json
 import sys
 import tomllib
 from dataclasses import asdict
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from potluck.engines.computing import PLAIN
+from potluck.experiment.config import read_toml, resolve
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -67,3 +69,50 @@ def test_a_finished_run_is_not_played_again_and_its_results_are_written(
     assert header.startswith("family,row,seed,rounds,common,personal,global")
     assert line.startswith("small,Alone,1,2,0.")
     assert "| Alone | 1 | " in capsys.readouterr().out
+
+
+@pytest.fixture
+def long_horizon(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import long_horizon
+
+    monkeypatch.setattr(long_horizon, "TABLE", tmp_path / "table.csv")
+    monkeypatch.setattr(long_horizon, "CURVES", tmp_path / "curves.png")
+    yield long_horizon
+    del sys.modules["long_horizon"]
+
+
+def folder_with(place, method, accuracies):
+    place.mkdir(parents=True)
+    (place / "config.toml").write_text(f"[run]\nseed = 0\n[method]\n{method}\n")
+    (place / "manifest.json").write_text(json.dumps({"git_commit": "0123456789", "machine": "one"}))
+    lines = [
+        {"round": n, "bytes_down": 10**6, "bytes_up": 10**6, "loss_local": 1.0, "accuracy_common_mean": a}
+        | {"accuracy_personal_mean": None}
+        for n, a in enumerate(accuracies, start=1)
+    ]
+    (place / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_longer_of_two_runs_of_one_row_is_kept(long_horizon, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["long_horizon.py", str(tmp_path / "first")])
+    folder_with(tmp_path / "first/a", 'name = "fedavg"', [0.1, None, 0.35])
+    folder_with(tmp_path / "first/b", 'name = "fedin"\nnoise = 0.8', [0.2])
+    long_horizon.main()
+    assert "| fedavg, seed 0 | 3 | 22.5 % | 3 | – | – | – |" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["long_horizon.py", str(tmp_path / "second")])
+    folder_with(tmp_path / "second/a", 'name = "fedavg"', [0.1, None, 0.35, 0.45])
+    folder_with(tmp_path / "second/b", 'name = "fedin"\nnoise = 0.8', [])
+    long_horizon.main()
+    shown = capsys.readouterr().out
+    assert "| fedavg, seed 0 | 4 | 30.0 % | 3 | 4 | – | – |" in shown
+    assert "| fedin + noise, seed 0 | 1 | 20.0 % | – | – | – | – |" in shown
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "long_horizon").glob("*.toml")), ids=lambda path: path.stem)
+def test_long_runs_differ_in_their_methods_alone(path):
+    tree = read_toml(path)
+    resolve(tree, str(path))
+    first = read_toml(BENCHMARKS / "long_horizon" / "fedavg.toml")
+    assert (tree["federation"], tree["run"]) == (first["federation"], first["run"])
