@@ -7,6 +7,8 @@ one way.
 import torch
 from torch import Tensor
 
+from potluck.core.means import Mean
+
 Table = dict[str, Tensor]
 """By class: "means" (classes, width), zero where it is not "known" (bool, classes)."""
 
@@ -22,13 +24,24 @@ def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
     return (gaps * table["known"][labels]).mean()
 
 
-def averages(rows: Rows, classes: int) -> Table:
-    """By class, the mean of the values (n, width), each as often as it counts."""
+def averages(rows: Rows, classes: int, combine: Mean | None = None) -> Table:
+    """By class, the mean of the values (n, width), each as often as it counts; or what a robust rule makes of them."""
+    if combine is not None and combine.rule != "mean":
+        return _combined(rows, classes, combine)
     labels, counts = rows["labels"], rows["counts"]
     whole = torch.zeros(classes, dtype=counts.dtype).index_add_(0, labels, counts)
     shares = (counts / whole[labels]).to(rows["values"].dtype)  # before the sum, so that one value comes back exactly
     means = rows["values"].new_zeros(classes, rows["values"].shape[1])
     return {"means": means.index_add_(0, labels, rows["values"] * shares[:, None]), "known": whole > 0}
+
+
+def _combined(rows: Rows, classes: int, combine: Mean) -> Table:
+    """By class, the rows' values combined by a rule."""
+    means = rows["values"].new_zeros(classes, rows["values"].shape[1])
+    for label in rows["labels"].unique().tolist():
+        mine = rows["labels"] == label
+        means[label] = combine([*rows["values"][mine]], rows["counts"][mine].tolist())
+    return {"means": means, "known": rows["labels"].bincount(minlength=classes) > 0}
 
 
 def means_by_class(values: Tensor, labels: Tensor) -> Tensor:

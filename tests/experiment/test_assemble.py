@@ -32,6 +32,12 @@ def test_every_client_has_validation_and_its_models_are_dealt_in_turn():
     assert [site.architecture for site in sites.values()][:6] == [f"cnn{n}(width=32)" for n in (2, 3, 4, 5, 6, 2)]
 
 
+def test_server_architecture__is_the_smallest_model_unless_one_is_named():
+    models = "federation.models=['cnn4', 'cnn2', 'cnn3']"
+    assert assembled(models).federation.server_architecture == "cnn2"
+    assert assembled(models, "federation.server_model=cnn3").federation.server_architecture == "cnn3"
+
+
 def test_the_seed_decides_the_partition():
     first, again, other = assembled(), assembled(), assembled("run.seed=1")
     assert first.partition_fingerprint == again.partition_fingerprint != other.partition_fingerprint

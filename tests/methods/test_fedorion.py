@@ -214,6 +214,12 @@ def test_clients_below_the_budget_train_the_global_architecture(play, clouds):
     assert run.model(2).state_dict().keys() > run.state.common.keys()
 
 
+def test_clients_that_hold_the_global_model_only_keep_no_net(play, clouds):
+    federation = clouds("norm2", "norm3", "norm3", capacities=(1.0, 0.5, 0.6))
+    run = play(replace(ORION, mutual_from=0.6), federation, rounds=2)
+    assert [run.engine.store.read(client) is None for client in range(3)] == [True, True, False]
+
+
 def test_a_client_without_mutual_learning_trains_on_labels_alone(play, clouds):
     federation = clouds("norm2")
     run = play(FedORION(FULL, distillation=False), federation, rounds=0)

@@ -59,6 +59,26 @@ def test_half_of_the_clients_a_round_reach_the_optimum_that_fedavg_misses(play, 
     assert max(gaps[-5:]) > 0.1
 
 
+def one_client_a_round(play, federation, option, order):
+    """The distance to the optimum after rounds with one client each, at 0.44 per largest curvature."""
+    run = play(Scaffold(LocalTraining("sgd", lr=0.11, epochs=5), option), federation, rounds=0)
+    for client in order:
+        run.round(client)
+    return abs(weight(run) - OPTIMUM)
+
+
+def test_option_gradient__diverges_where_two_clients_are_drawn_in_turn(play, lines):
+    federation, in_turn = lines((1, 1, 1), (2, -2, 1)), [0, 1] * 40
+    assert one_client_a_round(play, federation, "gradient", in_turn) > 1.0
+    assert one_client_a_round(play, federation, "path", in_turn) < 1e-4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_option_gradient__converges_where_they_are_drawn_at_random(play, lines, seed):
+    order = torch.randint(2, (80,), generator=torch.Generator().manual_seed(seed)).tolist()
+    assert one_client_a_round(play, lines((1, 1, 1), (2, -2, 1)), "gradient", order) < 0.05
+
+
 @BOTH_OPTIONS
 def test_clients_with_unequal_numbers_of_steps_reach_the_optimum(play, lines, option):
     training = LocalTraining("sgd", lr=0.1, epochs=3, batch_size=1)  # 3 and 12 steps

@@ -22,7 +22,8 @@ AfterStep = Callable[[Weights, Extras, float], Weights]
 class LocalTraining:
     """How a net is trained on local data; the optimiser starts fresh with every fit.
 
-    The defaults are the setting that the FedIN papers give to every method: Adam, 0.001, batches of 16.
+    Adam, 0.001 and batches of 16 are the setting that the FedIN papers give to every method; their 5 epochs are not the
+    default.
 
     Attributes:
         optimizer: "adam" (betas 0.9, 0.999) or "sgd".

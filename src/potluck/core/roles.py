@@ -137,6 +137,7 @@ class Client:
         public: unlabelled public examples, if the federation has any.
         criterion: the task's loss.
         num_classes: classes of the task.
+        keeps_model: whether `model` is kept for the client's next call; a handler may set it to False.
     """
 
     id: ClientId
@@ -150,6 +151,7 @@ class Client:
     criterion: Criterion
     num_classes: int
     _build: Callable[..., nn.Module]
+    keeps_model: bool = True
 
     @property
     def objective(self) -> Supervised:

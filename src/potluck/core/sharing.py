@@ -1,8 +1,10 @@
 """Who averages weights with whom: across architectures layer by layer, or within each architecture.
 
-Every method that averages weights holds a `Sharing` among its hyper-parameters, so that methods are compared
-under the same aggregation. The server's weights are a pool: groups of clients by name, each with one dict of
-tensors from which its members pick the layers they own.
+Every method that averages weights holds a `Sharing` among its hyper-parameters. Two methods are compared under the same
+aggregation if theirs are equal; the defaults are not: FedAvg weighs by examples as its paper does, others equally.
+
+The server's weights are a pool: groups of clients by name, each with one dict of tensors from which its members pick
+the layers they own.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from torch import nn
 
 from potluck.core.batchnorm import measure_statistics
 from potluck.core.federation import ClientId, Member, Roster
+from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.roles import Client, Replies, Server
@@ -41,11 +44,13 @@ class Sharing:
         buffers: BatchNorm's running statistics are averaged like weights ("average"), stay at each client
             ("local"), or are neither sent nor kept ("drop": measured on the client's own training data
             when its model is judged).
+        combine: how the tensors of several clients become one; `weighting` matters to the rules that weigh.
     """
 
     scope: Literal["layer", "architecture", "model"] = "layer"
     weighting: Literal["samples", "uniform"] = "samples"
     buffers: Literal["average", "local", "drop"] = "average"
+    combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
         """What this scope asks of the federation."""
@@ -108,7 +113,7 @@ class Sharing:
         for group, members in _grouped(replies, roster, self.group).items():
             owned = [replies[member.id][entry] or {} for member in members]
             shares = [self.weight(replies[member.id]) for member in members]
-            merged[group] = mean_where_present(owned, shares, keep.get(group, {}))
+            merged[group] = mean_where_present(owned, shares, keep.get(group, {}), self.combine)
         return merged
 
     def weight(self, reply: Message) -> float:

@@ -11,6 +11,8 @@ import torch
 from torch import Size, Tensor, nn
 
 Weights = dict[str, Tensor]
+Combine = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
+"""One tensor from those of several clients and their shares."""
 
 
 def weights_of(net: nn.Module) -> Weights:
@@ -86,7 +88,10 @@ def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def mean_where_present(
-    owned: Sequence[Mapping[str, Tensor]], shares: Sequence[float], keep: Mapping[str, Tensor]
+    owned: Sequence[Mapping[str, Tensor]],
+    shares: Sequence[float],
+    keep: Mapping[str, Tensor],
+    combine: Combine = mean,
 ) -> Weights:
     """Layer by layer, the mean over the clients that own the layer; layers nobody owns keep their value.
 
@@ -104,7 +109,7 @@ def mean_where_present(
     for name, indices in holders.items():
         tensors = [owned[index][name] for index in indices]
         _same_shapes(name, [tensor.shape for tensor in [*tensors, keep.get(name, tensors[0])]])
-        merged[name] = mean(tensors, [shares[index] for index in indices])
+        merged[name] = combine(tensors, [shares[index] for index in indices])
     return merged
 
 
@@ -117,6 +122,7 @@ def mean_where_covered(
     slices: Sequence[Mapping[str, Tensor]],
     keep: Mapping[str, Tensor],
     rows: Callable[[int, str], Tensor | None] = lambda index, name: None,
+    combine: Callable[[Tensor], Tensor] | None = None,
 ) -> Weights:
     """Element by element, the mean over the leading slices that cover the element; others keep their value.
 
@@ -127,23 +133,39 @@ def mean_where_covered(
         keep: the full tensors before the round.
         rows: for client `index` and a tensor's name, a boolean mask over the slice's first dimension that
             limits what the client covers, or None for the whole slice.
+        combine: one tensor from those of several clients (clients, ...), NaN where one does not cover an element;
+            their plain mean by default, for which they need not lie in memory side by side.
     """
     merged: Weights = {}
     for name, old in keep.items():
         if not old.is_floating_point():
             merged[name] = mean([weights[name] for weights in slices], [1.0] * len(slices)) if slices else old
             continue
+        found = [_covered(weights[name], rows(index, name)) for index, weights in enumerate(slices)]
+        if combine is not None and slices:
+            combined = combine(torch.stack([_spread(mine, covered, old) for mine, covered in found]))
+            merged[name] = torch.where(combined.isnan(), old, combined)
+            continue
         total, count = torch.zeros_like(old), torch.zeros_like(old)
-        for index, weights in enumerate(slices):
-            mine, mask = weights[name], rows(index, name)
+        for mine, covered in found:
             at = _leading(mine.shape)
-            covered = torch.ones_like(mine, dtype=torch.bool)
-            if mask is not None:
-                covered &= mask.view(-1, *[1] * (mine.dim() - 1))
             total[at] += torch.where(covered, mine, 0.0)
             count[at] += covered
         merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
     return merged
+
+
+def _covered(mine: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A slice, and which of its elements count."""
+    covered = torch.ones_like(mine, dtype=torch.bool)
+    return mine, covered if mask is None else covered & mask.view(-1, *[1] * (mine.dim() - 1))
+
+
+def _spread(mine: Tensor, covered: Tensor, full: Tensor) -> Tensor:
+    """The slice in the place of the full tensor, NaN where nothing of it counts."""
+    spread = torch.full_like(full, torch.nan)
+    spread[_leading(mine.shape)] = torch.where(covered, mine, torch.nan)
+    return spread
 
 
 def without_conflict(

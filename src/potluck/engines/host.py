@@ -162,6 +162,7 @@ class ClientHost:
             public=self._federation.public,
             criterion=self._federation.criterion,
             num_classes=self._federation.num_classes,
+            keeps_model=self._method.keeps_model,
             _build=self.build,
         )
 

@@ -74,7 +74,6 @@ class Session:
         self.call = call
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
-        self._keeps_model = method.keeps_model
         self._client = client
         self._computing = computing
         self._give_back = give_back
@@ -153,10 +152,10 @@ class Session:
 
     def _record(self) -> bytes | None:
         """What the client keeps."""
-        if not self._keeps_model and not self._client.state and self.call.record is None:
+        if not self._client.keeps_model and not self._client.state and self.call.record is None:
             return None
         record: dict[str, Any] = {"state": self._client.state}
-        if self._keeps_model:
+        if self._client.keeps_model:
             record["model"] = weights_of(self._client.model)
         return pack(self._computing.kept(record))
 

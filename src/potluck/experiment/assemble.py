@@ -40,12 +40,12 @@ def assemble(experiment: Experiment) -> Assembly:
     config = experiment.federation
     description = describe(config.dataset)
     task = (description.num_classes, description.input_shape)
-    architectures = {str(spec): builder_of(spec, *task) for spec in (*experiment.models, experiment.server_model)}
+    architectures, server_architecture = architectures_of(experiment, *task)
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
     offer = Offer(
         architectures=architectures,
         assigned=assigned,
-        server_architecture=str(experiment.server_model),
+        server_architecture=server_architecture,
         public=config.public != "none",
         validation=config.validation_fraction > 0,
     )
@@ -62,7 +62,7 @@ def assemble(experiment: Experiment) -> Assembly:
     federation = Federation(
         sites=sites,
         architectures=architectures,
-        server_architecture=str(experiment.server_model),
+        server_architecture=server_architecture,
         num_classes=dataset.num_classes,
         public=public,
         test=dataset.test,
@@ -95,10 +95,11 @@ def assemble_server(experiment: Experiment) -> Federation:
     description = describe(experiment.federation.dataset)
     task = (description.num_classes, description.input_shape)
     public, test = common_of(experiment)
+    architectures, server_architecture = architectures_of(experiment, *task)
     return Federation(
         sites={},
-        architectures={str(spec): builder_of(spec, *task) for spec in (*experiment.models, experiment.server_model)},
-        server_architecture=str(experiment.server_model),
+        architectures=architectures,
+        server_architecture=server_architecture,
         num_classes=description.num_classes,
         public=public,
         test=test,
@@ -158,6 +159,26 @@ def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tup
     fraction = experiment.federation.validation_fraction
     train, validation = split_validation(rows, dataset.train_targets, fraction, draw)
     return dataset.train.take(train), dataset.train.take(validation), dataset.test
+
+
+def architectures_of(
+    experiment: Experiment, num_classes: int, input_shape: tuple[int, ...]
+) -> tuple[dict[str, Builder], str]:
+    """Builders of all models that the experiment names, for a task, and the name of the server's.
+
+    Raises:
+        ConfigError: one cannot be built.
+    """
+    named = experiment.models if experiment.server_model is None else (*experiment.models, experiment.server_model)
+    builders = {str(spec): builder_of(spec, num_classes, input_shape) for spec in named}
+    if experiment.server_model is not None:
+        return builders, str(experiment.server_model)
+    return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # of equals the first
+
+
+def _parameters(name: str, build: Builder) -> int:
+    with isolated(Key((name,))):
+        return sum(parameter.numel() for parameter in build().parameters())
 
 
 def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:

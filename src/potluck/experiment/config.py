@@ -49,7 +49,7 @@ class FederationConfig:
         partition: a scheme of `potluck list partitions` and its parameters.
         models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
             depths of one family that suits the inputs; one sliceable net for methods that cut widths.
-        server_model: the common or global model; the first of `models` by default.
+        server_model: the common or global model; the one of `models` with the fewest parameters by default.
         capacities: shares of the full model that clients can train, dealt in turn.
         validation_fraction: share of a client's examples that it never trains on and chooses by.
         public: public examples: "none", "holdout" (taken from the training set), or another data set.
@@ -145,7 +145,7 @@ class Experiment:
     federation: FederationConfig
     partition: Partition
     models: tuple[ModelSpec, ...]
-    server_model: ModelSpec
+    server_model: ModelSpec | None
     method_name: str
     method: Method[Any]
     run: RunConfig
@@ -238,7 +238,7 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     partition = typed(get_partition(partition_name), partition_tree, "federation.partition", source)
     federation = _with_defaults(federation, method)
     models = tuple(_model(model, source) for model in federation.models or ())
-    server_model = models[0] if federation.server_model is None else _model(federation.server_model, source)
+    server_model = None if federation.server_model is None else _model(federation.server_model, source)
     return Experiment(federation, partition, models, server_model, method_name, method, run)
 
 

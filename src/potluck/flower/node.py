@@ -13,7 +13,7 @@ from potluck.core.modes import threads
 from potluck.data.datasets import load
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Answer, Call, failure
-from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
+from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.flower import JOB, Parcel
 from potluck.flower.store import NodeStore
@@ -214,15 +214,16 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> tuple
         return replace(whole.federation, sites=sites), whole.data_checksum
     dataset = load(home.data, augmentation=experiment.federation.augmentation)
     parts = own_parts(experiment, client, dataset)
-    models, own = experiment.models, model_of(home, experiment, client)
+    own = model_of(home, experiment, client)
     task = (dataset.num_classes, dataset.train.input_shape)
     public, test = common_of(experiment)
     capacities = experiment.federation.capacities or (1.0,)
     capacity = capacities[client % len(capacities)] if home.capacity is None else home.capacity
+    architectures, server_architecture = architectures_of(experiment, *task)
     federation = Federation(
         sites={client: Site(client, str(own), *parts, capacity=capacity)},
-        architectures={str(spec): builder_of(spec, *task) for spec in (*models, experiment.server_model, own)},
-        server_architecture=str(experiment.server_model),
+        architectures={**architectures, str(own): builder_of(own, *task)},
+        server_architecture=server_architecture,
         num_classes=dataset.num_classes,
         public=public,
         test=test,

@@ -26,6 +26,10 @@ Departures from the paper
        "approach the consensus". `digest_loss="mse"` is what ports use.
     3. Public rows are drawn uniformly; the authors' code draws as many of each public label. A digest batch has 128
        examples, the code's 256.
+    4. Every digest and every revisit starts a fresh optimiser; the authors' code keeps one per client.
+    5. Only the clients that were drawn score, digest and revisit, and the consensus is theirs; in the paper all clients
+       take part in every round.
+    6. A revisit is one epoch in batches of 16 by default; the code's is 2 or 4 epochs in batches of 5.
 """
 
 from dataclasses import dataclass
@@ -38,6 +42,7 @@ from torch.nn import functional as F
 from potluck.core.examples import Batch, Examples
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.inference import predict
+from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Server
@@ -58,6 +63,7 @@ class FedMD(Method[State]):
         public_examples: rows of the public data drawn each round; all of them if there are fewer.
         digest_loss: distance to the consensus logits, "l1" or "mse".
         pretrain: whether a client trains on its own data before it is first asked for logits.
+        combine: how the clients' logits become the consensus.
     """
 
     training: LocalTraining = LocalTraining()
@@ -65,6 +71,7 @@ class FedMD(Method[State]):
     public_examples: int = 5000
     digest_loss: Literal["l1", "mse"] = "l1"
     pretrain: bool = True
+    combine: Mean = Mean()
 
     def __post_init__(self) -> None:
         if self.public_examples < 1:
@@ -79,7 +86,7 @@ class FedMD(Method[State]):
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         rows = torch.randperm(len(public_of(server)), generator=server.rng)[: self.public_examples]
         scored = cohort.ask(self.score_public, Message(rows=rows))
-        consensus = torch.stack(scored.entries("logits")).mean(0)
+        consensus = self.combine(scored.entries("logits"), [1.0] * len(scored))
         cohort.ask(self.digest_and_revisit, {i: Message(consensus=consensus) for i in scored})
         return state
 

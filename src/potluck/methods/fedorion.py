@@ -32,15 +32,20 @@ Departures from the paper
        steps of eta_g = 0.001 change hardly anything.
     2. Teachers and student normalise noise by its batch's statistics, as the paper asks; the student keeps the
        running statistics of the average, which noise would spoil. Without aggregation it has no others than noise's.
-       Models without BatchNorm are allowed, though the paper's argument for noise does not cover them.
+       Models without BatchNorm are allowed, though the paper's argument for noise does not cover them. The teachers'
+       Dropout is off on the server. At a client both nets are in training mode when they teach: batch statistics, and
+       Dropout on.
     3. The average covers BatchNorm's running statistics; the paper speaks of parameters.
     4. A client's copy learns at the client's rate, though Algorithm 1 calls both that and the server's eta_g.
     5. In the second terms of eq. 1 to 3 the teacher comes first and is a constant, which Algorithm 1 amounts to.
     6. A client of less than `mutual_from` capacity gets the global architecture in place of its own. Like one that
        holds it anyway, it starts each round from theta_g, and is judged with it; others with theta_i. The paper
        judges theta_g only. "Holds" means tensors of the same names and shapes.
-    7. What no ablation's server reads is not sent: copies without `aggregation`, own models without `distillation`.
+    7. Clients omit what the server would not read: copies without `aggregation`, own models without `distillation` or
+       where a client holds the global model only.
     8. Image-like noise is standardised over each batch; "stylegan" is a small untrained generator and not that net.
+    9. The global model is the smallest of the federation's, as in the paper, unless `federation.server_model` names one.
+    10. Momentum starts anew in every round, on both sides; the paper does not say.
 """  # noqa: E501 - a limit is one line
 
 from collections.abc import Mapping
@@ -56,6 +61,7 @@ from potluck.core.batchnorm import batch_norms, keep_statistics
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
 from potluck.core.fit import Extras, Fit, LocalTraining
+from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
@@ -89,6 +95,7 @@ class FedORION(Method[State]):
             images, and dead leaves need time: about a second for 128 small ones.
         noise_batches: batches of noise in an epoch of the server; None for as many as the examples that all
             clients of the federation train on would fill.
+        combine: how the clients' copies of the global model become one.
     """
 
     training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
@@ -100,6 +107,7 @@ class FedORION(Method[State]):
     order: Literal["sequential", "simultaneous"] = "sequential"
     noise: Kind = "gaussian"
     noise_batches: int | None = None
+    combine: Mean = Mean()
 
     def __post_init__(self) -> None:
         if not 0 <= self.mutual_from <= 1:
@@ -118,13 +126,14 @@ class FedORION(Method[State]):
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))
-        common = average(replies) if self.aggregation else state.common
+        common = average(replies, self.combine) if self.aggregation else state.common
         return State(self._distilled(common, replies, server) if self.distillation else common)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         own, common = client.model, load(client.build(), message["common"])
         if not self._learns_mutually(client.capacity, shapes_of(own.state_dict()), message["common"]):
+            client.keeps_model = False  # it holds the global model only
             yield Fit(common, client.objective, client.train, self.training)
             return Message(common=weights_of(common), examples=len(client.train))
         yield Fit(
@@ -217,9 +226,9 @@ def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
         return net(inputs).softmax(1)
 
 
-def average(replies: Replies) -> Weights:
+def average(replies: Replies, combine: Mean) -> Weights:
     """Algorithm 1, server, line 1: the plain mean of the copies, whatever the clients' amounts of data."""
-    return mean_where_present(replies.entries("common"), [1.0] * len(replies), keep={})
+    return mean_where_present(replies.entries("common"), [1.0] * len(replies), {}, combine)
 
 
 def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:

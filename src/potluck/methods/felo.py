@@ -55,6 +55,7 @@ from potluck.classwise import Rows, Table, averages, distance, means_by_class, o
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Criterion
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
+from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
@@ -92,6 +93,7 @@ class Felo(SharesOnRequest[State], Method[State]):
         feature_capacity: of each class, the newest examples that an average of features covers.
         logit_capacity: of each class, the newest clients' means that an average of logits covers.
         sharing: who averages weights with whom; None for nobody.
+        combine: how what was reported of a class becomes one.
     """
 
     training: LocalTraining = LocalTraining()
@@ -100,6 +102,7 @@ class Felo(SharesOnRequest[State], Method[State]):
     feature_capacity: int = 5000
     logit_capacity: int = 50000
     sharing: Sharing | None = None
+    combine: Mean = Mean()
 
     def __post_init__(self) -> None:
         check(self, {"alpha": 0, "warmup_rounds": 0, "feature_capacity": 1, "logit_capacity": 1})
@@ -151,8 +154,8 @@ class Felo(SharesOnRequest[State], Method[State]):
         """H by width, and Z; nothing while clients warm up."""
         if state.rounds < self.warmup_rounds or not state.logits:
             return {}, None
-        features = {width: averages(rows, classes) for width, rows in state.features.items()}
-        return features, averages(state.logits, classes)
+        features = {width: averages(rows, classes, self.combine) for width, rows in state.features.items()}
+        return features, averages(state.logits, classes, self.combine)
 
     def _stored(self, state: State, replies: Replies, server: Server) -> tuple[dict[str, Rows], Rows]:
         """The reported features and logits after the replies came in and the oldest went."""

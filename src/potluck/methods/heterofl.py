@@ -28,8 +28,10 @@ Departures from the paper
     3. `assignment="capacity"` gives a client the largest level that its capacity allows, the code's "fix";
        "dynamic" draws a level for each client of the cohort, all equally likely, where the code has proportions.
     4. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4
-       and a falling learning rate. Its limit of the gradient's norm, 1, is kept.
+       and a falling learning rate, 5 epochs and batches of 10. Its limit of the gradient's norm, 1, is kept.
     5. With `mask` the loss is cross-entropy, whatever the federation's criterion.
+    6. A client that may train a level only in part of the rounds ("dynamic") is judged with the level that its capacity
+       allows, though it may have trained larger ones: its capacity does not limit what is drawn.
 """
 
 from collections.abc import Iterator
@@ -43,6 +45,7 @@ from potluck.core.batchnorm import BATCH_NORMS, measure_statistics
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Member
 from potluck.core.fit import Extras, Fit, LocalTraining
+from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
@@ -77,12 +80,14 @@ class HeteroFL(Method[State]):
         assignment: "capacity" or "dynamic", see departure 3.
         mask: whether logits of labels that a client lacks are set to 0 in its loss; the classifier's rows of
             such labels are left out of the mean in either case.
+        combine: how the clients' values of a weight become one.
     """
 
     training: LocalTraining = LocalTraining(clip_norm=1.0)
     levels: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     assignment: Literal["capacity", "dynamic"] = "capacity"
     mask: bool = True
+    combine: Mean = Mean()
 
     keeps_model = False
 
@@ -107,6 +112,7 @@ class HeteroFL(Method[State]):
             replies.entries("weights"),
             keep=state.weights,
             rows=lambda index, name: labels[index] if name in head else None,
+            combine=None if self.combine.rule == "mean" else self.combine.of_covered,
         )
         measured = cohort.ask(self.measure, {i: Message(weights=weights) for i in replies})
         return State(weights, averaged_statistics(measured, state.statistics))

@@ -34,10 +34,16 @@ Departures from the paper
     4. BatchNorm's running statistics are averaged and never corrected; the variates cover parameters only.
     5. Weight decay and clipping act after the correction, or before it where steps are corrected; with option
        "path" they enter c_i.
-    6. Option "gradient" is the less stable one where few clients are drawn: on two quadratics with one client a
-       round, 5 steps and eta_l times curvature 0.4 it diverges where "path" converges.
+    6. Option "gradient" takes the gradient in training mode, with batch statistics in batches of 256 and Dropout on,
+       and leaves the running statistics alone; the paper's networks have neither.
+    7. Option "gradient" is the less stable one: on two quadratics of curvatures 1 and 4, one client a round and 5
+       steps, it diverges from eta_l = 0.11 on if the two are drawn in turn; if they are drawn at random, in none of
+       200 orders at 0.11 and in 15 at 0.15. "path" converges in all of these.
+    8. Local training defaults to Adam, as in the papers that use this baseline; the paper has plain SGD.
+    9. K is each client's own number of steps, which differs with its amount of data; the paper's is the same for all.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +56,7 @@ from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.sharing import Pool, SharesWeights, Sharing
-from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
+from potluck.core.weights import Weights, mean_where_present, minus, parameters_of, plus, zeros_like
 
 
 @dataclass(frozen=True)
@@ -142,22 +148,22 @@ class Scaffold(SharesWeights[State]):
 
     def _moved_control(self, control: Pool, replies: Replies, roster: Roster) -> Pool:
         """Alg. 1, l. 17: c + (1/N) sum of dc, N counting all clients that own the layer, drawn or not."""
-        moved = dict(control)
-        whole = {group: self._shares_by_layer(roster, group) for group in control}
-        for id, reply in replies.items():
-            group, share = self.sharing.group(roster[id]), self._control_share(roster[id])
-            moved[group] = {
-                name: c + (share / whole[group][name]) * reply["dc"][name] if name in reply["dc"] else c
-                for name, c in moved[group].items()
-            }
+        moved: Pool = {}
+        for group, variates in control.items():
+            members = [member for member in roster.values() if self.sharing.group(member) == group]
+            drawn = [member for member in members if member.id in replies]
+            shares = [self._control_share(member) for member in drawn]
+            sent = [replies[member.id]["dc"] for member in drawn]
+            dc = mean_where_present(sent, shares, {}, self.sharing.combine)
+            part, whole = self._shares_by_layer(drawn), self._shares_by_layer(members)
+            moved[group] = {n: c + (part[n] / whole[n]) * dc[n] if n in dc else c for n, c in variates.items()}
         return moved
 
-    def _shares_by_layer(self, roster: Roster, group: str) -> dict[str, float]:
+    def _shares_by_layer(self, members: Iterable[Member]) -> dict[str, float]:
         whole: dict[str, float] = {}
-        for member in roster.values():
-            if self.sharing.group(member) == group:
-                for name in member.parameters:
-                    whole[name] = whole.get(name, 0.0) + self._control_share(member)
+        for member in members:
+            for name in member.parameters:
+                whole[name] = whole.get(name, 0.0) + self._control_share(member)
         return whole
 
     def _control_share(self, member: Member) -> float:

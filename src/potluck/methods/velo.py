@@ -40,7 +40,9 @@ Departures from the paper
        has no replay. (With the running statistics in their stead clients learnt far less.)
     6. A class that the VAE was not trained on is masked; in replay the task's loss then weighs 1 - alpha times the
        share of the batch that is left.
-    7. Departures 3 to 8 of felo are Velo's as well, for 7 read shape instead of width.
+    7. A VAE goes on from its last weights with a fresh optimiser whenever it is trained; in the code it is one object
+       that lives as long as the server.
+    8. Departures 3 to 8 of felo are Velo's as well, for 7 read shape instead of width.
 """
 
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
+from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.rng import fold_in, isolated
@@ -107,6 +110,7 @@ class Velo(SharesOnRequest[State], Method[State]):
         feature_capacity: of each class, the newest features that the VAE is trained on.
         logit_capacity: of each class, the newest clients' means that an average of logits covers.
         sharing: who averages weights with whom; None for nobody.
+        combine: how what was reported of a class becomes one.
     """
 
     training: LocalTraining = LocalTraining()
@@ -121,6 +125,7 @@ class Velo(SharesOnRequest[State], Method[State]):
     feature_capacity: int = 5000
     logit_capacity: int = 50000
     sharing: Sharing | None = None
+    combine: Mean = Mean()
 
     def __post_init__(self) -> None:
         least = {"alpha": 0, "warmup_rounds": 0, "vae_every": 1, "vae_width": 2, "kl_weight": 0}
@@ -144,7 +149,7 @@ class Velo(SharesOnRequest[State], Method[State]):
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         ready = state.rounds >= self.warmup_rounds
         synthetic = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
-        logits = averages(state.logits, server.num_classes) if ready and state.logits else None
+        logits = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
         messages: dict[ClientId, Message] = {}
         for i in cohort.ids:
             member = server.roster[i]

@@ -1,0 +1,83 @@
+"""How the tensors of several clients become one: a weighted mean, or one that a few wild clients cannot move far.
+
+Yin, Chen, Ramchandran, Bartlett. ICML 2018. https://arxiv.org/abs/1803.01498, for the median and the trimmed mean.
+Sun, Kairouz, Suresh, McMahan. 2019. https://arxiv.org/abs/1911.07963, for limiting norms; around a robust centre as in
+Karimireddy, He, Jaggi. ICML 2021. https://arxiv.org/abs/2012.10333.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from potluck.core.weights import mean
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A rule for combining what clients sent, tensor by tensor.
+
+    Attributes:
+        rule: "mean" weighs clients as the method says. "median" and "trimmed" work coordinate by coordinate and count
+            every client once: the middle value, or the mean of what is left when the `trim` largest and the `trim`
+            smallest values are dropped. "clipped" is the weighted mean after each client's distance from the
+            coordinate-wise median, in L2 over the tensor, is limited to the median of these distances.
+        trim: share of the clients, rounded down to whole clients, that "trimmed" drops at each end.
+    """
+
+    rule: Literal["mean", "median", "trimmed", "clipped"] = "mean"
+    trim: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("mean", "median", "trimmed", "clipped"):
+            raise ValueError(f"rule: expected 'mean', 'median', 'trimmed' or 'clipped', found {self.rule!r}")
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim: expected a share from 0 to below 0.5, found {self.trim}")
+
+    def __call__(self, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+        """The combination of tensors of one shape, clients in ascending order; `shares` are their weights.
+
+        Integer tensors (counters) give their maximum under "mean" and their lower median otherwise.
+        """
+        if self.rule == "mean":
+            return mean(tensors, shares)
+        stack = torch.stack(list(tensors))
+        if not stack.is_floating_point():
+            return stack.sort(0).values[(len(stack) - 1) // 2]
+        return self.of_covered(stack, shares)
+
+    def of_covered(self, stack: Tensor, shares: Sequence[float] | None = None) -> Tensor:
+        """The combination, for each coordinate, of the clients that cover it.
+
+        Args:
+            stack: (clients, ...), NaN where a client does not cover a coordinate.
+            shares: weight of each client; equal by default.
+
+        Returns:
+            (...), NaN where nobody covers a coordinate.
+        """
+        if self.rule == "trimmed":
+            return _without_ends(stack, self.trim)
+        middle = _without_ends(stack, 0.5)
+        if self.rule == "median":
+            return middle
+        weights = torch.tensor(shares or [1.0] * len(stack), dtype=stack.dtype).view(-1, *[1] * (stack.dim() - 1))
+        gaps = stack - middle
+        if self.rule == "clipped":
+            norms = gaps.nan_to_num().flatten(1).norm(dim=1)
+            limits = (norms.quantile(0.5) / norms).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: a client at the median
+            gaps = gaps * limits.view(weights.shape)
+        present = weights * ~stack.isnan()
+        return middle + (gaps.nan_to_num() * present).sum(0) / present.sum(0)
+
+
+def _without_ends(stack: Tensor, trim: float) -> Tensor:
+    """Coordinate by coordinate, the mean of what is left without a share `trim` of the values at each end."""
+    ordered = stack.sort(0).values  # NaN comes last
+    count = (~stack.isnan()).sum(0)
+    dropped = torch.minimum((trim * count).long(), (count - 1).clamp(min=0) // 2)
+    rank = torch.arange(len(stack)).view(-1, *[1] * (stack.dim() - 1))
+    left = (rank >= dropped) & (rank < count - dropped)
+    return torch.where(left, ordered, 0.0).sum(0) / left.sum(0)

@@ -1,0 +1,81 @@
+"""One client of five sends numbers a million times too large; what the others are sent shows whether it mattered."""
+
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from potluck.core.means import Mean
+from potluck.core.message import Message
+from potluck.core.method import on_client
+from potluck.engines.inprocess import InProcessEngine
+from potluck.methods import get_method, list_methods
+from potluck.testing.worlds import World, quick, toy_federation
+
+LIAR = 2
+HANDLERS = {"fedmd": "score_public"}  # "local_update" elsewhere
+SYNTHETIC = {"fedin": "features", "velo": "features"}  # sent, and no mean of what clients sent
+AVERAGING = [name for name in list_methods() if name != "local"]
+
+
+def swollen(node):
+    if isinstance(node, Tensor):
+        return node * -1e6 if node.is_floating_point() else node
+    return {key: swollen(child) for key, child in node.items()} if isinstance(node, dict) else node
+
+
+def with_a_liar(cls, handler):
+    """The method, but for what one client replies."""
+    honest = getattr(cls, handler)
+
+    @on_client
+    def lying(self, client, message):
+        work = honest(self, client, message)
+        reply = (yield from work) if not isinstance(work, Message) else work
+        return Message(**{name: swollen(reply[name]) for name in reply}) if client.id == LIAR else reply
+
+    lying.__name__ = handler
+    return type(cls.__name__, (cls,), {handler: lying})
+
+
+def largest(node):
+    if isinstance(node, Tensor):
+        return float(node.abs().max()) if node.is_floating_point() and node.numel() else 0.0
+    return max(map(largest, node.values()), default=0.0) if isinstance(node, dict) else 0.0
+
+
+def largest_sent(name, rule, monkeypatch):
+    """The largest number that a client is sent after the liar's first reply."""
+    method = quick(with_a_liar(get_method(name), HANDLERS.get(name, "local_update")), optimizer="sgd", lr=0.01)
+    holder = "sharing" if getattr(method, "sharing", None) else None
+    combine = {"combine": Mean(rule)}
+    method = replace(method, **({"sharing": replace(method.sharing, **combine)} if holder else combine))
+    world = World(clients=5, capacity=1.0).fit_for(method)
+    engine = InProcessEngine(method, toy_federation(world))
+    sent = []
+    exchange = engine.exchange
+
+    def watched(handler, messages, place):
+        sent.append(messages)
+        return exchange(handler, messages, place)
+
+    monkeypatch.setattr(engine, "exchange", watched)
+    state = engine.start()
+    for number in (1, 2):
+        state, _ = engine.round(number, state, range(5))
+    entries = [
+        message[entry]
+        for messages in sent[1:]
+        for message in messages.values()
+        for entry in message
+        if entry != SYNTHETIC.get(name)
+    ]
+    return max(map(largest, entries))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AVERAGING)
+def test_one_liar_ruins_a_mean_and_no_robust_one(name, monkeypatch):
+    assert largest_sent(name, "mean", monkeypatch) > 1e3
+    for rule in ("median", "trimmed", "clipped"):
+        assert largest_sent(name, rule, monkeypatch) < 100
