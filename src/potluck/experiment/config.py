@@ -150,15 +150,25 @@ class Experiment:
     method: Method[Any]
     run: RunConfig
 
-    def tree(self) -> Tree:
-        """The configuration as nested tables that resolve to the same experiment."""
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Python files of the user's own that method and models come from, as they were typed."""
+        models = (spec.name.rpartition(":")[0] for spec in (*self.models, self.server_model))
+        return tuple(dict.fromkeys(name for name in (self.method_name, *models) if name.endswith(".py")))
+
+    def settings(self) -> Tree:
+        """Every setting as nested tables, None where one is not set."""
         federation = dataclasses.asdict(self.federation)
         federation["partition"] = {
             **self.federation.partition,
             **dataclasses.asdict(_dataclass(self.partition)),
         }
         method = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        return without_none({"federation": federation, "method": method, "run": dataclasses.asdict(self.run)})
+        return {"federation": federation, "method": method, "run": dataclasses.asdict(self.run)}
+
+    def tree(self) -> Tree:
+        """The configuration as nested tables that resolve to the same experiment."""
+        return without_none(self.settings())
 
     def toml(self) -> str:
         """The configuration as a TOML file."""
@@ -215,6 +225,21 @@ def merged(base: Tree, changes: Tree) -> Tree:
         inner = base.get(key)
         laid[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return laid
+
+
+def differences(before: Tree, now: Tree, where: str = "") -> dict[str, tuple[Any, Any]]:
+    """By dotted key, what two tables of tables have there, where that is not the same; None for nothing.
+
+    Keys that `before` lacks count as equal: the version that wrote it did not know them.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, old in before.items():
+        new, dotted = now.get(key), f"{where}{key}"
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= differences(old, new, f"{dotted}.")
+        elif json.dumps(old) != json.dumps(new):  # NaN is no change
+            found[dotted] = old, new
+    return found
 
 
 def resolve(tree: Tree, source: str = "configuration") -> Experiment:
