@@ -89,7 +89,7 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is missing or damaged, or the state has other fields than the method's.
         """
-        content = _read_checked(self._folder / checkpoint.state)
+        content = read_checked(self._folder / checkpoint.state)
         self._store.restore(checkpoint.clients)
         saved = unpack(content)
         expected = {spec.name for spec in fields(_dataclass(initial))}
@@ -116,7 +116,12 @@ class Checkpoints:
         self._store.discard_except(name for checkpoint in kept if checkpoint for name in checkpoint.files)
 
 
-def _read_checked(path: Path) -> bytes:
+def read_checked(path: Path) -> bytes:
+    """The content of a file whose name holds its digest.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed")
     content = path.read_bytes()
