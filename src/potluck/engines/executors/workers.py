@@ -20,6 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
+from potluck.core.errors import PotluckError
 from potluck.core.roles import Failure
 from potluck.engines.allocator import keep_freed_memory
 from potluck.engines.executors import Executor, Task, longest_last, ready
@@ -28,7 +29,7 @@ from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ClientHost, Job, Outcome, Question
 
 
-class WorkerLost(RuntimeError):
+class WorkerLost(PotluckError, RuntimeError):
     """A worker process ended in the middle of a job that is no client's call."""
 
 
