@@ -7,7 +7,7 @@ the departures too.
 import copy
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from potluck.core.batchnorm import keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Criterion
+from potluck.core.fields import Checked, above, at_least
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.inference import predict
 from potluck.core.modes import mode
@@ -31,7 +32,7 @@ Exit = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
 
 
 @dataclass(frozen=True)
-class DepthWise:
+class DepthWise(Checked):
     """Local training piece by piece, of FeDepth and m-FeDepth.
 
     Attributes:
@@ -47,14 +48,8 @@ class DepthWise:
     sharing: Sharing = Sharing()
     partial: Literal["freeze", "bypass"] = "freeze"
     buffer: bool = True
-    slack: float = SLACK
-    models: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.slack > 0:
-            raise ValueError(f"slack: expected above 0, found {self.slack}")
-        if self.models < 1:
-            raise ValueError(f"models: expected at least 1, found {self.models}")
+    slack: Annotated[float, above(0)] = SLACK
+    models: Annotated[int, at_least(1)] = 1
 
     def check_budgets(self, server: Server) -> None:
         """Refuse clients that could not train a single piece, before anybody trains.

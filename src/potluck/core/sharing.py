@@ -13,6 +13,7 @@ from torch import nn
 
 from potluck.core.batchnorm import measure_statistics
 from potluck.core.federation import ClientId, Member, Roster
+from potluck.core.fields import Checked
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.roles import Client, Replies, Server
@@ -30,7 +31,7 @@ Pool = dict[str, Weights]
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Sharing(Checked):
     """How weights are averaged.
 
     Attributes:

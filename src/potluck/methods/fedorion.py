@@ -47,14 +47,16 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.batchnorm import batch_norms, keep_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
+from potluck.core.fields import at_least, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
@@ -96,20 +98,16 @@ class FedORION(Method[State]):
     mutual: bool = True
     aggregation: bool = True
     distillation: bool = True
-    mutual_from: float = 0.0
+    mutual_from: Annotated[float, at_least(0), at_most(1)] = 0.0
     order: Literal["sequential", "simultaneous"] = "sequential"
     noise: Kind = "gaussian"
-    noise_batches: int | None = None
+    noise_batches: Annotated[int, at_least(1)] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mutual_from <= 1:
-            raise ValueError(f"mutual_from: expected a capacity from 0 to 1, found {self.mutual_from}")
-        if self.noise_batches is not None and self.noise_batches < 1:
-            raise ValueError(f"noise_batches: expected at least 1, found {self.noise_batches}")
-        if self.server_training.batch_size < 2:
-            raise ValueError("server_training.batch_size: expected at least 2, found 1, which has no batch statistics")
+        size = self.server_training.batch_size
+        require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         if not (self.aggregation or self.distillation):
-            raise ValueError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
+            raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
 
     def init(self, server: Server) -> State:
         if self.distillation:

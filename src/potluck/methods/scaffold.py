@@ -39,12 +39,13 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.federation import Member, Roster
+from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
@@ -77,13 +78,13 @@ class Scaffold(SharesWeights[State]):
 
     training: LocalTraining = LocalTraining()
     option: Literal["path", "gradient"] = "path"
-    server_lr: float = 1.0
+    server_lr: Annotated[float, at_least(0)] = 1.0
     control_weighting: Literal["uniform", "samples"] = "uniform"
     sharing: Sharing = Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        if self.option == "path" and not self.training.lr > 0:
-            raise ValueError("training.lr: expected above 0, found 0.0; option 'path' divides by it")
+        divides, lr = self.option == "path", self.training.lr
+        require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
 
     @property
     def corrects_steps(self) -> bool:
