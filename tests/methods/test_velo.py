@@ -163,9 +163,9 @@ def test_the_vae_is_trained_every_so_many_rounds_from_the_end_of_warm_up(play, c
     run = play(method, clouds("mlp2"), rounds=5)
     weights = [state.vaes.get("8", {}).get("decoder.1.weight", torch.zeros(())) for state in run.states]
     assert [r for r in range(1, 6) if not torch.equal(weights[r], weights[r - 1])] == trained
-    with_features = [r for r in range(1, 6) if sent(run, r - 1)[0]["features"] is not None]
+    with_features = [r for r in range(1, 6) if sent(run, r - 1)[0].get("features") is not None]
     assert with_features == list(range(trained[0] + 1, 6))
-    with_logits = [r for r in range(1, 6) if sent(run, r - 1)[0]["logits"] is not None]
+    with_logits = [r for r in range(1, 6) if sent(run, r - 1)[0].get("logits") is not None]
     assert with_logits == list(range(max(warmup, 1) + 1, 6))
 
 

@@ -80,7 +80,7 @@ class Sharing(Checked):
 
     def receive(self, client: Client, message: Message) -> None:
         """Load what `share` sent, and this client's own buffers if it keeps them."""
-        buffers = client.state.get("buffers") if self.buffers == "local" else message["buffers"]
+        buffers = client.state.get("buffers") if self.buffers == "local" else message.get("buffers")
         load(client.model, {**message["weights"], **(buffers or {})}, partial=True)
 
     def reply(self, client: Client) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Sharing(Checked):
         """Group by group, the layer-wise mean of one entry of the replies over `keep`."""
         merged = dict(keep)
         for group, members in _grouped(replies, roster, self.group).items():
-            owned = [replies[member.id][entry] or {} for member in members]
+            owned = [replies[member.id].get(entry) or {} for member in members]
             shares = [self.weight(replies[member.id]) for member in members]
             merged[group] = mean_where_present(owned, shares, keep.get(group, {}))
         return merged

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core.errors import WireError
+from potluck.core.errors import EntryError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.fit import Fit, FitReport, watching
 from potluck.core.message import Message
@@ -100,11 +100,12 @@ class Session:
 
         Raises:
             ContractError: the handler forgot to yield a Fit, or returned no Message.
+            EntryError: it read an entry that its message has not.
             WireError: what it returned or keeps cannot be written down.
         """
         try:
             return self._advance(report)
-        except (ContractError, WireError):  # bugs in the method's file, not the client's failures
+        except (ContractError, EntryError, WireError):  # bugs in the method's file, not the client's failures
             raise
         except Exception as error:
             return self.failed(error)

@@ -47,7 +47,7 @@ def assemble(experiment: Experiment) -> Assembly:
         assigned=assigned,
         server_architecture=str(experiment.server_model),
         public=config.public != "none",
-        validation=config.validation_fraction > 0,
+        unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
     )
     check_needs(experiment.method.needs(), experiment.method_name, offer)
 

@@ -12,6 +12,8 @@ from potluck.core.method import Need
 from potluck.core.rng import Key, isolated
 from potluck.models.contract import split
 
+_NAMED = 5  # clients in an error, before the rest are counted
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -22,14 +24,14 @@ class Offer:
         assigned: the architecture of each client.
         server_architecture: of the common or global model.
         public: whether there are public examples.
-        validation: whether clients have validation parts.
+        unvalidated: clients without a validation part.
     """
 
     architectures: Mapping[str, Builder]
     assigned: Mapping[ClientId, str]
     server_architecture: str
     public: bool
-    validation: bool
+    unvalidated: tuple[ClientId, ...]
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -39,7 +41,7 @@ class Offer:
             assigned={id: site.architecture for id, site in federation.sites.items()},
             server_architecture=federation.server_architecture,
             public=federation.public is not None,
-            validation=any(len(site.validation) for site in federation.sites.values()),
+            unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
         )
 
     @cached_property
@@ -121,7 +123,14 @@ def _public_data(offer: Offer) -> str | None:
 
 
 def _validation(offer: Offer) -> str | None:
-    return None if offer.validation else "it needs validation data; set federation.validation_fraction above 0"
+    if not offer.unvalidated:
+        return None
+    named = ", ".join(map(str, offer.unvalidated[:_NAMED]))
+    more = f" and {len(offer.unvalidated) - _NAMED} more" if len(offer.unvalidated) > _NAMED else ""
+    return (
+        f"it needs validation data at every client, and there are none at {named}{more}; raise"
+        " federation.validation_fraction, or deal these clients more examples"
+    )
 
 
 _CHECKS: dict[Need, Callable[[Offer], str | None]] = {

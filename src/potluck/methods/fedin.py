@@ -145,7 +145,7 @@ class FedIN(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        model, received = client.model, message["features"]
+        model, received = client.model, message.get("features")
         joint = received is not None and self.optimization == "joint"
         inner, feature_loss = intermediate_names(model), FeatureLoss(self.feature_batch)
         report = yield Fit(
@@ -188,7 +188,8 @@ class FedIN(SharesWeights[State]):
     def _stored(self, store: dict[str, Observed], replies: Replies) -> dict[str, Observed]:
         """The store after the replies' pairs came in and the oldest went."""
         store = dict(store)
-        for pairs in replies.entries("features"):
+        for reply in replies.values():
+            pairs = reply.get("features")
             if pairs and len(pairs["s_in"]) > 1:  # one pair alone has no batch statistics
                 name = signature(pairs[key].shape[1:] for key in ("s_in", "s_out"))
                 old = store.get(name, {key: tensor[:0] for key, tensor in pairs.items()})

@@ -169,7 +169,7 @@ class FedORION(Method[State]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
-        common = message["common"]
+        common = message.get("common")
         return client.model if common is None else load(client.build(), common)
 
     def global_model(self, state: State, server: Server) -> nn.Module:
@@ -222,7 +222,7 @@ def average(replies: Replies) -> Weights:
 
 def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
     """A client's model, ready to predict on noise: Dropout is off, BatchNorm takes the batch's statistics."""
-    own = reply["own"]
+    own = reply.get("own")
     if own is None:  # a client that holds the global model only
         net = load(server.build(), reply["common"])
     else:

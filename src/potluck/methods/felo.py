@@ -134,7 +134,7 @@ class Felo(SharesOnRequest[State], Method[State]):
             LocalLoss(client.criterion, self.alpha),
             client.train,
             self.training,
-            extras={"features": message["features"], "logits": message["logits"]},
+            extras={"features": message.get("features"), "logits": message.get("logits")},
             keep=len(client.train),
         )
         labels = report.kept["labels"]

@@ -173,7 +173,7 @@ def with_scaler(net: nn.Module, rate: float) -> None:
 
 def averaged_statistics(measured: Replies, keep: Weights) -> Weights:
     """The cohort's statistics, weighted by batches, as if one machine had measured all of them in a row."""
-    counted = [reply for reply in measured.values() if reply["batches"] and reply["statistics"]]
+    counted = [reply for reply in measured.values() if reply["batches"] and reply.get("statistics")]
     if not counted:
         return keep
     shares = [float(reply["batches"]) for reply in counted]

@@ -159,7 +159,7 @@ class Velo(SharesOnRequest[State], Method[State]):
             loss(client.criterion, self.alpha),
             client.train,
             self.training,
-            extras={"features": message["features"], "logits": message["logits"]},
+            extras={"features": message.get("features"), "logits": message.get("logits")},
             keep=len(client.train),
         )
         labels = report.kept["labels"]
