@@ -22,7 +22,7 @@ from potluck.core.inference import predict
 from potluck.core.modes import mode
 from potluck.core.roles import Client, Server
 from potluck.core.sharing import Sharing
-from potluck.core.weights import Weights, load, weights_of
+from potluck.core.weights import Weights, frozen_of, learnt_of, load, parameters_of
 from potluck.losses import distillation
 from potluck.memory import SLACK, MemoryModel, Piece, between, bypassed
 from potluck.models.contract import StagedNet
@@ -92,8 +92,10 @@ class DepthWise(Checked):
                 measure_statistics(last, inputs_behind(nn.Sequential() if self.buffer else before, z, client.rng))
             done = piece.start
             sub_problem = lead_out(net, piece, memory)
+            z = passed(last, z, self.training.batch_size) if self.buffer else z
+            if not parameters_of(sub_problem):
+                continue  # all of it is frozen
             if self.buffer:
-                z = passed(last, z, self.training.batch_size)
                 yield Fit(sub_problem, client.objective, z, self.training)
             else:
                 extras = {"finished": between(net, 0, piece.start)}
@@ -146,15 +148,16 @@ def learn_mutually(client: Client, models: int, training: LocalTraining) -> Gene
     nets = nn.ModuleDict({"own": client.model, **peers})
     losses = [Mutual(name, client.criterion) for name in nets]
     yield Fit(nets, losses, client.train, training, turns=[(f"{name}.",) for name in nets])
-    client.state["peers"] = {name: weights_of(peer) for name, peer in peers.items()}
+    client.state["peers"] = {name: learnt_of(peer) for name, peer in peers.items()}
 
 
 def drawn_afresh(net: nn.Module) -> nn.Module:
-    """The net, with every layer that can be as torch starts it."""
+    """The net, with every layer that can be, and is not frozen, as torch starts it."""
+    frozen = frozen_of(net)
     for module in net.modules():
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
-    return net
+    return load(net, frozen, partial=True)
 
 
 def inputs_behind(finished: nn.Sequential, z: Examples, rng: torch.Generator) -> Iterator[Tensor]:

@@ -65,7 +65,7 @@ class Fit:
         combine: gradients by objective (a name is missing where the objective does not depend on it) and
             extras to the gradient that the optimiser takes. Default: their sum.
         after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
-        trainable: prefixes of the parameter names to train; None for all.
+        trainable: prefixes of the parameter names to train; None for all. Parameters without `requires_grad` never are.
         turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
             after the other on each batch, each with its own optimiser, instead of together.
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
@@ -96,9 +96,14 @@ class Fit:
         return (self.objectives,) if callable(self.objectives) else tuple(self.objectives)
 
     def trains(self, name: str) -> bool:
-        """Whether the parameter of this name is to be trained."""
+        """Whether the parameter of this name is to be trained, unless it is frozen."""
         chosen = self.trainable is None or name.startswith(self.trainable)
         return chosen and (self.turns is None or any(name.startswith(prefixes) for prefixes in self.turns))
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters to be trained by name, none that is frozen."""
+        named = self.net.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad and self.trains(name)}
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from potluck.core.roles import Client, Replies, Server
 from potluck.core.weights import (
     Weights,
     buffers_of,
+    learnt_of,
     load,
     mean_where_present,
     parameters_of,
     pick,
-    weights_of,
 )
 
 Pool = dict[str, Weights]
@@ -62,7 +62,7 @@ class Sharing(Checked):
         pool: Pool = {}
         members = {member.architecture: member for member in server.roster.values()}
         for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
-            mine = weights_of(server.build(member.architecture))
+            mine = learnt_of(server.build(member.architecture))
             group = pool.setdefault(self.group(member), {})
             group.update({name: tensor for name, tensor in mine.items() if name not in group})
         return pool
@@ -75,7 +75,8 @@ class Sharing(Checked):
         """The entries of a message that bring a client the weights it owns, and buffers if they are shared."""
         owned = pick(pool[self.group(member)], member.shapes)
         weights = {name: tensor for name, tensor in owned.items() if name in member.parameters}
-        buffers = {name: tensor for name, tensor in owned.items() if name not in member.parameters}
+        kept = member.buffers
+        buffers = {name: tensor for name, tensor in owned.items() if name in kept}
         return {"weights": weights, "buffers": buffers if self.buffers == "average" and buffers else None}
 
     def receive(self, client: Client, message: Message) -> None:
@@ -128,7 +129,7 @@ class Sharing(Checked):
         members = list(server.roster.values())
         if len({member.architecture for member in members}) > 1:
             return None
-        if self.buffers != "average" and len(members[0].parameters) < len(members[0].shapes):
+        if self.buffers != "average" and members[0].buffers:
             return None
         return load(server.build(members[0].architecture), pool[self.group(members[0])])
 

@@ -13,7 +13,7 @@ from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import Key, Stream
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack
-from potluck.core.weights import weights_of
+from potluck.core.weights import frozen_names, weights_of
 from potluck.engines.computing import Computing
 
 
@@ -75,6 +75,7 @@ class Session:
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
         self._keeps_model = method.keeps_model
+        self._frozen = frozen_names(client.model)
         self._client = client
         self._computing = computing
         self._give_back = give_back
@@ -158,7 +159,8 @@ class Session:
             return None
         record: dict[str, Any] = {"state": self._client.state}
         if self._keeps_model:
-            record["model"] = weights_of(self._client.model)
+            weights = weights_of(self._client.model)
+            record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}
         return pack(self._computing.kept(record))
 
 

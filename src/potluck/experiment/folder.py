@@ -64,7 +64,7 @@ def open_folder(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) -> None:
-    """Write what the run stands on; times and machine go here and nowhere else.
+    """Write what the run stands on, and what its models' builders have frozen; times and machine go here alone.
 
     Args:
         folder: of the run.
@@ -85,6 +85,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) 
                 f"{folder}: {name} was {before[name]} and now is {value}; the data or their division has"
                 " changed since the run was started, so it cannot be resumed"
             )
+    members = assembly.federation.roster.values()
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "status": "running",
@@ -97,6 +98,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) 
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
+        "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())

@@ -9,7 +9,9 @@ from torch import nn
 from potluck.core.errors import ConfigError
 from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.method import Need
+from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.weights import learnt_of
 from potluck.models.contract import split
 
 _NAMED = 5  # clients in an error, before the rest are counted
@@ -52,7 +54,7 @@ class Offer:
     def build(self, architecture: str, **options: float) -> nn.Module:
         """A network for looking at, made without drawing from the global generator."""
         with isolated(Key((architecture,))):
-            return self.architectures[architecture](**options)
+            return to_training(self.architectures[architecture](**options))
 
 
 def check_needs(needs: frozenset[Need], method_name: str, offer: Offer) -> None:
@@ -80,7 +82,7 @@ def _one_architecture(offer: Offer) -> str | None:
 def _nested_layers(offer: Offer) -> str | None:
     seen: dict[str, tuple[str, tuple[int, ...]]] = {}
     for architecture, net in offer.nets.items():
-        for name, tensor in net.state_dict().items():
+        for name, tensor in learnt_of(net).items():
             owner, shape = seen.setdefault(name, (architecture, tuple(tensor.shape)))
             if shape != tuple(tensor.shape):
                 return (

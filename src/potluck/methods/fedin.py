@@ -147,17 +147,18 @@ class FedIN(SharesWeights[State]):
         self.sharing.receive(client, message)
         model, received = client.model, message.get("features")
         joint = received is not None and self.optimization == "joint"
-        inner, feature_loss = intermediate_names(model), FeatureLoss(self.feature_batch)
+        anchor, feature_loss = parameters_of(model), FeatureLoss(self.feature_batch)
+        inner = intermediate_names(model) & anchor.keys()
         report = yield Fit(
             model,
             [LocalLoss(client.criterion, self.mu, self.noise), *([feature_loss] if joint else [])],
             client.train,
             self.training,
-            extras={"anchor": parameters_of(model), "features": received},
+            extras={"anchor": anchor, "features": received},
             combine=Reconcile(inner, self) if joint else None,
             keep=self.feature_batch if self.feature_training else 0,
         )
-        if received is not None and not joint:
+        if received is not None and inner and not joint:
             yield Fit(
                 model,
                 feature_loss,

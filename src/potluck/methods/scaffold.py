@@ -49,6 +49,7 @@ from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
+from potluck.core.modes import mode
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
@@ -178,14 +179,14 @@ def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
 
 def full_gradient(client: Client) -> Weights:
     """Alg. 1, l. 12, option I: the gradient of the client's mean loss at the weights it was sent."""
-    net = client.model.train()
+    net = client.model
     net.zero_grad()
-    with keep_statistics(net):
+    with mode(net, training=True), keep_statistics(net):
         for inputs, targets in client.train.batches(256):
             loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
             loss.backward()
-    named = net.named_parameters(remove_duplicate=False)
-    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
+    named = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
+    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
     net.zero_grad()
     return gradient
 
