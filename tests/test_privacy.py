@@ -54,7 +54,7 @@ def test_numbers_out_of_range_are_refused(epsilon, delta):
 
 
 def test_a_clip_of_zero_is_refused():
-    with pytest.raises(ValueError, match="clip: expected a number above 0"):
+    with pytest.raises(ValueError, match="clip: expected above 0"):
         FeaturePrivacy(clip=0.0, epsilon=1.0, delta=DELTA)
 
 

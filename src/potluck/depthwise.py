@@ -7,7 +7,7 @@ the departures too.
 import copy
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,13 @@ from potluck.core.batchnorm import keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Criterion
+from potluck.core.fields import Checked, above, at_least
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.inference import predict
 from potluck.core.modes import mode
 from potluck.core.roles import Client, Server
 from potluck.core.sharing import Sharing
-from potluck.core.weights import Weights, load, weights_of
+from potluck.core.weights import Weights, frozen_of, learnt_of, load, parameters_of
 from potluck.losses import distillation
 from potluck.memory import SLACK, MemoryModel, Piece, between, bypassed
 from potluck.models.contract import StagedNet
@@ -31,7 +32,7 @@ Exit = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
 
 
 @dataclass(frozen=True)
-class DepthWise:
+class DepthWise(Checked):
     """Local training piece by piece, of FeDepth and m-FeDepth.
 
     Attributes:
@@ -47,14 +48,8 @@ class DepthWise:
     sharing: Sharing = Sharing()
     partial: Literal["freeze", "bypass"] = "freeze"
     buffer: bool = True
-    slack: float = SLACK
-    models: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.slack > 0:
-            raise ValueError(f"slack: expected above 0, found {self.slack}")
-        if self.models < 1:
-            raise ValueError(f"models: expected at least 1, found {self.models}")
+    slack: Annotated[float, above(0)] = SLACK
+    models: Annotated[int, at_least(1)] = 1
 
     def check_budgets(self, server: Server) -> None:
         """Refuse clients that could not train a single piece, before anybody trains.
@@ -97,8 +92,10 @@ class DepthWise:
                 measure_statistics(last, inputs_behind(nn.Sequential() if self.buffer else before, z, client.rng))
             done = piece.start
             sub_problem = lead_out(net, piece, memory)
+            z = passed(last, z, self.training.batch_size) if self.buffer else z
+            if not parameters_of(sub_problem):
+                continue  # all of it is frozen
             if self.buffer:
-                z = passed(last, z, self.training.batch_size)
                 yield Fit(sub_problem, client.objective, z, self.training)
             else:
                 extras = {"finished": between(net, 0, piece.start)}
@@ -151,15 +148,16 @@ def learn_mutually(client: Client, models: int, training: LocalTraining) -> Gene
     nets = nn.ModuleDict({"own": client.model, **peers})
     losses = [Mutual(name, client.criterion) for name in nets]
     yield Fit(nets, losses, client.train, training, turns=[(f"{name}.",) for name in nets])
-    client.state["peers"] = {name: weights_of(peer) for name, peer in peers.items()}
+    client.state["peers"] = {name: learnt_of(peer) for name, peer in peers.items()}
 
 
 def drawn_afresh(net: nn.Module) -> nn.Module:
-    """The net, with every layer that can be as torch starts it."""
+    """The net, with every layer that can be, and is not frozen, as torch starts it."""
+    frozen = frozen_of(net)
     for module in net.modules():
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
-    return net
+    return load(net, frozen, partial=True)
 
 
 def inputs_behind(finished: nn.Sequential, z: Examples, rng: torch.Generator) -> Iterator[Tensor]:

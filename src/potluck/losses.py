@@ -8,11 +8,13 @@ from torch.nn import functional as F
 
 
 def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Squared Euclidean distance between the net's parameters and `anchor`, buffers left out; a scalar.
+    """Squared Euclidean distance between the net's parameters and `anchor`; a scalar.
+
+    What the anchor lacks, as `parameters_of` lacks frozen parameters, has no part in it.
 
     FedProx and FedIN (eq. 3 of the revision) add (mu / 2) times this to the local loss.
     """
-    gaps = [(parameter - anchor[name]).square().sum() for name, parameter in net.named_parameters()]
+    gaps = [(parameter - anchor[name]).square().sum() for name, parameter in net.named_parameters() if name in anchor]
     return torch.stack(gaps).sum()
 
 

@@ -7,10 +7,12 @@ and clipping that makes its assumption D.1 (features of bounded norm) true.
 import importlib.util
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
+
+from potluck.core.fields import Checked, above, below
 
 Calibration = Literal["analytic", "classical"]
 
@@ -51,7 +53,7 @@ def delta_of(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
 
 
 @dataclass(frozen=True)
-class FeaturePrivacy:
+class FeaturePrivacy(Checked):
     """Clips the features of each example and adds calibrated noise before they leave a client.
 
     Each example's s_in and s_out are clipped to the norm `clip`, so replacing one example moves the pair by at most
@@ -64,14 +66,12 @@ class FeaturePrivacy:
         calibration: see `sigma_for`.
     """
 
-    clip: float
-    epsilon: float
-    delta: float
+    clip: Annotated[float, above(0)]
+    epsilon: Annotated[float, above(0)]
+    delta: Annotated[float, above(0), below(1)]
     calibration: Calibration = "analytic"
 
     def __post_init__(self) -> None:
-        if not self.clip > 0:
-            raise ValueError(f"clip: expected a number above 0, found {self.clip}")
         sigma_for(self.epsilon, self.delta, 1.0, self.calibration)
         if importlib.util.find_spec("opacus") is None:
             raise ValueError("epsilon: accounting for it needs the extra: pip install 'potluck[privacy]'")

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.means import Mean
 from potluck.core.weights import mean, mean_where_covered, mean_where_present
 
@@ -20,10 +21,10 @@ def drawn(*shape, seed=0):
 
 
 def test_rule__a_wrong_word_and_a_wrong_share_are_refused():
-    with pytest.raises(ValueError, match="rule: expected 'mean', 'median'"):
+    with pytest.raises(ConfigError, match="rule: "):
         Mean("Median")  # pyright: ignore[reportArgumentType]
     for trim in (-0.1, 0.5, float("nan")):
-        with pytest.raises(ValueError, match=r"trim: expected a share from 0 to below 0\.5"):
+        with pytest.raises(ConfigError, match="trim: "):
             Mean("trimmed", trim)
 
 

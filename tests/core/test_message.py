@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.core.errors import WireError
+from potluck.core.errors import EntryError, WireError
 from potluck.core.message import Message, Traffic
 from potluck.core.tree import pack
 
@@ -39,10 +39,20 @@ def test_equal_messages_are_equal_bytes(given_entries):
     assert Message(**given_entries).encode() == Message(**given_entries).encode()
 
 
-def test_an_absent_entry_reads_as_none():
+def test_an_absent_entry_is_refused_with_the_nearest_names():
+    message = Message(weights=0, buffers=1, examples=2, gone=None)
+    with pytest.raises(KeyError) as refused:
+        message["wieghts"]
+    assert isinstance(refused.value, EntryError)
+    assert str(refused.value).startswith("message has no entry 'wieghts'; nearest: 'weights'")
+    with pytest.raises(EntryError, match="no entry 'gone'"):
+        message["gone"]
+    with pytest.raises(EntryError, match="nearest: none, the message is empty"):
+        Message()["weights"]
+
+
+def test_an_entry_that_is_none_is_absent():
     message = Message(here=0, gone=None)
-    assert message["gone"] is None
-    assert message["never"] is None
     assert "gone" not in message
     assert "here" in message
     assert list(message) == ["here"]

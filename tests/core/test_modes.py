@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.modes import mode
+from potluck.core.modes import held_layers, mode, to_training
 
 
 @pytest.fixture
 def net():
-    """In training mode but for its frozen first layer."""
+    """In training mode but for its first layer, which is held in evaluation mode."""
     net = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(nn.Dropout()))
     net[0].eval()
     return net
@@ -17,10 +17,10 @@ def modes(net):
     return [module.training for module in net.modules()]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_all_of_a_net_is_in_one_mode_for_a_while(net, training):
+@pytest.mark.parametrize(("training", "inside"), [(True, [True, False, True, True]), (False, [False] * 4)])
+def test_a_net_is_in_one_mode_for_a_while_but_for_what_is_held(net, training, inside):
     with mode(net, training=training):
-        assert modes(net) == [training] * 4
+        assert modes(net) == inside
     assert modes(net) == [True, False, True, True]
 
 
@@ -28,3 +28,25 @@ def test_modes_are_put_back_after_an_error(net):
     with pytest.raises(RuntimeError), mode(net, training=False):
         net(torch.zeros(1, 9))
     assert modes(net) == [True, False, True, True]
+
+
+def test_held_layers_are_in_evaluation_mode_inside_a_net_that_is_not(net):
+    assert held_layers(net) == [net[0]]
+    assert held_layers(net[1]) == []
+
+
+def test_a_net_in_evaluation_mode_as_a_whole_says_nothing_of_its_layers(net):
+    assert held_layers(net.eval()) == []
+    with mode(net, training=True):
+        assert modes(net) == [True] * 4
+    assert modes(net) == [False] * 4
+
+
+def test_to_training_heeds_a_train_of_the_nets_own():
+    class Careful(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[0].eval()
+            return self
+
+    assert modes(to_training(Careful(nn.BatchNorm1d(2), nn.ReLU()))) == [True, False, True]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import EntryError, PotluckError
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client, runs_on_client
 from potluck.core.rng import Key
@@ -10,12 +10,17 @@ from potluck.core.roles import ClientFailure, Failure, Replies, Server, Supervis
 
 
 def test_replies_come_in_order_of_client_ids():
-    replies = Replies({10: Message(n=1), 2: Message(n=2), 7: Message()}, {3: Failure(3, "M.work", "no")})
+    replies = Replies({10: Message(n=1), 2: Message(n=2), 7: Message(n=3)}, {3: Failure(3, "M.work", "no")})
     assert list(replies) == [2, 7, 10]
-    assert replies.entries("n") == [2, None, 1]
+    assert replies.entries("n") == [2, 3, 1]
     assert len(replies) == 3
     assert 3 not in replies
     assert list(replies.failures) == [3]
+
+
+def test_entries_that_an_answer_lacks_are_refused():
+    with pytest.raises(EntryError, match="no entry 'n'"):
+        Replies({1: Message(n=1), 2: Message()}, {}).entries("n")
 
 
 def test_a_failure_reads_as_one_line():

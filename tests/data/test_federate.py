@@ -47,7 +47,7 @@ def test_validation_of_few_and_none() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(ValueError, match="fraction: expected a number from 0 to below 1, found"):
+    with pytest.raises(ValueError, match="fraction: expected at least 0 and below 1, found"):
         split_validation(torch.arange(3), torch.zeros(3, dtype=torch.int64), fraction, KEY)
 
 

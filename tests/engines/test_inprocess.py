@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import WireError
+from potluck.core.errors import EntryError, WireError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
@@ -550,6 +550,17 @@ class Breaks(Asks):
 
     def round(self, state, cohort, server):
         return cohort.ask(getattr(self, state), Message())
+
+
+@pytest.mark.parametrize("tolerate", [True, False])
+def test_a_name_that_the_message_lacks_is_the_methods_fault_and_no_clients(play, tolerate):
+    class Misspells(Asks):
+        @on_client
+        def work(self, client, message):
+            return Message(numbers=message["nubmers"])
+
+    with pytest.raises(EntryError, match="message has no entry 'nubmers'; nearest: 'numbers'"):
+        play(Misspells(), tolerate_failures=tolerate)
 
 
 @pytest.mark.parametrize("tolerate", [True, False])

@@ -245,7 +245,7 @@ def local_steps(run, federation, id, rule, mu, steps=3, net=None):
         step(
             net,
             gradients(net, local),
-            None if sent["features"] is None else feature_gradients(net, sent),
+            None if sent.get("features") is None else feature_gradients(net, sent),
             rule,
         )
     return net

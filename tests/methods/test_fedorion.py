@@ -203,13 +203,13 @@ def test_the_server_does_not_change_a_clients_own_model(play, strangers):
 def test_clients_that_hold_the_global_architecture_do_not_learn_mutually(play, clouds):
     run = play(ORION, clouds("norm2", "norm3", "norm2"))
     replied = run.wire.replied["local_update"][0]
-    assert [reply["own"] is None for reply in replied.values()] == [True, False, True]
+    assert ["own" in reply for reply in replied.values()] == [False, True, False]
 
 
 def test_clients_below_the_budget_train_the_global_architecture(play, clouds):
     federation = clouds("norm2", "norm3", "norm3", capacities=(1.0, 0.5, 0.6))
     run = play(replace(ORION, mutual_from=0.6), federation)
-    assert [reply["own"] is None for reply in run.wire.replied["local_update"][0].values()] == [True, True, False]
+    assert ["own" in reply for reply in run.wire.replied["local_update"][0].values()] == [False, False, True]
     assert_close(weights_of(run.model(1)), run.state.common, **EXACTLY)
     assert run.model(2).state_dict().keys() > run.state.common.keys()
 
@@ -371,7 +371,7 @@ def test_a_server_step_is_the_papers(play, clouds, monkeypatch):
     replied = run.wire.replied["local_update"][0]
     nets = {id: federation.architectures[site.architecture]().train() for id, site in federation.sites.items()}
     for id, net in nets.items():
-        load(net, replied[id]["own"] or replied[id]["common"])
+        load(net, replied[id].get("own") or replied[id]["common"])
     student = load(federation.architectures["norm2"](), averaged).train()
     for _ in range(3):
         with keep_statistics(student):
@@ -478,10 +478,10 @@ def test_the_defaults_are_the_papers():
 @pytest.mark.parametrize(
     ("field", "value", "found"),
     [
-        ("mutual_from", 1.5, "mutual_from: expected a capacity from 0 to 1, found 1.5"),
-        ("mutual_from", -0.1, "mutual_from: expected a capacity from 0 to 1, found -0.1"),
+        ("mutual_from", 1.5, "mutual_from: expected at least 0 and at most 1, found 1.5"),
+        ("mutual_from", -0.1, "mutual_from: expected at least 0 and at most 1, found -0.1"),
         ("noise_batches", 0, "noise_batches: expected at least 1, found 0"),
-        ("server_training", LocalTraining(batch_size=1), "server_training.batch_size: expected at least 2, found 1"),
+        ("server_training", LocalTraining(batch_size=1), "server_training.batch_size: expected at least 2, .* found 1"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused(field, value, found):

@@ -320,7 +320,7 @@ def test_evaluation_needs_nothing_from_the_server(play, clouds):
     ("options", "expected"),
     [
         ({"alpha": -0.1}, "alpha: expected at least 0, found -0.1"),
-        ({"alpha": float("nan")}, "alpha: expected at least 0, found nan"),
+        ({"alpha": float("nan")}, "alpha: expected a finite number, found nan"),
         ({"warmup_rounds": -1}, "warmup_rounds: expected at least 0, found -1"),
         ({"feature_capacity": 0}, "feature_capacity: expected at least 1, found 0"),
         ({"logit_capacity": 0}, "logit_capacity: expected at least 1, found 0"),

@@ -401,6 +401,6 @@ def test_needs_and_levels_are_stated():
     assert HeteroFL().needs() == {Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES}
     assert HeteroFL().levels == (1.0, 0.5, 0.25, 0.125, 0.0625)
     assert HeteroFL().training.clip_norm == 1.0
-    for levels in [(), (1.0, 0.0), (1.5,)]:
-        with pytest.raises(ValueError, match="levels: expected rates above 0 and at most 1"):
+    for levels, expected in [((), "at least one rate"), ((1.0, 0.0), "above 0 and"), ((1.5,), "above 0 and at most 1")]:
+        with pytest.raises(ValueError, match=f"levels: expected {expected}"):
             HeteroFL(levels=levels)

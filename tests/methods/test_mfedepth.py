@@ -61,7 +61,7 @@ def moved(before, after):
 
 
 def heads_in(message):
-    return {name.split(".")[0] for name in message["heads"] or {}}
+    return {name.split(".")[0] for name in message.get("heads", {})}
 
 
 def test_with_memory_for_all_it_is_fedavg_and_sends_no_heads_back(play, clouds):

@@ -163,9 +163,9 @@ def test_the_vae_is_trained_every_so_many_rounds_from_the_end_of_warm_up(play, c
     run = play(method, clouds("mlp2"), rounds=5)
     weights = [state.vaes.get("8", {}).get("decoder.1.weight", torch.zeros(())) for state in run.states]
     assert [r for r in range(1, 6) if not torch.equal(weights[r], weights[r - 1])] == trained
-    with_features = [r for r in range(1, 6) if sent(run, r - 1)[0]["features"] is not None]
+    with_features = [r for r in range(1, 6) if sent(run, r - 1)[0].get("features") is not None]
     assert with_features == list(range(trained[0] + 1, 6))
-    with_logits = [r for r in range(1, 6) if sent(run, r - 1)[0]["logits"] is not None]
+    with_logits = [r for r in range(1, 6) if sent(run, r - 1)[0].get("logits") is not None]
     assert with_logits == list(range(max(warmup, 1) + 1, 6))
 
 
@@ -389,7 +389,7 @@ def test_models_must_split():
         ({"kl_weight": -1.0}, "kl_weight: expected at least 0, found -1.0"),
         ({"feature_capacity": 0}, "feature_capacity: expected at least 1, found 0"),
         ({"logit_capacity": 0}, "logit_capacity: expected at least 1, found 0"),
-        ({"vae_training": LocalTraining(batch_size=1)}, "vae_training.batch_size: expected at least 2, found 1"),
+        ({"vae_training": LocalTraining(batch_size=1)}, "vae_training.batch_size: expected at least 2, .* found 1"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused(options, expected):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from potluck.core.modes import mode
+from potluck.core.modes import held_layers, mode
 
 # The shared base of all BatchNorm layers has no public name in torch.
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -16,6 +16,12 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:
     """The BatchNorm layers of `net` by name."""
     return {name: module for name, module in net.named_modules() if isinstance(module, BATCH_NORMS)}
+
+
+def takes_batch_statistics(net: nn.Module) -> bool:
+    """Whether a BatchNorm layer of `net` normalises by its batch in training, for which one example is too few."""
+    held = set(held_layers(net))
+    return any(layer not in held or layer.running_mean is None for layer in batch_norms(net).values())
 
 
 @contextmanager
@@ -35,12 +41,14 @@ def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
     """Set the running statistics to plain means over `batches` of batch mean and unbiased batch variance.
 
     HeteroFL's static BatchNorm: statistics are measured once for fixed weights instead of tracked while they
-    change. Batches of one example are skipped, since they have no variance.
+    change. Batches of one example are skipped, since they have no variance. Layers held in evaluation mode keep the
+    statistics that they have.
 
     Returns:
         The number of batches measured; with none the statistics are those of a fresh layer.
     """
-    layers = list(batch_norms(net).values())
+    held = set(held_layers(net))
+    layers = [layer for layer in batch_norms(net).values() if layer not in held]
     momenta = [layer.momentum for layer in layers]
     measured = 0
     try:

@@ -20,6 +20,12 @@ class WireError(PotluckError, ValueError):
     """Bytes that should hold a message do not, or a value that cannot cross the wire was put in one."""
 
 
+class EntryError(PotluckError, KeyError):
+    """A message has no entry of the name that was read."""
+
+    __str__ = Exception.__str__  # a KeyError would show the text in quotes
+
+
 class CheckpointError(PotluckError):
     """A run folder cannot be resumed or read."""
 

@@ -1,14 +1,16 @@
 """Who takes part: every client's data, model and capacity, and what the server has."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.examples import Examples
+from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.weights import frozen_names, parameters_of
 
 ClientId = int
 Builder = Callable[..., nn.Module]
@@ -48,8 +50,9 @@ class Member:
 
     Attributes:
         shapes: shape of every tensor in the model's state dict.
-        parameters: which of those names are trained; the rest are buffers.
+        parameters: which of those names are trained.
         examples: number of training examples.
+        frozen: which of those names the model's builder has frozen; nobody sends them. The rest are buffers.
     """
 
     id: ClientId
@@ -58,6 +61,12 @@ class Member:
     shapes: Mapping[str, Size]
     parameters: frozenset[str]
     examples: int
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """The names of what is kept and sent, but not trained."""
+        return frozenset(self.shapes) - self.parameters - self.frozen
 
 
 Roster = Mapping[ClientId, Member]
@@ -70,7 +79,9 @@ class Federation:
     Attributes:
         sites: the clients by id.
         architectures: named builders; each call makes a new module. A builder that takes `rate` can make
-            narrower nets whose tensors are leading slices of the full net's.
+            narrower nets whose tensors are leading slices of the full net's. Parameters that a builder leaves without
+            `requires_grad` are frozen, and so are layers that it leaves in evaluation mode inside a net in training
+            mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.
         criterion: (outputs, targets) to a scalar; the task's loss.
         public: unlabelled examples that everyone has; their targets are never read.
@@ -90,7 +101,7 @@ class Federation:
         """A new module, initialised by draws from `key` alone; None for the server's architecture."""
         builder = self.architectures[architecture or self.server_architecture]
         with isolated(key):
-            return builder() if rate == 1.0 else builder(rate=rate)
+            return to_training(builder() if rate == 1.0 else builder(rate=rate))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -102,14 +113,15 @@ class Federation:
         """The members that the server sees, by id in ascending order."""
         plans = {name: self._plan(name) for name in sorted({site.architecture for site in self.sites.values()})}
         return {
-            id: Member(id, site.architecture, site.capacity, *plans[site.architecture], examples=len(site.train))
+            id: replace(plans[site.architecture], id=id, capacity=site.capacity, examples=len(site.train))
             for id, site in sorted(self.sites.items())
         }
 
-    def _plan(self, architecture: str) -> tuple[Mapping[str, Size], frozenset[str]]:
+    def _plan(self, architecture: str) -> Member:
+        """A client with this architecture and nothing else."""
         net = self.build(architecture, Key((architecture,)))
         shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
-        return shapes, frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
+        return Member(0, architecture, 1.0, shapes, frozenset(parameters_of(net)), 0, frozen_names(net))
 
 
 def empty_like(examples: Examples) -> Examples:

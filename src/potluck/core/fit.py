@@ -4,11 +4,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
+from potluck.core.fields import Checked, above, at_least, below, require
 from potluck.core.weights import Weights
 
 Extras = Mapping[str, Any]
@@ -19,7 +21,7 @@ AfterStep = Callable[[Weights, Extras, float], Weights]
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(Checked):
     """How a net is trained on local data; the optimiser starts fresh with every fit.
 
     Adam, 0.001 and batches of 16 are the setting that the FedIN papers give to every method; their 5 epochs are not the
@@ -37,29 +39,17 @@ class LocalTraining:
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.001
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 16
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
+    lr: Annotated[float, at_least(0)] = 0.001
+    epochs: Annotated[int, at_least(1)] = 1
+    steps: Annotated[int, at_least(1)] | None = None
+    batch_size: Annotated[int, at_least(1)] = 16
+    momentum: Annotated[float, at_least(0), below(1)] = 0.0
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    clip_norm: Annotated[float, above(0)] | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adam", "sgd"):
-            raise ValueError(f"optimizer: expected 'adam' or 'sgd', found {self.optimizer!r}")
-        _at_least("lr", self.lr, 0)
-        _at_least("epochs", self.epochs, 1)
-        _at_least("batch_size", self.batch_size, 1)
-        _at_least("weight_decay", self.weight_decay, 0)
-        if self.steps is not None:
-            _at_least("steps", self.steps, 1)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum: expected a number from 0 to below 1, found {self.momentum}")
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError("momentum: belongs to the optimizer 'sgd'; Adam has its own")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm: expected a number above 0, found {self.clip_norm}")
+            raise ConfigError("momentum: belongs to the optimizer 'sgd'; Adam has its own")
 
 
 @dataclass(eq=False)
@@ -76,7 +66,7 @@ class Fit:
         combine: gradients by objective (a name is missing where the objective does not depend on it) and
             extras to the gradient that the optimiser takes. Default: their sum.
         after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
-        trainable: prefixes of the parameter names to train; None for all.
+        trainable: prefixes of the parameter names to train; None for all. Parameters without `requires_grad` never are.
         turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
             after the other on each batch, each with its own optimiser, instead of together.
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
@@ -95,7 +85,7 @@ class Fit:
     done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        _at_least("keep", self.keep, 0)
+        require(self.keep >= 0, "keep", "at least 0", self.keep)
         if self.turns is not None and len(self.turns) != len(self.losses):
             raise ValueError(f"turns: expected one for each of {len(self.losses)} objectives, found {len(self.turns)}")
         if (built := _built.get()) is not None:
@@ -107,9 +97,14 @@ class Fit:
         return (self.objectives,) if callable(self.objectives) else tuple(self.objectives)
 
     def trains(self, name: str) -> bool:
-        """Whether the parameter of this name is to be trained."""
+        """Whether the parameter of this name is to be trained, unless it is frozen."""
         chosen = self.trainable is None or name.startswith(self.trainable)
         return chosen and (self.turns is None or any(name.startswith(prefixes) for prefixes in self.turns))
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters to be trained by name, none that is frozen."""
+        named = self.net.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad and self.trains(name)}
 
 
 @dataclass(frozen=True)
@@ -141,8 +136,3 @@ def watching() -> Generator[list[Fit]]:
         yield built
     finally:
         _built.reset(token)
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ValueError(f"{name}: expected at least {least}, found {value}")

@@ -7,16 +7,17 @@ Karimireddy, He, Jaggi. ICML 2021. https://arxiv.org/abs/2012.10333.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from potluck.core.fields import Checked, at_least, below
 from potluck.core.weights import mean
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Checked):
     """A rule for combining what clients sent, tensor by tensor.
 
     Attributes:
@@ -28,13 +29,7 @@ class Mean:
     """
 
     rule: Literal["mean", "median", "trimmed", "clipped"] = "mean"
-    trim: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.rule not in ("mean", "median", "trimmed", "clipped"):
-            raise ValueError(f"rule: expected 'mean', 'median', 'trimmed' or 'clipped', found {self.rule!r}")
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"trim: expected a share from 0 to below 0.5, found {self.trim}")
+    trim: Annotated[float, at_least(0), below(0.5)] = 0.2
 
     def __call__(self, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         """The combination of tensors of one shape, clients in ascending order; `shares` are their weights.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from potluck.core.errors import WireError
+from potluck.core.errors import EntryError, WireError, nearest
 from potluck.core.tree import pack, unpack
 
 _NUMBER_BYTES = 8
@@ -16,9 +16,8 @@ _NUMBER_BYTES = 8
 class Message(Mapping[str, Any]):
     """Named entries: tensors, nested dicts of tensors, numbers, text. An entry that is None is absent.
 
-    Reading an absent entry gives None, so `message["features"]` serves the round in which there are none yet.
-    A typo in a name therefore reads None as well; the conformance suite compares the names that were sent
-    with the method's Wire section.
+    `message["weights"]` reads an entry that must be there; `message.get("features")` one that may be absent, such as
+    features in the first round.
     """
 
     def __init__(self, /, **entries: Any) -> None:
@@ -27,7 +26,10 @@ class Message(Mapping[str, Any]):
             _check(value, name)
 
     def __getitem__(self, name: str) -> Any:
-        return self._entries.get(name)
+        if name in self._entries:
+            return self._entries[name]
+        near = ", ".join(map(repr, nearest(name, self._entries))) or "none, the message is empty"
+        raise EntryError(f"message has no entry {name!r}; nearest: {near}; read with .get what may be absent")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The entry, or `default` if it is absent."""

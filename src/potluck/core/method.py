@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 
 from potluck.core.federation import ClientId
+from potluck.core.fields import Checked
 from potluck.core.fit import Fit, FitReport
 from potluck.core.message import Message
 from potluck.core.roles import Client, Cohort, Server
@@ -40,8 +41,10 @@ def runs_on_client(handler: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Method(Generic[S]):
+class Method(Checked, Generic[S]):
     """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the state between rounds.
+
+    Hyper-parameters are checked against their annotations when a method is made, see `potluck.core.fields`.
 
     The state may hold tensors, numbers, text and nested dicts and lists of them. `round` returns a new state
     and must not change the one it was given.

@@ -10,11 +10,31 @@ from torch import nn
 from potluck.core.errors import ConfigError
 
 
+def held_layers(net: nn.Module) -> list[nn.Module]:
+    """The layers that stay in evaluation mode while `net` is trained: those in it although the net is not.
+
+    A net that is in evaluation mode as a whole, as libraries hand out pre-trained ones, says nothing of its layers.
+    """
+    return [module for module in net.modules() if not module.training] if net.training else []
+
+
+def to_training(net: nn.Module) -> nn.Module:
+    """Put the net in training mode, its `held_layers` apart, and return it."""
+    held = held_layers(net)
+    net.train()
+    for layer in held:
+        layer.training = False
+    return net
+
+
 @contextmanager
 def mode(net: nn.Module, *, training: bool) -> Generator[None]:
-    """Inside the block all of `net` is in one mode; afterwards each layer has its own back, frozen ones too."""
+    """Inside the block `net` is in one mode, in training mode without its `held_layers`; afterwards as it was."""
     before = [(module, module.training) for module in net.modules()]
-    net.train(training)
+    if training:
+        to_training(net)
+    else:
+        net.eval()
     try:
         yield
     finally:

@@ -54,7 +54,11 @@ class Replies(Mapping[ClientId, Message]):
         return len(self._answers)
 
     def entries(self, name: str) -> list[Any]:
-        """One entry of every answer, in order of client id."""
+        """One entry of every answer, in order of client id.
+
+        Raises:
+            EntryError: an answer lacks it.
+        """
         return [answer[name] for answer in self._answers.values()]
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from potluck.core.batchnorm import measure_statistics
 from potluck.core.federation import ClientId, Member, Roster
+from potluck.core.fields import Checked
 from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
@@ -22,18 +23,18 @@ from potluck.core.roles import Client, Replies, Server
 from potluck.core.weights import (
     Weights,
     buffers_of,
+    learnt_of,
     load,
     mean_where_present,
     parameters_of,
     pick,
-    weights_of,
 )
 
 Pool = dict[str, Weights]
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Sharing(Checked):
     """How weights are averaged.
 
     Attributes:
@@ -66,7 +67,7 @@ class Sharing:
         pool: Pool = {}
         members = {member.architecture: member for member in server.roster.values()}
         for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
-            mine = weights_of(server.build(member.architecture))
+            mine = learnt_of(server.build(member.architecture))
             group = pool.setdefault(self.group(member), {})
             group.update({name: tensor for name, tensor in mine.items() if name not in group})
         return pool
@@ -79,12 +80,13 @@ class Sharing:
         """The entries of a message that bring a client the weights it owns, and buffers if they are shared."""
         owned = pick(pool[self.group(member)], member.shapes)
         weights = {name: tensor for name, tensor in owned.items() if name in member.parameters}
-        buffers = {name: tensor for name, tensor in owned.items() if name not in member.parameters}
+        kept = member.buffers
+        buffers = {name: tensor for name, tensor in owned.items() if name in kept}
         return {"weights": weights, "buffers": buffers if self.buffers == "average" and buffers else None}
 
     def receive(self, client: Client, message: Message) -> None:
         """Load what `share` sent, and this client's own buffers if it keeps them."""
-        buffers = client.state.get("buffers") if self.buffers == "local" else message["buffers"]
+        buffers = client.state.get("buffers") if self.buffers == "local" else message.get("buffers")
         load(client.model, {**message["weights"], **(buffers or {})}, partial=True)
 
     def reply(self, client: Client) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class Sharing:
         """Group by group, the layer-wise mean of one entry of the replies over `keep`."""
         merged = dict(keep)
         for group, members in _grouped(replies, roster, self.group).items():
-            owned = [replies[member.id][entry] or {} for member in members]
+            owned = [replies[member.id].get(entry) or {} for member in members]
             shares = [self.weight(replies[member.id]) for member in members]
             merged[group] = mean_where_present(owned, shares, keep.get(group, {}), self.combine)
         return merged
@@ -132,7 +134,7 @@ class Sharing:
         members = list(server.roster.values())
         if len({member.architecture for member in members}) > 1:
             return None
-        if self.buffers != "average" and len(members[0].parameters) < len(members[0].shapes):
+        if self.buffers != "average" and members[0].buffers:
             return None
         return load(server.build(members[0].architecture), pool[self.group(members[0])])
 

@@ -2,6 +2,10 @@
 
 Functions never change their arguments; what they leave as it is they may return as it is. Means are accumulated in
 the order given, so a fixed order of clients gives the same bits every time.
+
+What a net's builder has frozen is a part of the architecture: parameters without `requires_grad`, and the buffers of
+layers that it left in evaluation mode. Nobody trains, sends, averages or stores these tensors; every module of an
+architecture has them as the builder made them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,37 +14,65 @@ from typing import Literal
 import torch
 from torch import Size, Tensor, nn
 
+from potluck.core.modes import held_layers
+
 Weights = dict[str, Tensor]
 Combine = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
 """One tensor from those of several clients and their shares."""
 
 
 def weights_of(net: nn.Module) -> Weights:
-    """A copy of all parameters and buffers."""
+    """A copy of all parameters and buffers, frozen ones too."""
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
 
 
+def learnt_of(net: nn.Module) -> Weights:
+    """A copy of all parameters and buffers that are not frozen."""
+    frozen = frozen_names(net)
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in frozen}
+
+
 def parameters_of(net: nn.Module) -> Weights:
-    """A copy of the trainable tensors only."""
-    return {name: tensor.detach().clone() for name, tensor in net.named_parameters(remove_duplicate=False)}
+    """A copy of the parameters that are trained."""
+    named = net.named_parameters(remove_duplicate=False)
+    return {name: parameter.detach().clone() for name, parameter in named if parameter.requires_grad}
 
 
 def buffers_of(net: nn.Module) -> Weights:
-    """A copy of what is kept but not trained, such as BatchNorm's running statistics."""
-    trained = {name for name, _ in net.named_parameters(remove_duplicate=False)}
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in trained}
+    """A copy of what is kept but not trained, such as BatchNorm's running statistics, without what is frozen."""
+    other = {name for name, _ in net.named_parameters(remove_duplicate=False)} | frozen_names(net)
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in other}
+
+
+def frozen_of(net: nn.Module) -> Weights:
+    """A copy of the frozen parameters and buffers."""
+    frozen = frozen_names(net)
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name in frozen}
+
+
+def frozen_names(net: nn.Module) -> frozenset[str]:
+    """Names of the frozen parameters and buffers."""
+    named = net.named_parameters(remove_duplicate=False)
+    names = {name for name, parameter in named if not parameter.requires_grad}
+    if held := set(held_layers(net)):
+        for prefix, layer in net.named_modules(remove_duplicate=False):
+            if layer in held:
+                names |= {f"{prefix}.{name}" for name in layer._buffers.keys() - layer._non_persistent_buffers_set}
+    return frozenset(names)
 
 
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
-    """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay.
+    """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay, frozen ones always.
 
     Raises:
-        ValueError: a name is missing (unless `partial`), unknown, or has another shape.
+        ValueError: a name is missing (unless `partial` or frozen), unknown, or has another shape.
     """
     own = net.state_dict()
     problems = [f"{name} is not in the model" for name in weights if name not in own]
     if not partial:
-        problems += [f"{name} is missing" for name in own if name not in weights]
+        missing = [name for name in own if name not in weights]
+        frozen = frozen_names(net) if missing else frozenset[str]()
+        problems += [f"{name} is missing" for name in missing if name not in frozen]
     for name, tensor in weights.items():
         if name in own and own[name].shape != tensor.shape:
             problems.append(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")

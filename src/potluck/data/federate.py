@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from potluck.core.fields import require
 from potluck.core.rng import Key
 from potluck.data.dataset import digest
 
@@ -23,8 +24,7 @@ def split_validation(indices: Tensor, targets: Tensor, fraction: float, key: Key
     Returns:
         Training and validation indices, both in the order of `indices`.
     """
-    if not 0 <= fraction < 1:
-        raise ValueError(f"fraction: expected a number from 0 to below 1, found {fraction}")
+    require(0 <= fraction < 1, "fraction", "at least 0 and below 1", fraction)
     rng = np.random.default_rng(key.seed)
     labels = targets[indices].numpy()
     classes, counts = np.unique(labels, return_counts=True)

@@ -1,11 +1,13 @@
 """Batched image operations. Every random draw comes from the generator that is passed in."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from potluck.core.fields import Checked, above, at_least
 
 
 class Step(Protocol):
@@ -52,7 +54,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalise(Checked):
     """(input - mean) / std as float32; bytes are first divided by `largest`, the value of full brightness.
 
     One mean and std a channel, or one for all. The defaults only bring bytes into 0 .. 1.
@@ -60,7 +62,7 @@ class Normalise:
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    largest: float = 255.0
+    largest: Annotated[float, above(0)] = 255.0
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Inputs (batch, channels, ...) of any type to float32."""
@@ -69,10 +71,10 @@ class Normalise:
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(Checked):
     """Bilinear change to `size` x `size` pixels; for float images, so it stands after `Normalise`."""
 
-    size: int
+    size: Annotated[int, at_least(1)]
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Float images (batch, channels, height, width) to (batch, channels, size, size)."""
@@ -80,10 +82,10 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(Checked):
     """Pad each side by `padding` zeros and cut the old size out at a random place."""
 
-    padding: int
+    padding: Annotated[int, at_least(0)]
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Images (batch, channels, height, width) to the same shape."""
@@ -108,13 +110,13 @@ class RandomFlip:
 
 
 @dataclass(frozen=True)
-class Cutout:
+class Cutout(Checked):
     """Set a square of `size` pixels to 0 (DeVries and Taylor, 2017).
 
     Its centre is any pixel, so at the border a part of the square falls outside.
     """
 
-    size: int
+    size: Annotated[int, at_least(1)]
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Images (batch, channels, height, width) to the same shape."""

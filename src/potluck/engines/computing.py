@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from potluck.core.fields import Checked
 from potluck.core.tree import Tree
 from potluck.engines.folding import folded
 
 
 @dataclass(frozen=True)
-class Computing:
+class Computing(Checked):
     """A run's choices, the same on every machine; the defaults are the plain ones.
 
     Attributes:

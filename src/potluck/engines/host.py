@@ -22,7 +22,7 @@ from potluck.core.method import Method
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack, unpack
-from potluck.core.weights import Weights, weights_of
+from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, weights_of
 from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.session import Answer, Call, Session, failure, full_name
 from potluck.engines.spares import Spares
@@ -167,15 +167,27 @@ class ClientHost:
         )
 
     def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:
-        """The client's own network: as it was kept, or with the client's or the run's initial weights."""
+        """The client's own network: as it was kept, or with the client's or the run's initial weights.
+
+        What is frozen is equal at all clients, also where it was drawn.
+        """
         if kept is None and self._method.keeps_model:
-            return self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
+            net = self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
+            return load(net, frozen_of(self.build(architecture)), partial=True) if frozen_names(net) else net
         return self._spares.take(architecture, kept)
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
-        """A module with the run's initial weights for this architecture, the same on server and clients."""
+        """A module with the run's initial weights for this architecture, the same on server and clients.
+
+        What is frozen in a narrower net is a leading slice of the full one's.
+        """
         name = architecture or self._federation.server_architecture
-        return self._federation.build(name, fold_in(self._seed, "common model", name), rate)
+        key = fold_in(self._seed, "common model", name)
+        net = self._federation.build(name, key, rate)
+        if rate != 1.0 and (frozen := frozen_of(net)):
+            shapes = {name: tensor.shape for name, tensor in frozen.items()}
+            load(net, cut(frozen_of(self._federation.build(name, key)), shapes), partial=True)
+        return net
 
 
 def name_of(model: nn.Module) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core.errors import WireError
+from potluck.core.errors import EntryError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.fit import Fit, FitReport, watching
 from potluck.core.message import Message
@@ -13,7 +13,7 @@ from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import Key, Stream
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack
-from potluck.core.weights import weights_of
+from potluck.core.weights import frozen_names, weights_of
 from potluck.engines.computing import Computing
 
 
@@ -74,6 +74,7 @@ class Session:
         self.call = call
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
+        self._frozen = frozen_names(client.model)
         self._client = client
         self._computing = computing
         self._give_back = give_back
@@ -99,11 +100,12 @@ class Session:
 
         Raises:
             ContractError: the handler forgot to yield a Fit, or returned no Message.
+            EntryError: it read an entry that its message has not.
             WireError: what it returned or keeps cannot be written down.
         """
         try:
             return self._advance(report)
-        except (ContractError, WireError):  # bugs in the method's file, not the client's failures
+        except (ContractError, EntryError, WireError):  # bugs in the method's file, not the client's failures
             raise
         except Exception as error:
             return self.failed(error)
@@ -156,7 +158,8 @@ class Session:
             return None
         record: dict[str, Any] = {"state": self._client.state}
         if self._client.keeps_model:
-            record["model"] = weights_of(self._client.model)
+            weights = weights_of(self._client.model)
+            record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}
         return pack(self._computing.kept(record))
 
 

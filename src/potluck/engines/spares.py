@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.core.weights import Weights, load, weights_of
+from potluck.core.weights import Weights, frozen_of, load, weights_of
 
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 
@@ -19,11 +19,12 @@ class Spares:
     def __init__(self, build: Callable[[str], nn.Module]) -> None:
         self._build = build
         self._initial: dict[str, Weights] = {}
+        self._frozen: dict[str, Weights] = {}
         self._looks: dict[str, list[object] | None] = {}
         self._free: dict[str, list[nn.Module]] = {}
 
     def take(self, architecture: str, weights: Weights | None = None) -> nn.Module:
-        """A module with these weights, or the run's initial ones.
+        """A module with these weights, or the run's initial ones; what is frozen in it is as it was built.
 
         Raises:
             ValueError: the weights do not fit.
@@ -32,10 +33,12 @@ class Spares:
         if not free:
             net = self._build(architecture)
             if architecture not in self._initial:
-                self._initial[architecture] = weights_of(net)
+                self._initial[architecture], self._frozen[architecture] = weights_of(net), frozen_of(net)
                 self._looks[architecture] = _look(net) if _all_copied(net) else None
             return net if weights is None else load(net, weights)
-        return load(free.pop(), self._initial[architecture] if weights is None else weights)
+        if weights is None:
+            return load(free.pop(), self._initial[architecture])
+        return load(free.pop(), {**weights, **self._frozen[architecture]})
 
     def give_back(self, architecture: str, net: nn.Module) -> None:
         """Take a module back if nothing but its weights has changed, and none of its tensors escapes `take`'s copy."""

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from potluck.core.batchnorm import batch_norms
+from potluck.core.batchnorm import takes_batch_statistics
 from potluck.core.examples import Batch
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
@@ -39,6 +39,8 @@ def kind_of(fit: Fit) -> tuple[Any, ...]:
     """What fits have in common that differ in nothing but weights, data and the values of their extras."""
     return (
         repr(fit.net),
+        [parameter.requires_grad for parameter in fit.net.parameters()],
+        [module.training for module in fit.net.modules()],
         _shapes(fit.net.state_dict()),
         fit.losses,
         fit.training,
@@ -64,8 +66,10 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
     """
     if fits[0].turns is not None:
         raise CannotStack("its objectives take turns")
+    if not fits[0].trained():
+        raise CannotStack("there is nothing to train")
     stack = _Stack(fits, keys)
-    with mode(fits[0].net, training=True):
+    with mode(stack.net, training=True):
         for step in range(stack.longest):
             stack.step(step)
     stack.unstack()
@@ -76,7 +80,7 @@ class _Stack:
     """Clients side by side, those with the most steps first, so that the ones still at work are always a prefix."""
 
     def __init__(self, fits: Sequence[Fit], keys: Sequence[Key]) -> None:
-        normed = bool(batch_norms(fits[0].net))
+        normed = takes_batch_statistics(fits[0].net)
         plans = [schedule(len(f.data), f.training, k.fold("order"), normed) for f, k in zip(fits, keys, strict=True)]
         steps = [sum(map(len, plan)) for plan in plans]
         self._order = sorted(range(len(fits)), key=lambda place: (-steps[place], place))
@@ -88,7 +92,12 @@ class _Stack:
         self._weights = _stacked([dict(net.named_parameters()) for net in nets])
         self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
         self._extras = _stacked_tree([client.fit.extras for client in self._clients])
-        self._optimizer = _Optimizer(fit.training, {n: w for n, w in self._weights.items() if fit.trains(n)})
+        self._optimizer = _Optimizer(fit.training, {name: self._weights[name] for name in fit.trained()})
+
+    @property
+    def net(self) -> nn.Module:
+        """The net that all clients' weights go through in turn."""
+        return self._fit.net
 
     @property
     def longest(self) -> int:

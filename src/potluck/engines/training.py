@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import batch_norms
+from potluck.core.batchnorm import takes_batch_statistics
 from potluck.core.examples import Batch
 from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
@@ -26,7 +26,7 @@ def train(fit: Fit, key: Key, computing: Computing = PLAIN) -> FitReport:
     Raises:
         ValueError: there is nothing to train on.
     """
-    epochs = schedule(len(fit.data), fit.training, key.fold("order"), bool(batch_norms(fit.net)))
+    epochs = schedule(len(fit.data), fit.training, key.fold("order"), takes_batch_statistics(fit.net))
     order = [positions for epoch in epochs for positions in epoch]
     observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
@@ -168,12 +168,12 @@ class _Turn:
 
 @contextmanager
 def _training(fit: Fit, computing: Computing) -> Generator[list[_Turn]]:
-    """Training mode, gradients for the trainable parameters only, fresh optimisers; undone afterwards."""
-    parameters = dict(fit.net.named_parameters())
-    turns = list(_turns(fit, {name: p for name, p in parameters.items() if fit.trains(name)}, computing))
+    """Training mode, gradients for the parameters to be trained only, fresh optimisers; undone afterwards."""
+    parameters, trained = dict(fit.net.named_parameters()), fit.trained()
+    turns = list(_turns(fit, trained, computing))
     before = {name: parameter.requires_grad for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
-        parameter.requires_grad_(fit.trains(name))
+        parameter.requires_grad_(name in trained)
     try:
         with mode(fit.net, training=True):
             yield turns
@@ -191,8 +191,20 @@ def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Computing) -
     for objectives, prefixes in plan:
         mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
         if not mine:
-            raise ValueError(f"no parameter's name starts with {prefixes}; there is nothing to train")
+            raise ValueError(f"{_untrained(fit.net, prefixes)}; there is nothing to train")
         yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
+
+
+def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:
+    """Why there is nothing to train."""
+    if prefixes is None:
+        return "every parameter of the model is frozen"
+    found = any(name.startswith(prefixes) for name, _ in net.named_parameters())
+    return (
+        f"every parameter whose name starts with {prefixes} is frozen"
+        if found
+        else (f"no parameter's name starts with {prefixes}")
+    )
 
 
 def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -47,7 +47,7 @@ def assemble(experiment: Experiment) -> Assembly:
         assigned=assigned,
         server_architecture=server_architecture,
         public=config.public != "none",
-        validation=config.validation_fraction > 0,
+        unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
     )
     check_needs(experiment.method.needs(), experiment.method_name, offer)
 
@@ -169,8 +169,7 @@ def architectures_of(
     Raises:
         ConfigError: one cannot be built.
     """
-    named = experiment.models if experiment.server_model is None else (*experiment.models, experiment.server_model)
-    builders = {str(spec): builder_of(spec, num_classes, input_shape) for spec in named}
+    builders = {str(spec): builder_of(spec, num_classes, input_shape) for spec in experiment.named_models}
     if experiment.server_model is not None:
         return builders, str(experiment.server_model)
     return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # of equals the first

@@ -10,13 +10,15 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from potluck.core.errors import ConfigError, nearest
+from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.data.datasets import describe
@@ -29,14 +31,17 @@ from potluck.records import experiment_hash
 
 Tree = dict[str, Any]
 T = TypeVar("T")
-_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
+_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+_Share = Annotated[float, above(0), at_most(1)]
+_Part = Annotated[float, at_least(0), below(1)]
+_Count = Annotated[int, at_least(1)]
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
 
 
 @dataclass(frozen=True)
-class FederationConfig:
+class FederationConfig(Checked):
     """Who takes part.
 
     Attributes:
@@ -58,32 +63,25 @@ class FederationConfig:
 
     dataset: str = "digits"
     augmentation: Literal["paper", "none"] = "paper"
-    train_fraction: float = 1.0
+    train_fraction: _Share = 1.0
     data: tuple[str, ...] | None = None
-    clients: int = 10
+    clients: _Count = 10
     partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
     models: tuple[str | dict[str, Any], ...] | None = None
     server_model: str | dict[str, Any] | None = None
-    capacities: tuple[float, ...] | None = None
-    validation_fraction: float = 0.1
+    capacities: tuple[_Share, ...] | None = None
+    validation_fraction: _Part = 0.1
     public: str = "none"
-    public_fraction: float = 0.1
+    public_fraction: _Part = 0.1
 
     def __post_init__(self) -> None:
-        _require("clients", self.clients, self.clients >= 1, "at least 1")
         own = self.data is None or len(self.data) == self.clients
-        _require("data", len(self.data or ()), own, f"one for each of the {self.clients} clients")
-        _require("models", self.models, self.models is None or len(self.models) > 0, "at least one")
-        for capacity in self.capacities or (1.0,):
-            _require("capacities", capacity, 0 < capacity <= 1, "shares above 0 and at most 1")
-        _require("train_fraction", self.train_fraction, 0 < self.train_fraction <= 1, "above 0 and at most 1")
-        for name in ("validation_fraction", "public_fraction"):
-            value = getattr(self, name)
-            _require(name, value, 0 <= value < 1, "from 0 to below 1")
+        require(own, "data", f"one for each of the {self.clients} clients", len(self.data or ()))
+        require(self.models is None or len(self.models) > 0, "models", "at least one", self.models)
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """How the federation is played.
 
     Attributes:
@@ -103,27 +101,21 @@ class RunConfig:
         tolerate_failures: go on without a client that fails, and record it.
     """
 
-    rounds: int = 20
-    cohort_fraction: float = 1.0
-    seed: int = 0
-    evaluate_every: int = 1
+    rounds: _Count = 20
+    cohort_fraction: _Share = 1.0
+    seed: Annotated[int, at_least(0)] = 0
+    evaluate_every: _Count = 1
     common_test: bool = True
     executor: ExecutorName = "auto"
-    workers: int | None = None
+    workers: _Count | None = None
     computing: Computing = PLAIN
-    threads: int = 1
-    memory_gib: float = 4.0
+    threads: _Count = 1
+    memory_gib: Annotated[float, at_least(0)] = 4.0
     tolerate_failures: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "threads"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _require("workers", self.workers, self.workers is None or self.workers >= 1, "at least 1")
         alone = self.threads == 1 or self.executor != "workers"
-        _require("threads", self.threads, alone, "1 with the executor 'workers', which has one thread a process")
-        _require("seed", self.seed, self.seed >= 0, "at least 0")
-        _require("cohort_fraction", self.cohort_fraction, 0 < self.cohort_fraction <= 1, "above 0 and at most 1")
-        _require("memory_gib", self.memory_gib, self.memory_gib >= 0, "at least 0")
+        require(alone, "threads", "1 with the executor 'workers', which has one thread a process", self.threads)
 
 
 @dataclass(frozen=True)
@@ -156,9 +148,14 @@ class Experiment:
     preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
+    def named_models(self) -> tuple[ModelSpec, ...]:
+        """The clients' models, and the server's if it is named."""
+        return self.models if self.server_model is None else (*self.models, self.server_model)
+
+    @property
     def files(self) -> tuple[str, ...]:
         """Python files of the user's own that method and models come from, as they were typed."""
-        models = (spec.name.rpartition(":")[0] for spec in (*self.models, self.server_model))
+        models = (spec.name.rpartition(":")[0] for spec in self.named_models)
         return tuple(dict.fromkeys(name for name in (self.method_name, *models) if name.endswith(".py")))
 
     def settings(self) -> Tree:
@@ -313,7 +310,7 @@ def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
             default = spec.default_factory()
         if is_dataclass(kind) and isinstance(kind, type):
             inner = hyper_parameters(kind)
-            found += [(f"{spec.name}.{name}", text, getattr(default, name)) for name, text, _ in inner]
+            found += [(f"{spec.name}.{name}", text, attrgetter(name)(default)) for name, text, _ in inner]
         else:
             found.append((spec.name, inspect.formatannotation(kind).replace("typing.", ""), default))
     return found
@@ -441,11 +438,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _require(name: str, value: Any, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{name}: expected {expected}, found {value}")
 
 
 def without_none(node: Any) -> Any:

@@ -72,7 +72,9 @@ def open_folder(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], experiment: Experiment) -> None:
-    """Write what the run stands on; times and machine go here and nowhere else. The user's code is copied.
+    """Write what the run stands on, and what its models' builders have frozen; times and machine go here alone.
+
+    The user's code is copied.
 
     Args:
         folder: of the run.
@@ -97,6 +99,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
             )
     start = {} if "started" in before else _start(folder, experiment)
     before.pop("ended", None)
+    members = assembly.federation.roster.values()
     manifest = {
         "schema_version": SCHEMA_VERSION,
         **start,
@@ -108,6 +111,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
+        "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }
     _write(folder, manifest)

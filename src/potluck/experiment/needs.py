@@ -9,8 +9,12 @@ from torch import nn
 from potluck.core.errors import ConfigError
 from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.method import Need
+from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.weights import learnt_of
 from potluck.models.contract import split
+
+_NAMED = 5  # clients in an error, before the rest are counted
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,14 @@ class Offer:
         assigned: the architecture of each client.
         server_architecture: of the common or global model.
         public: whether there are public examples.
-        validation: whether clients have validation parts.
+        unvalidated: clients without a validation part.
     """
 
     architectures: Mapping[str, Builder]
     assigned: Mapping[ClientId, str]
     server_architecture: str
     public: bool
-    validation: bool
+    unvalidated: tuple[ClientId, ...]
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -39,7 +43,7 @@ class Offer:
             assigned={id: site.architecture for id, site in federation.sites.items()},
             server_architecture=federation.server_architecture,
             public=federation.public is not None,
-            validation=any(len(site.validation) for site in federation.sites.values()),
+            unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
         )
 
     @cached_property
@@ -50,7 +54,7 @@ class Offer:
     def build(self, architecture: str, **options: float) -> nn.Module:
         """A network for looking at, made without drawing from the global generator."""
         with isolated(Key((architecture,))):
-            return self.architectures[architecture](**options)
+            return to_training(self.architectures[architecture](**options))
 
 
 def check_needs(needs: frozenset[Need], method_name: str, offer: Offer) -> None:
@@ -78,7 +82,7 @@ def _one_architecture(offer: Offer) -> str | None:
 def _nested_layers(offer: Offer) -> str | None:
     seen: dict[str, tuple[str, tuple[int, ...]]] = {}
     for architecture, net in offer.nets.items():
-        for name, tensor in net.state_dict().items():
+        for name, tensor in learnt_of(net).items():
             owner, shape = seen.setdefault(name, (architecture, tuple(tensor.shape)))
             if shape != tuple(tensor.shape):
                 return (
@@ -121,7 +125,14 @@ def _public_data(offer: Offer) -> str | None:
 
 
 def _validation(offer: Offer) -> str | None:
-    return None if offer.validation else "it needs validation data; set federation.validation_fraction above 0"
+    if not offer.unvalidated:
+        return None
+    named = ", ".join(map(str, offer.unvalidated[:_NAMED]))
+    more = f" and {len(offer.unvalidated) - _NAMED} more" if len(offer.unvalidated) > _NAMED else ""
+    return (
+        f"it needs validation data at every client, and there are none at {named}{more}; raise"
+        " federation.validation_fraction, or deal these clients more examples"
+    )
 
 
 _CHECKS: dict[Need, Callable[[Offer], str | None]] = {

@@ -127,6 +127,7 @@ class Node:
             "capacity": member.capacity,
             "shapes": {name: list(shape) for name, shape in member.shapes.items()},
             "parameters": sorted(member.parameters),
+            "frozen": sorted(member.frozen),
             "train": len(site.train),
             "validation": len(site.validation),
             "test": len(site.test),

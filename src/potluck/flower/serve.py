@@ -189,6 +189,7 @@ def _member(client: ClientId, of: Mapping[str, Any]) -> Member:
             {name: Size(shape) for name, shape in of["shapes"].items()},
             frozenset(of["parameters"]),
             int(of["train"]),
+            frozenset(of.get("frozen", ())),  # a run that began before nodes said so goes on
         )
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"client {client} introduced itself wrongly: {error!r}") from error

@@ -41,7 +41,7 @@ Departures from the paper
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ from torch.nn import functional as F
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
+from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
@@ -100,25 +101,19 @@ class FedIN(SharesWeights[State]):
     """
 
     training: LocalTraining = LocalTraining()
-    mu: float = 0.1
+    mu: Annotated[float, at_least(0)] = 0.1
     feature_training: bool = True
     optimization: Literal["joint", "sequential"] = "joint"
     rule: Literal["simplified", "exact"] = "simplified"
-    multiplier: float = 1.0
+    multiplier: Annotated[float, at_least(0)] = 1.0
     granularity: Literal["tensor", "whole", "kernel"] = "tensor"
     outside: Literal["half", "unit"] = "half"
-    feature_batch: int = 16
-    feature_batches: int = 1
-    noise: float = 0.0
+    feature_batch: Annotated[int, at_least(2)] = 16
+    feature_batches: Annotated[int, at_least(1)] = 1
+    noise: Annotated[float, at_least(0)] = 0.0
     privacy: FeaturePrivacy | None = None
-    store_capacity: int = 5000
+    store_capacity: Annotated[int, at_least(2)] = 5000
     sharing: Sharing = Sharing(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        at_least = {"mu": 0, "multiplier": 0, "feature_batch": 2, "feature_batches": 1, "noise": 0, "store_capacity": 2}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, found {getattr(self, name)}")
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
@@ -150,19 +145,20 @@ class FedIN(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        model, received = client.model, message["features"]
+        model, received = client.model, message.get("features")
         joint = received is not None and self.optimization == "joint"
-        inner, feature_loss = intermediate_names(model), FeatureLoss(self.feature_batch)
+        anchor, feature_loss = parameters_of(model), FeatureLoss(self.feature_batch)
+        inner = intermediate_names(model) & anchor.keys()
         report = yield Fit(
             model,
             [LocalLoss(client.criterion, self.mu, self.noise), *([feature_loss] if joint else [])],
             client.train,
             self.training,
-            extras={"anchor": parameters_of(model), "features": received},
+            extras={"anchor": anchor, "features": received},
             combine=Reconcile(inner, self) if joint else None,
             keep=self.feature_batch if self.feature_training else 0,
         )
-        if received is not None and not joint:
+        if received is not None and inner and not joint:
             yield Fit(
                 model,
                 feature_loss,
@@ -193,7 +189,8 @@ class FedIN(SharesWeights[State]):
     def _stored(self, store: dict[str, Observed], replies: Replies) -> dict[str, Observed]:
         """The store after the replies' pairs came in and the oldest went."""
         store = dict(store)
-        for pairs in replies.entries("features"):
+        for reply in replies.values():
+            pairs = reply.get("features")
             if pairs and len(pairs["s_in"]) > 1:  # one pair alone has no batch statistics
                 name = signature(pairs[key].shape[1:] for key in ("s_in", "s_out"))
                 old = store.get(name, {key: tensor[:0] for key, tensor in pairs.items()})

@@ -33,13 +33,14 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.examples import Batch, Examples
+from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.inference import predict
 from potluck.core.means import Mean
@@ -68,14 +69,10 @@ class FedMD(Method[State]):
 
     training: LocalTraining = LocalTraining()
     digestion: LocalTraining = LocalTraining(batch_size=128)
-    public_examples: int = 5000
+    public_examples: Annotated[int, at_least(1)] = 5000
     digest_loss: Literal["l1", "mse"] = "l1"
     pretrain: bool = True
     combine: Mean = Mean()
-
-    def __post_init__(self) -> None:
-        if self.public_examples < 1:
-            raise ValueError(f"public_examples: expected at least 1, found {self.public_examples}")
 
     def needs(self) -> frozenset[Need]:
         return frozenset({Need.PUBLIC_DATA})

@@ -48,24 +48,26 @@ Departures from the paper
     10. Momentum starts anew in every round, on both sides; the paper does not say.
 """  # noqa: E501 - a limit is one line
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.batchnorm import batch_norms, keep_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
+from potluck.core.fields import at_least, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.weights import Weights, load, mean, mean_where_present, weights_of
+from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present
 from potluck.losses import soft_cross_entropy
 from potluck.noise import Kind, noise_examples
 
@@ -103,26 +105,22 @@ class FedORION(Method[State]):
     mutual: bool = True
     aggregation: bool = True
     distillation: bool = True
-    mutual_from: float = 0.0
+    mutual_from: Annotated[float, at_least(0), at_most(1)] = 0.0
     order: Literal["sequential", "simultaneous"] = "sequential"
     noise: Kind = "gaussian"
-    noise_batches: int | None = None
+    noise_batches: Annotated[int, at_least(1)] | None = None
     combine: Mean = Mean()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mutual_from <= 1:
-            raise ValueError(f"mutual_from: expected a capacity from 0 to 1, found {self.mutual_from}")
-        if self.noise_batches is not None and self.noise_batches < 1:
-            raise ValueError(f"noise_batches: expected at least 1, found {self.noise_batches}")
-        if self.server_training.batch_size < 2:
-            raise ValueError("server_training.batch_size: expected at least 2, found 1, which has no batch statistics")
+        size = self.server_training.batch_size
+        require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         if not (self.aggregation or self.distillation):
-            raise ValueError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
+            raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
 
     def init(self, server: Server) -> State:
         if self.distillation:
             self._noise(server)  # refuses inputs that are no images before anybody trains
-        return State(weights_of(server.build()))
+        return State(learnt_of(server.build()))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))
@@ -132,10 +130,11 @@ class FedORION(Method[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         own, common = client.model, load(client.build(), message["common"])
-        if not self._learns_mutually(client.capacity, shapes_of(own.state_dict()), message["common"]):
+        shapes, frozen = shapes_of(own.state_dict()), frozen_names(own)
+        if client.capacity < self.mutual_from or holds(shapes, frozen, message["common"], client.build):
             client.keeps_model = False  # it holds the global model only
             yield Fit(common, client.objective, client.train, self.training)
-            return Message(common=weights_of(common), examples=len(client.train))
+            return Message(common=learnt_of(common), examples=len(client.train))
         yield Fit(
             nn.ModuleDict({"own": own, "common": common}),
             [
@@ -147,13 +146,10 @@ class FedORION(Method[State]):
             turns=[("own.",), ("common.",)] if self.order == "sequential" else None,
         )
         return Message(
-            own=weights_of(own) if self.distillation else None,
-            common=weights_of(common) if self.aggregation else None,
+            own=learnt_of(own) if self.distillation else None,
+            common=learnt_of(common) if self.aggregation else None,
             examples=len(client.train),
         )
-
-    def _learns_mutually(self, capacity: float, shapes: Mapping[str, Size], common: Weights) -> bool:
-        return capacity >= self.mutual_from and shapes != shapes_of(common)
 
     def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
         """Algorithm 1, server, lines 2 to 6."""
@@ -164,7 +160,7 @@ class FedORION(Method[State]):
         }
         loss = NoiseLoss(keep=self.aggregation)
         server.fit(Fit(student, loss, self._noise(server), self.server_training, extras))
-        return weights_of(student)
+        return learnt_of(student)
 
     def _noise(self, server: Server) -> Examples:
         """As many inputs of noise as an epoch of the server has."""
@@ -175,12 +171,12 @@ class FedORION(Method[State]):
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
         member = server.roster[client_id]
-        mutual = self._learns_mutually(member.capacity, member.shapes, state.common)
-        return Message(common=None if mutual else state.common)
+        alone = member.capacity < self.mutual_from or holds(member.shapes, member.frozen, state.common, server.build)
+        return Message(common=state.common if alone else None)
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
-        common = message["common"]
+        common = message.get("common")
         return client.model if common is None else load(client.build(), common)
 
     def global_model(self, state: State, server: Server) -> nn.Module:
@@ -233,15 +229,29 @@ def average(replies: Replies, combine: Mean) -> Weights:
 
 def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
     """A client's model, ready to predict on noise: Dropout is off, BatchNorm takes the batch's statistics."""
-    own = reply["own"]
+    own = reply.get("own")
     if own is None:  # a client that holds the global model only
         net = load(server.build(), reply["common"])
     else:
         net = load(server.build(server.roster[id].architecture), own)
+    trained = [layer for layer in batch_norms(net).values() if layer.training]
     net.eval()
-    for layer in batch_norms(net).values():
+    for layer in trained:
         layer.train()
     return net
+
+
+def holds(own: Mapping[str, Size], frozen: frozenset[str], common: Weights, build: Callable[[], nn.Module]) -> bool:
+    """Whether a client's own model has the global architecture, by the shapes of its tensors, some of them frozen.
+
+    Args:
+        own: shapes of the client's tensors.
+        frozen: which of them are.
+        common: theta_g, in which nothing is.
+        build: makes the global model, to compare what is frozen if there is anything.
+    """
+    learnt = {name: shape for name, shape in own.items() if name not in frozen}
+    return learnt == shapes_of(common) and (not frozen or own == shapes_of(build().state_dict()))
 
 
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, Size]:

@@ -46,7 +46,7 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,7 @@ from torch import Tensor, nn
 from potluck.classwise import Rows, Table, averages, distance, means_by_class, one_each, stored
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Criterion
+from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.means import Mean
 from potluck.core.message import Message
@@ -97,15 +98,12 @@ class Felo(SharesOnRequest[State], Method[State]):
     """
 
     training: LocalTraining = LocalTraining()
-    alpha: float = 0.5
-    warmup_rounds: int = 1
-    feature_capacity: int = 5000
-    logit_capacity: int = 50000
+    alpha: Annotated[float, at_least(0)] = 0.5
+    warmup_rounds: Annotated[int, at_least(0)] = 1
+    feature_capacity: Annotated[int, at_least(1)] = 5000
+    logit_capacity: Annotated[int, at_least(1)] = 50000
     sharing: Sharing | None = None
     combine: Mean = Mean()
-
-    def __post_init__(self) -> None:
-        check(self, {"alpha": 0, "warmup_rounds": 0, "feature_capacity": 1, "logit_capacity": 1})
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
@@ -139,7 +137,7 @@ class Felo(SharesOnRequest[State], Method[State]):
             LocalLoss(client.criterion, self.alpha),
             client.train,
             self.training,
-            extras={"features": message["features"], "logits": message["logits"]},
+            extras={"features": message.get("features"), "logits": message.get("logits")},
             keep=len(client.train),
         )
         labels = report.kept["labels"]
@@ -187,14 +185,3 @@ class LocalLoss:
 def signature(shape: torch.Size) -> str:
     """The shape of features, as text: only clients of one signature can use one another's."""
     return "x".join(map(str, shape))
-
-
-def check(method: Method[Any], at_least: dict[str, float]) -> None:
-    """Refuse hyper-parameters below their least values.
-
-    Raises:
-        ValueError: there is one.
-    """
-    for name, least in at_least.items():
-        if not getattr(method, name) >= least:
-            raise ValueError(f"{name}: expected at least {least}, found {getattr(method, name)}")

@@ -36,7 +36,7 @@ Departures from the paper
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from potluck.core.batchnorm import BATCH_NORMS, measure_statistics
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Member
+from potluck.core.fields import above, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.means import Mean
 from potluck.core.message import Message
@@ -84,7 +85,7 @@ class HeteroFL(Method[State]):
     """
 
     training: LocalTraining = LocalTraining(clip_norm=1.0)
-    levels: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     assignment: Literal["capacity", "dynamic"] = "capacity"
     mask: bool = True
     combine: Mean = Mean()
@@ -92,8 +93,7 @@ class HeteroFL(Method[State]):
     keeps_model = False
 
     def __post_init__(self) -> None:
-        if not self.levels or any(not 0 < level <= 1 for level in self.levels):
-            raise ValueError(f"levels: expected rates above 0 and at most 1, found {self.levels}")
+        require(len(self.levels) > 0, "levels", "at least one rate", self.levels)
 
     def needs(self) -> frozenset[Need]:
         return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
@@ -179,7 +179,7 @@ def with_scaler(net: nn.Module, rate: float) -> None:
 
 def averaged_statistics(measured: Replies, keep: Weights) -> Weights:
     """The cohort's statistics, weighted by batches, as if one machine had measured all of them in a row."""
-    counted = [reply for reply in measured.values() if reply["batches"] and reply["statistics"]]
+    counted = [reply for reply in measured.values() if reply["batches"] and reply.get("statistics")]
     if not counted:
         return keep
     shares = [float(reply["batches"]) for reply in counted]

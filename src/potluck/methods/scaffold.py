@@ -45,15 +45,17 @@ Departures from the paper
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.federation import Member, Roster
+from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
+from potluck.core.modes import mode
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, mean_where_present, minus, parameters_of, plus, zeros_like
@@ -83,13 +85,13 @@ class Scaffold(SharesWeights[State]):
 
     training: LocalTraining = LocalTraining()
     option: Literal["path", "gradient"] = "path"
-    server_lr: float = 1.0
+    server_lr: Annotated[float, at_least(0)] = 1.0
     control_weighting: Literal["uniform", "samples"] = "uniform"
     sharing: Sharing = Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        if self.option == "path" and not self.training.lr > 0:
-            raise ValueError("training.lr: expected above 0, found 0.0; option 'path' divides by it")
+        divides, lr = self.option == "path", self.training.lr
+        require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
 
     @property
     def corrects_steps(self) -> bool:
@@ -183,14 +185,14 @@ def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
 
 def full_gradient(client: Client) -> Weights:
     """Alg. 1, l. 12, option I: the gradient of the client's mean loss at the weights it was sent."""
-    net = client.model.train()
+    net = client.model
     net.zero_grad()
-    with keep_statistics(net):
+    with mode(net, training=True), keep_statistics(net):
         for inputs, targets in client.train.batches(256):
             loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
             loss.backward()
-    named = net.named_parameters(remove_duplicate=False)
-    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
+    named = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
+    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
     net.zero_grad()
     return gradient
 

@@ -46,7 +46,7 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ from potluck.classwise import Rows, Table, averages, distance, means_by_class, o
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion
+from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.means import Mean
 from potluck.core.message import Message
@@ -63,7 +64,7 @@ from potluck.core.rng import fold_in, isolated
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.sharing import Pool, SharesOnRequest, Sharing
 from potluck.core.weights import Weights, load, weights_of
-from potluck.methods.felo import LocalLoss, check, signature
+from potluck.methods.felo import LocalLoss, signature
 from potluck.models.contract import feature_shapes, split
 from potluck.vae import ConditionalVAE, VAELoss
 
@@ -116,26 +117,22 @@ class Velo(SharesOnRequest[State], Method[State]):
     training: LocalTraining = LocalTraining()
     vae_training: LocalTraining = LocalTraining(epochs=10, batch_size=50)
     use: Literal["target", "replay"] = "target"
-    alpha: float = 0.5
-    warmup_rounds: int = 1
-    vae_every: int = 1
-    vae_width: int = 1024
-    kl_weight: float = 1.0
+    alpha: Annotated[float, at_least(0)] = 0.5
+    warmup_rounds: Annotated[int, at_least(0)] = 1
+    vae_every: Annotated[int, at_least(1)] = 1
+    vae_width: Annotated[int, at_least(2)] = 1024
+    kl_weight: Annotated[float, at_least(0)] = 1.0
     kl_reduction: Literal["mean", "sum"] = "mean"
-    feature_capacity: int = 5000
-    logit_capacity: int = 50000
+    feature_capacity: Annotated[int, at_least(1)] = 5000
+    logit_capacity: Annotated[int, at_least(1)] = 50000
     sharing: Sharing | None = None
     combine: Mean = Mean()
 
     def __post_init__(self) -> None:
-        least = {"alpha": 0, "warmup_rounds": 0, "vae_every": 1, "vae_width": 2, "kl_weight": 0}
-        check(self, {**least, "feature_capacity": 1, "logit_capacity": 1})
-        if self.use == "replay" and self.alpha > 1:
-            raise ValueError(f"alpha: expected at most 1 where use is 'replay', found {self.alpha}")
-        if self.use == "replay" and self.training.batch_size < 2:
-            raise ValueError("training.batch_size: expected at least 2 where use is 'replay', found 1")
-        if self.vae_training.batch_size < 2:
-            raise ValueError("vae_training.batch_size: expected at least 2, found 1, which has no batch statistics")
+        replays, size, vae_size = self.use == "replay", self.training.batch_size, self.vae_training.batch_size
+        require(not replays or self.alpha <= 1, "alpha", "at most 1 where use is 'replay'", self.alpha)
+        require(not replays or size >= 2, "training.batch_size", "at least 2 where use is 'replay'", size)
+        require(vae_size >= 2, "vae_training.batch_size", "at least 2, which have batch statistics", vae_size)
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
@@ -167,7 +164,7 @@ class Velo(SharesOnRequest[State], Method[State]):
             loss(client.criterion, self.alpha),
             client.train,
             self.training,
-            extras={"features": message["features"], "logits": message["logits"]},
+            extras={"features": message.get("features"), "logits": message.get("logits")},
             keep=len(client.train),
         )
         labels = report.kept["labels"]

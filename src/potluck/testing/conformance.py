@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,18 @@ import torch
 
 from potluck.core.federation import ClientId
 from potluck.core.inference import predict
-from potluck.core.message import Traffic
+from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
 from potluck.core.roles import Failure
 from potluck.core.tree import pack
-from potluck.core.weights import weights_of
+from potluck.core.weights import Weights, cut, frozen_of, weights_of
 from potluck.engines.executors import Task
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.executors.stacked import Stacked
 from potluck.engines.executors.workers import Workers, can_fork
 from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.session import Call
+from potluck.engines.session import Answer, Call
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.limits import limits_of, section
@@ -173,6 +173,22 @@ def agrees_when_stacked(method: Subject) -> None:
             assert torch.allclose(mine[name], tensor, rtol=_ROUNDING, atol=_ROUNDING), f"{name} differs"
 
 
+def keeps_what_is_frozen(method: Subject) -> None:
+    """What a model's builder has frozen stays as it was built, at clients and on the server, and never travels."""
+    for executor in (overhearing := Overhearing(), Stacked()):
+        engine = _engine(method, world=World(batchnorm=True, frozen=True), executor=executor)
+        state, server = play(engine, 2), engine.server(0)
+        built = [frozen_of(server.build(name)) for name in engine.federation.architectures]
+        models = {f"client {id}": engine.inference_model(state, id) for id in engine.federation.sites}
+        for whose, model in (*models.items(), ("the server", engine.global_model(state))):
+            found = {} if model is None else frozen_of(model)
+            assert any(_are_slices(found, one) for one in built), f"frozen tensors have changed at {whose}"
+        for id in engine.federation.sites:
+            overhearing.hear(engine.method.inference_message(state, id, server))
+        sent = sorted(overhearing.names.intersection(*built))
+        assert not sent, f"frozen, but sent: {', '.join(sent)}; expected `learnt_of`, `parameters_of` or `buffers_of`"
+
+
 def survives_a_missing_reply(method: Subject) -> None:
     """A client that fails costs its reply and nothing else."""
     engine = _engine(method, executor=Without(1), tolerate_failures=True)
@@ -243,6 +259,29 @@ class Without(Sequential):
                 yield host.carry_out(job)
 
 
+class Overhearing(Sequential):
+    """An executor that notes the names of all tensors in messages."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks."""
+        for job in (task.make() for task in tasks):
+            self.hear(Message.decode(job.payload))
+            outcome = host.carry_out(job)
+            if isinstance(outcome, Answer):
+                self.hear(Message.decode(outcome.payload))
+            yield outcome
+
+    def hear(self, entries: Mapping[str, Any]) -> None:
+        """Note the names of a message's entries, and of what is in them."""
+        for name, entry in entries.items():
+            self.names.add(name)
+            if isinstance(entry, dict):
+                self.hear(entry)
+
+
 _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     documentation_is_complete,
     is_a_frozen_value,
@@ -254,6 +293,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     does_not_depend_on_the_order_of_clients,
     gives_the_same_bytes_on_workers,
     agrees_when_stacked,
+    keeps_what_is_frozen,
     survives_a_missing_reply,
     works_with_newcomers,
     sends_what_it_documents,
@@ -281,6 +321,12 @@ def _everything(played: tuple[InProcessEngine, Any]) -> bytes:
 def packed(state: Any) -> bytes:
     """A method's state as bytes."""
     return pack({spec.name: getattr(state, spec.name) for spec in fields(state)})
+
+
+def _are_slices(narrow: Weights, full: Weights) -> bool:
+    """Whether all tensors are leading slices of those of the same names, which they are of themselves."""
+    slices = cut(full, {name: tensor.shape for name, tensor in narrow.items()})
+    return all(name in slices and torch.equal(tensor, slices[name]) for name, tensor in narrow.items())
 
 
 def _run(method: Subject, folder: Path, rounds: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from potluck.core.batchnorm import batch_norms
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site, empty_like
@@ -33,6 +34,7 @@ class World:
         capacity: of every client; None for a mixture.
         labels: classes that each client holds.
         batchnorm: whether the nets have BatchNorm.
+        frozen: whether the nets' builders freeze something, see `toy_net`.
         rounds: to play.
         optimizer: of all local training; None for the method's own.
     """
@@ -42,6 +44,7 @@ class World:
     capacity: float | None = None
     labels: int = CLASSES
     batchnorm: bool = False
+    frozen: bool = False
     rounds: int = 2
     optimizer: str | None = None
 
@@ -50,12 +53,23 @@ class World:
         return replace(self, architectures=1) if Need.ONE_ARCHITECTURE in method.needs() else self
 
 
-def toy_net(depth: int, batchnorm: bool, rate: float = 1.0) -> StagedNet:
-    """A staged net on ten features with `depth` hidden stages after the first, sliceable by `rate`."""
+def toy_net(depth: int, batchnorm: bool, frozen: bool = False, rate: float = 1.0) -> StagedNet:
+    """A staged net on ten features with `depth` hidden stages after the first, sliceable by `rate`.
+
+    With `frozen` the first stage is as if it were pre-trained, its BatchNorm in evaluation mode, and one bias behind it
+    is not trained either.
+    """
     width = ceil(rate * _WIDTH)
     stages = {"stem": _stage(_FEATURES, width, batchnorm)}
     stages |= {f"hidden{i}": _stage(width, width, batchnorm) for i in range(1, depth + 1)}
-    return StagedNet(stages, nn.Linear(width, CLASSES))
+    net = StagedNet(stages, nn.Linear(width, CLASSES))
+    if frozen:
+        stages["stem"].requires_grad_(False).eval()
+        for norm in batch_norms(stages["stem"]).values():
+            assert norm.running_mean is not None
+            nn.init.normal_(norm.running_mean)
+        net.get_parameter("stages.hidden1.0.bias").requires_grad_(False)
+    return net
 
 
 def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:
@@ -68,7 +82,9 @@ def toy_federation(world: World, seed: int = 0) -> Federation:
     generator = fold_in(seed, "toy world").generator()
     boundary = torch.randn(_FEATURES, CLASSES, generator=generator)
     draw = partial(_draw, boundary, generator)
-    architectures = {f"toy{d}": partial(toy_net, d, world.batchnorm) for d in range(1, world.architectures + 1)}
+    architectures = {
+        f"toy{d}": partial(toy_net, d, world.batchnorm, world.frozen) for d in range(1, world.architectures + 1)
+    }
     sites = {
         i: Site(
             id=i,

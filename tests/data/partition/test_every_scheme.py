@@ -105,19 +105,19 @@ def test_more_clients_than_examples(name: str) -> None:
 
 @every_scheme
 def test_no_clients(name: str) -> None:
-    with pytest.raises(ValueError, match="clients: expected a whole number of at least 1, found 0"):
+    with pytest.raises(ValueError, match="clients: expected at least 1, found 0"):
         get_partition(name)()(TARGETS, 0, KEY)
 
 
 @pytest.mark.parametrize(
     ("name", "field", "value", "expected"),
     [
-        ("dirichlet", "alpha", -1, "a number above 0, found -1"),
-        ("dirichlet", "alpha", float("nan"), "a number above 0, found nan"),
-        ("dirichlet", "min_examples", 0, "a whole number of at least 1, found 0"),
-        ("balanced_dirichlet", "alpha", 0.0, "a number above 0, found 0.0"),
-        ("balanced_dirichlet", "alpha", float("inf"), "a number above 0, found inf"),
-        ("pathological", "classes", 0, "a whole number of at least 1, found 0"),
+        ("dirichlet", "alpha", -1, "above 0, found -1"),
+        ("dirichlet", "alpha", float("nan"), "a finite number, found nan"),
+        ("dirichlet", "min_examples", 0, "at least 1, found 0"),
+        ("balanced_dirichlet", "alpha", 0.0, "above 0, found 0.0"),
+        ("balanced_dirichlet", "alpha", float("inf"), "a finite number, found inf"),
+        ("pathological", "classes", 0, "at least 1, found 0"),
     ],
 )
 def test_parameters_out_of_range(name: str, field: str, value: float, expected: str) -> None:

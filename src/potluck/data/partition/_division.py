@@ -1,29 +1,16 @@
-"""What the schemes share: checks that a division is possible, and dealing out by sizes."""
-
-import math
+"""What the schemes share: a check that a division is possible, and dealing out by sizes."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from potluck.core.errors import DataError
-
-
-def check_above_zero(field: str, value: float) -> None:
-    """Raise ValueError unless a parameter is a finite number above 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{field}: expected a number above 0, found {value}")
-
-
-def check_at_least_one(field: str, value: int) -> None:
-    """Raise ValueError unless a parameter is at least 1."""
-    if value < 1:
-        raise ValueError(f"{field}: expected a whole number of at least 1, found {value}")
+from potluck.core.fields import require
 
 
 def check_enough(examples: int, clients: int, each: int = 1) -> None:
     """Raise DataError unless every client can have `each` examples."""
-    check_at_least_one("clients", clients)
+    require(clients >= 1, "clients", "at least 1", clients)
     if clients > examples:
         raise DataError(f"{clients} clients but only {examples} examples; ask for fewer clients or give more data")
     if clients * each > examples:

@@ -6,28 +6,27 @@ what they drew. The remainder, fewer examples than clients, is left out.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
 
+from potluck.core.fields import Checked, above
 from potluck.core.rng import Key
-from potluck.data.partition._division import check_above_zero, check_enough, sorted_indices
+from potluck.data.partition._division import check_enough, sorted_indices
 
 _LEAST_WEIGHT = 1e-12  # a client whose classes are used up still draws its number, from the others
 
 
 @dataclass(frozen=True)
-class BalancedDirichlet:
+class BalancedDirichlet(Checked):
     """Label skew without size skew.
 
     Attributes:
         alpha: concentration of a client's mixture; small means few classes.
     """
 
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_above_zero("alpha", self.alpha)
+    alpha: Annotated[float, above(0)] = 0.5
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
         """One part a client, all of the same size."""

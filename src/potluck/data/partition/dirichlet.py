@@ -10,26 +10,22 @@ InCo, DepthFL), 50 (FeDepth) or 2 (FedORION's strongest skew).
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
 
 from potluck.core.errors import DataError
+from potluck.core.fields import Checked, above, at_least
 from potluck.core.rng import Key
-from potluck.data.partition._division import (
-    check_above_zero,
-    check_at_least_one,
-    check_enough,
-    deal,
-    members_by_class,
-)
+from potluck.data.partition._division import check_enough, deal, members_by_class
 
 TRIES = 10_000
 """Draws before giving up: some three seconds for ten classes and a hundred clients."""
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Label skew by Dirichlet proportions.
 
     Attributes:
@@ -38,13 +34,9 @@ class Dirichlet:
         capped: whether clients that hold their equal share stop receiving.
     """
 
-    alpha: float = 0.5
-    min_examples: int = 10
+    alpha: Annotated[float, above(0)] = 0.5
+    min_examples: Annotated[int, at_least(1)] = 10
     capped: bool = True
-
-    def __post_init__(self) -> None:
-        check_above_zero("alpha", self.alpha)
-        check_at_least_one("min_examples", self.min_examples)
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
         """One part a client; together they cover all examples."""

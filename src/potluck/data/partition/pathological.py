@@ -10,27 +10,26 @@ the papers' code may deal it the same class twice. Here the new deck is ordered 
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
 
 from potluck.core.errors import DataError
+from potluck.core.fields import Checked, at_least
 from potluck.core.rng import Key
-from potluck.data.partition._division import check_at_least_one, check_enough, deal, members_by_class
+from potluck.data.partition._division import check_enough, deal, members_by_class
 
 
 @dataclass(frozen=True)
-class Pathological:
+class Pathological(Checked):
     """Label skew by a fixed number of classes a client.
 
     Attributes:
         classes: how many classes each client holds.
     """
 
-    classes: int = 2
-
-    def __post_init__(self) -> None:
-        check_at_least_one("classes", self.classes)
+    classes: Annotated[int, at_least(1)] = 2
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
         """One part a client, covering all examples of the classes that were dealt."""
