@@ -26,6 +26,10 @@ class EntryError(PotluckError, KeyError):
     __str__ = Exception.__str__  # a KeyError would show the text in quotes
 
 
+class DivergenceError(PotluckError):
+    """Numbers became NaN, infinite or far too large, and the run was not told to go on without them."""
+
+
 class CheckpointError(PotluckError):
     """A run folder cannot be resumed or read."""
 

@@ -61,6 +61,12 @@ def frozen_names(net: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
+def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
+    """Names, shapes and types of what is not frozen, without the values (on the "meta" device)."""
+    frozen = frozen_names(net)
+    return {name: tensor.detach().to("meta") for name, tensor in net.state_dict().items() if name not in frozen}
+
+
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
     """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay, frozen ones always.
 

@@ -21,10 +21,12 @@ from potluck.core.errors import ConfigError, nearest
 from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
+from potluck.core.schema import LARGEST
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
 from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.executors.choice import ExecutorName
+from potluck.engines.inprocess import OnDivergence
 from potluck.methods import get_method
 from potluck.models import get_model
 from potluck.records import experiment_hash
@@ -98,7 +100,12 @@ class RunConfig(Checked):
         computing: precision, memory layout, kernels; how models are judged and states are stored.
         threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
-        tolerate_failures: go on without a client that fails, and record it.
+        tolerate_failures: go on without a client that fails, or whose reply is refused, and record it.
+        lost_rounds: rounds in a row that may be lost, since nobody answered or too few for the method, before the run
+            ends; only where failures are tolerated.
+        on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
+            "drop" the reply and go on. None drops it where failures are tolerated, and stops otherwise.
+        largest_value: of the numbers in a reply; a larger one counts as divergence.
     """
 
     rounds: _Count = 20
@@ -112,6 +119,9 @@ class RunConfig(Checked):
     threads: _Count = 1
     memory_gib: Annotated[float, at_least(0)] = 4.0
     tolerate_failures: bool = False
+    lost_rounds: _Count = 10
+    on_divergence: OnDivergence | None = None
+    largest_value: Annotated[float, above(0), below(1e38)] = LARGEST
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"

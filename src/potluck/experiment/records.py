@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         accuracy_common_mean=judged.mean("accuracy_common") if judged else None,
         accuracy_common_by_architecture=judged.by_architecture("accuracy_common") if judged else None,
         accuracy_global=judged.accuracy_global if judged else None,
+        lost=report.lost,
     )
 
 
@@ -84,7 +86,7 @@ class Records:
         _keep_rounds(self._folder / TIMINGS, self._last)
 
     def add(self, name: str, objects: Iterable[dict[str, Any]]) -> None:
-        """Add one JSON line an object, all of one round; numbers that are not finite become null.
+        """Add one JSON line an object, all of one round.
 
         Raises:
             StorageError: they cannot be written.
@@ -124,6 +126,20 @@ class Records:
                 rename(self._folder / name, place / name)
         sync(place, self._folder)
         self._aside = None
+
+
+def line_of(record: RoundRecord) -> dict[str, Any]:
+    """What a round's line holds; only a round that was lost says so."""
+    line = asdict(record)
+    if record.lost is None:
+        del line["lost"]
+    return line
+
+
+def lost_in_a_row(path: Path) -> int:
+    """How many of the last rounds of `rounds.jsonl` were lost."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(1 for _ in takewhile(lambda line: "lost" in json.loads(line), reversed(lines)))
 
 
 class _Ledger:
@@ -210,8 +226,12 @@ class _Ledger:
 
 
 def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
-    """One JSON line an object; numbers that are not finite become null."""
-    return "".join(json.dumps(_finite(item), allow_nan=False) + "\n" for item in objects).encode()
+    """One JSON line an object.
+
+    Raises:
+        ValueError: a number is not finite; the engine lets none through.
+    """
+    return "".join(json.dumps(item, allow_nan=False) + "\n" for item in objects).encode()
 
 
 def bytes_sent(folder: Path, last: int) -> int:
@@ -282,11 +302,3 @@ def _keep_rounds(path: Path, last: int) -> None:
     kept = b"".join(line for line in _split(content) if (_round_of(line) or last + 1) <= last)
     if kept != content:
         write_atomically(path, kept)
-
-
-def _finite(node: Any) -> Any:
-    if isinstance(node, float) and not math.isfinite(node):
-        return None
-    if isinstance(node, dict):
-        return {key: _finite(value) for key, value in node.items()}
-    return [_finite(value) for value in node] if isinstance(node, list) else node

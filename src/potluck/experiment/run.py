@@ -17,15 +17,17 @@ from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
 from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
+from potluck.core.roles import ClientFailure
 from potluck.engines.executors.choice import Choice, choose_executor
 from potluck.engines.files import append, make_folder
 from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.inspection import check_class_targets
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
-from potluck.experiment.records import Records, lines_of, round_record
+from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib")
@@ -93,6 +95,8 @@ class Run:
             executor=self.choice.executor,
             computing=config.computing,
             tolerate_failures=config.tolerate_failures,
+            on_divergence=config.on_divergence,
+            largest=config.largest_value,
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # workers do not outlive a run that nobody closed
         self._store = store
@@ -100,6 +104,7 @@ class Run:
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
         self._state: Any = None
+        self._lost = 0  # rounds in a row so far
 
     @property
     def rounds_done(self) -> int:
@@ -111,10 +116,12 @@ class Run:
 
         Raises:
             ConfigError: the federation does not offer what the method needs.
+            DataError: its data hold NaN, or targets that are no classes.
             CheckpointError: the folder's checkpoint or the records before it are damaged, or it is another run's.
         """
         method = self._engine.method
         check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
+        check_class_targets(self._engine.federation)
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
         self.notes = self._records.check(self._last) if self._records else []
@@ -138,7 +145,9 @@ class Run:
         """Play the rounds that are left, calling `watch` after each; all of them if there is no folder.
 
         Raises:
-            ClientFailure: a client failed and failures are not tolerated; the last checkpoint stands.
+            ClientFailure: a client failed and failures are not tolerated, or too many rounds in a row were lost; the
+                last checkpoint stands.
+            DivergenceError: numbers became NaN or infinite, and such are not to be dropped.
             CheckpointError: the folder's checkpoint is damaged.
         """
         with threads(self._config.threads):
@@ -154,12 +163,14 @@ class Run:
                 log.warning("%s", note)
             self._checkpoints.make_ready()
             self._records.go_on()
+        self._lost = lost_in_a_row(self._folder / ROUNDS) if self._folder else 0
         records: list[RoundRecord] = []
         evaluation: Evaluation | None = None
         for number in range(self.rounds_done + 1, self._config.rounds + 1):
             evaluation, record = self._round(number)
             records.append(record)
             watch(record)
+            self._check_not_stalled(record)
         if evaluation is None:  # nothing was left to play
             evaluation = self._evaluate(self.rounds_done)
         return Result(records, evaluation, self._last)
@@ -188,6 +199,14 @@ class Run:
         log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
         return evaluation, record
 
+    def _check_not_stalled(self, record: RoundRecord) -> None:
+        self._lost = self._lost + 1 if record.lost is not None else 0
+        if self._lost >= self._config.lost_rounds:
+            raise ClientFailure(
+                f"{self._lost} rounds in a row were lost, the last one, {record.round}, because: {record.lost};"
+                " run.lost_rounds says how many may be"
+            )
+
     def _evaluate(self, number: int) -> Evaluation:
         return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
 
@@ -202,7 +221,7 @@ class Run:
         """Records first, then the checkpoint: what a killed run wrote too much is dropped when it is resumed."""
         if not self._records or not self._checkpoints:
             return
-        self._records.add(ROUNDS, [asdict(record)])
+        self._records.add(ROUNDS, [line_of(record)])
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)

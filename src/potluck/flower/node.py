@@ -12,6 +12,7 @@ from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.modes import threads
 from potluck.data.datasets import load
 from potluck.engines.host import ClientHost, Job, Outcome
+from potluck.engines.inspection import check_class_targets, check_inputs
 from potluck.engines.session import Answer, Call, failure
 from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
@@ -176,11 +177,13 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
 
     Raises:
         ConfigError: owner and server do not agree on a client.
-        DataError: the data cannot be read, or are of another task.
+        DataError: the data cannot be read, are of another task, or hold NaN.
         CheckpointError: data or model are not those that the run began with.
     """
     client, experiment = int(words["client"]), resolve(_here(words), "the server's experiment")
     federation, data = federation_at(home, experiment, client)
+    check_inputs(federation)
+    check_class_targets(federation)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     store = NodeStore(home.state / _safe(str(words["run"])))
     node = Node(client, federation, host, store, experiment.run.threads)

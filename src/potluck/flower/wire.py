@@ -5,7 +5,7 @@ from typing import Any
 
 from potluck.core.errors import WireError
 from potluck.core.rng import Key
-from potluck.core.roles import Failure
+from potluck.core.roles import Failure, FailureKind
 from potluck.engines.host import Job, Outcome, Question, Verdict
 from potluck.engines.session import Answer, Call
 from potluck.flower import Parcel
@@ -43,7 +43,7 @@ def from_outcome(outcome: Outcome) -> Parcel:
         words = {"losses": list(outcome.losses), "record": _text(outcome.record)}
         return {"client": outcome.client, "answer": words}, outcome.payload
     if isinstance(outcome, Failure):
-        words = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace}
+        words = {name: getattr(outcome, name) for name in ("handler", "reason", "trace", "kind")}
         return {"client": outcome.client, "failure": words}, b""
     words = {"model": outcome.model, "shares": dict(outcome.shares)}
     return {"client": outcome.client, "verdict": words}, outcome.payload
@@ -59,7 +59,8 @@ def to_outcome(parcel: Parcel) -> Outcome:
     try:
         client = int(words["client"])
         if (failure := words.get("failure")) is not None:
-            return Failure(client, failure["handler"], failure["reason"], failure["trace"])
+            kind: FailureKind = "divergence" if failure["kind"] == "divergence" else "error"
+            return Failure(client, failure["handler"], failure["reason"], failure["trace"], kind)
         if (verdict := words.get("verdict")) is not None:
             return Verdict(client, verdict["model"], verdict["shares"], payload)
         answer = words["answer"]

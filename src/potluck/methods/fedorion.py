@@ -60,14 +60,15 @@ from torch import Size, Tensor, nn
 from potluck.core.batchnorm import batch_norms, keep_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion
+from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fields import at_least, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present
+from potluck.core.schema import Schema, count, like
+from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present, outline
 from potluck.losses import soft_cross_entropy
 from potluck.noise import Kind, noise_examples
 
@@ -127,11 +128,18 @@ class FedORION(Method[State]):
         common = average(replies, self.combine) if self.aggregation else state.common
         return State(self._distilled(common, replies, server) if self.distillation else common)
 
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        common, examples = like(message["common"]), count(member.examples)
+        if self._holds_common_only(member.capacity, member.shapes, member.frozen, message["common"], server.build):
+            return Schema(common=common, examples=examples)
+        own = like(server.about(member.architecture, outline)) if self.distillation else None
+        return Schema(own=own, common=common if self.aggregation else None, examples=examples)
+
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         own, common = client.model, load(client.build(), message["common"])
         shapes, frozen = shapes_of(own.state_dict()), frozen_names(own)
-        if client.capacity < self.mutual_from or holds(shapes, frozen, message["common"], client.build):
+        if self._holds_common_only(client.capacity, shapes, frozen, message["common"], client.build):
             client.keeps_model = False  # it holds the global model only
             yield Fit(common, client.objective, client.train, self.training)
             return Message(common=learnt_of(common), examples=len(client.train))
@@ -150,6 +158,22 @@ class FedORION(Method[State]):
             common=learnt_of(common) if self.aggregation else None,
             examples=len(client.train),
         )
+
+    def _holds_common_only(
+        self,
+        capacity: float,
+        shapes: Mapping[str, Size],
+        frozen: frozenset[str],
+        common: Weights,
+        build: Callable[[], nn.Module],
+    ) -> bool:
+        """Whether a client's own model is too large for it, or has the global architecture: tensors of its shapes.
+
+        What is frozen does not travel with `common`; if there is any, it is compared with a new global model's.
+        """
+        learnt = {name: shape for name, shape in shapes.items() if name not in frozen}
+        same = learnt == shapes_of(common) and (not frozen or shapes == shapes_of(build().state_dict()))
+        return capacity < self.mutual_from or same
 
     def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
         """Algorithm 1, server, lines 2 to 6."""
@@ -171,7 +195,7 @@ class FedORION(Method[State]):
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
         member = server.roster[client_id]
-        alone = member.capacity < self.mutual_from or holds(member.shapes, member.frozen, state.common, server.build)
+        alone = self._holds_common_only(member.capacity, member.shapes, member.frozen, state.common, server.build)
         return Message(common=state.common if alone else None)
 
     @on_client
@@ -239,19 +263,6 @@ def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
     for layer in trained:
         layer.train()
     return net
-
-
-def holds(own: Mapping[str, Size], frozen: frozenset[str], common: Weights, build: Callable[[], nn.Module]) -> bool:
-    """Whether a client's own model has the global architecture, by the shapes of its tensors, some of them frozen.
-
-    Args:
-        own: shapes of the client's tensors.
-        frozen: which of them are.
-        common: theta_g, in which nothing is.
-        build: makes the global model, to compare what is frozen if there is anything.
-    """
-    learnt = {name: shape for name, shape in own.items() if name not in frozen}
-    return learnt == shapes_of(common) and (not frozen or own == shapes_of(build().state_dict()))
 
 
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, Size]:

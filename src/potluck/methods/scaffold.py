@@ -57,6 +57,7 @@ from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
 from potluck.core.modes import mode
 from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.schema import Schema, like
 from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, mean_where_present, minus, parameters_of, plus, zeros_like
 
@@ -120,6 +121,11 @@ class Scaffold(SharesWeights[State]):
         control = state.control[self.sharing.group(member)]
         owned = {name: control[name] for name in sorted(member.parameters)}
         return Message(**self.sharing.share(state.pool, member), control=owned)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        sent = self.sharing.expected(member, message)
+        w = like(message["control"])
+        return Schema(dy=w, dc=w, buffers=sent["buffers"], examples=sent["examples"])
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
