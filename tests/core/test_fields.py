@@ -212,7 +212,8 @@ def wrong_values(hint: Any, *, negative: bool) -> list[Any]:
         return [(value,) for value in wrong_values(get_args(hint)[0], negative=negative)]
     if NoneType in get_args(hint):
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        return [value for kind in kinds[:1] for value in wrong_values(kind, negative=negative) if len(kinds) == 1]
+        found = wrong_values(kinds[0], negative=negative) if len(kinds) == 1 else []
+        return [value for value in found if value is not None]
     return [3] if isinstance(hint, type) and is_dataclass(hint) else []
 
 
