@@ -35,7 +35,8 @@ Departures from the paper
     3. Clients whose features differ in shape keep separate stores, one a signature; the paper assumes one.
     4. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
     5. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
-       the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam makes them equal.
+       the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam takes the same steps with
+       both, up to its epsilon, as long as lambda is above 0 and there is neither weight decay nor clipping.
     6. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
 """
 
