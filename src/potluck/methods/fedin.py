@@ -18,8 +18,8 @@ Symbols
     lambda    multiplier
 
 Wire
-    down      weights |w|, buffers |b|, features batch * (|s_in| + |s_out|)
-    up        weights |w|, buffers |b|, features batch * (|s_in| + |s_out|), examples 1
+    down      weights |w|, buffers |b|, features feature_batch * feature_batches * (|s_in| + |s_out|)
+    up        weights |w|, buffers |b|, features feature_batch * (|s_in| + |s_out|), examples 1
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
