@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics
+from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics, takes_batch_statistics
 from potluck.core.weights import buffers_of
 
 INPUTS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)) * 2 + 1
@@ -148,3 +148,25 @@ def test_later_layers_are_measured_on_what_earlier_ones_give():
     with torch.no_grad(), keep_statistics(net):
         expected = net[:2](INPUTS).mean(0)
     assert torch.allclose(net[2].running_mean, expected, atol=1e-6)
+
+
+def test_takes_batch_statistics_asks_for_layers_that_are_not_held_or_have_no_others(net):
+    assert takes_batch_statistics(net)
+    assert takes_batch_statistics(net.eval())  # nothing is said of its layers
+    net.train()
+    net[0].eval()
+    assert not takes_batch_statistics(net)
+    assert not takes_batch_statistics(nn.Sequential(nn.GroupNorm(1, 3)))
+    bare = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
+    bare[0].eval()
+    assert takes_batch_statistics(bare)
+
+
+def test_measuring_leaves_held_layers_alone(net):
+    both = nn.Sequential(net[0].eval(), nn.BatchNorm1d(3))
+    before = net[0].state_dict(), {name: tensor.clone() for name, tensor in net[0].state_dict().items()}
+    assert measure_statistics(both, [INPUTS[:6], INPUTS[6:]]) == 2
+    assert all(torch.equal(before[0][name], tensor) for name, tensor in before[1].items())
+    assert both[1].num_batches_tracked == 2
+    expected = net[0](INPUTS).mean(0)
+    assert torch.allclose(both[1].running_mean, expected, atol=1e-6)

@@ -51,6 +51,31 @@ def test_a_member_is_what_the_server_knows():
     assert roster[1].parameters == {"weight"}
 
 
+def test_a_member_has_trained_parameters_buffers_and_what_is_frozen():
+    def frozen():
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+        net[0].bias.requires_grad_(False)
+        net[1].eval()
+        return net
+
+    one = Federation({0: site(0, "frozen")}, {"frozen": frozen}, server_architecture="frozen", num_classes=2)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert one.roster[0].frozen == {"0.bias", *(f"1.{name}" for name in statistics)}
+    assert one.roster[0].parameters == {"0.weight", "1.weight", "1.bias", "2.weight", "2.bias"}
+    assert one.roster[0].buffers == {f"2.{name}" for name in statistics}
+
+
+@pytest.mark.parametrize(("whole", "trains"), [(True, [True] * 4), (False, [True, True, False, True])])
+def test_a_net_that_is_handed_out_in_evaluation_mode_as_a_whole_is_trained(whole, trains):
+    def pretrained():
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU())
+        (net if whole else net[1]).eval()
+        return net
+
+    one = Federation({0: site(0, "net")}, {"net": pretrained}, server_architecture="net", num_classes=2)
+    assert [module.training for module in one.build("net", Key((0,))).modules()] == trains
+
+
 def test_tied_names_are_all_parameters():
     def tied():
         first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)

@@ -10,6 +10,9 @@ from torch import nn
 from potluck.core.weights import (
     buffers_of,
     cut,
+    frozen_names,
+    frozen_of,
+    learnt_of,
     load,
     mean,
     mean_where_covered,
@@ -41,6 +44,60 @@ def tied():
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight
     return nn.Sequential(first, nn.BatchNorm1d(2, affine=False), second)
+
+
+def part_frozen():
+    """One bias without a gradient, and a BatchNorm in evaluation mode."""
+    frozen = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    frozen[0].bias.requires_grad_(False)
+    frozen[1].eval()
+    return frozen
+
+
+FROZEN = {"0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+def test_frozen_names_are_parameters_without_gradients_and_buffers_of_layers_in_evaluation_mode():
+    assert frozen_names(part_frozen()) == FROZEN
+    assert frozen_names(net()) == frozenset()
+
+
+def test_frozen_names_tie_as_parameters_do():
+    both = tied()
+    both[0].weight.requires_grad_(False)
+    assert frozen_names(both) == {"0.weight", "2.weight"}
+
+
+def test_frozen_names_leave_out_what_no_state_dict_holds():
+    layer = nn.Linear(1, 1)
+    layer.register_buffer("seen", torch.zeros(1), persistent=False)
+    whole = nn.Sequential(layer)
+    layer.eval()
+    assert frozen_names(whole) == frozenset()
+
+
+def test_a_net_in_evaluation_mode_as_a_whole_has_no_frozen_buffers():
+    assert frozen_names(net().eval()) == frozenset()
+    assert buffers_of(net().eval()).keys() == buffers_of(net()).keys() != set()
+
+
+def test_every_tensor_is_a_parameter_a_buffer_or_frozen():
+    whole = part_frozen()
+    parts = [parameters_of(whole), buffers_of(whole), frozen_of(whole)]
+    assert [set(part) for part in parts] == [{"0.weight", "1.weight", "1.bias", "2.weight", "2.bias"}, set(), FROZEN]
+    assert learnt_of(whole).keys() == parts[0].keys() | parts[1].keys()
+    assert [*learnt_of(net())] == [*weights_of(net())]
+
+
+def test_load_needs_no_frozen_tensors_and_takes_them_if_they_come():
+    whole, other = part_frozen(), part_frozen()
+    kept = frozen_of(whole)
+    load(whole, learnt_of(other))
+    assert all(torch.equal(tensor, frozen_of(whole)[name]) for name, tensor in kept.items())
+    load(whole, weights_of(other))
+    assert torch.equal(whole[0].bias, other[0].bias)
+    with pytest.raises(ValueError, match=r"weights do not fit Sequential: 2\.bias is missing$"):
+        load(whole, {name: tensor for name, tensor in learnt_of(other).items() if name != "2.bias"})
 
 
 @given(st.lists(shares, min_size=1, max_size=8))

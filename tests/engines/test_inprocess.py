@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from potluck.core.method import Method, on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack, unpack
-from potluck.core.weights import parameters_of, weights_of
+from potluck.core.weights import frozen_of, learnt_of, parameters_of, weights_of
 from potluck.engines.computing import Computing
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.inprocess import InProcessEngine
@@ -307,6 +307,55 @@ def test_server_and_clients_build_the_same_initial_weights(play):
     for reply in replies.values():
         assert all(equal(reply[str(i)], weights_of(net)) for i, net in enumerate(nets))
     assert nets[2][0].out_features == 4
+
+
+# What is frozen
+
+
+def with_frozen_layers(world):
+    """The same world; each wide net's first layer is frozen, and its BatchNorm is in evaluation mode."""
+
+    def frozen(rate=1.0):
+        net = wide(rate)
+        net[0].requires_grad_(False)
+        net[1].eval()
+        nn.init.normal_(net[1].running_mean)
+        return net
+
+    return replace(world, architectures={"narrow": narrow, "wide": frozen})
+
+
+class Tells(Trains):
+    @on_client
+    def work(self, client, message):
+        yield Fit(client.model, client.objective, client.train, SGD)
+        narrow = frozen_of(client.build("wide", rate=0.5))
+        return Message(frozen=frozen_of(client.model), narrow=narrow, learnt=learnt_of(client.model))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("states", ["fp32", "bf16"])
+def test_what_is_frozen_is_equal_at_all_clients_whatever_they_keep(tmp_path, keeps, states):
+    method = type("Told", (Tells,), {"keeps_model": keeps})()
+    engine = InProcessEngine(
+        method,
+        with_frozen_layers(federation()),
+        store=ClientStore(tmp_path),
+        computing=Computing(states=states),
+    )
+    expected = frozen_of(engine.server(0).build("wide"))
+    assert expected.keys() == {"0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    state = None
+    for number in (1, 2):
+        state, _ = engine.round(number, state, IDS)
+        for id in (1, 3):
+            assert equal(state[id]["frozen"], expected)
+            half = {name: tensor[:4] if tensor.dim() else tensor for name, tensor in expected.items()}
+            assert equal(state[id]["narrow"], half)
+            assert equal(frozen_of(engine.inference_model(state, id)), expected)
+    assert not equal(state[1]["learnt"], state[3]["learnt"])
+    kept = [unpack(record(engine, id)).get("model", {}).keys() for id in (1, 3)] if keeps else []
+    assert all(names == {"1.weight", "1.bias", "2.weight", "2.bias"} for names in kept)
 
 
 # Randomness

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.weights import weights_of
+from potluck.core.weights import learnt_of, weights_of
 from potluck.engines.spares import Spares
 
 
@@ -25,7 +25,14 @@ class Noting(nn.Linear):
 
 def build(name):
     torch.manual_seed(0)
-    return {"net": Net, "noting": Noting}[name]()
+    return {"net": Net, "noting": Noting, "frozen": part_frozen}[name]()
+
+
+def part_frozen():
+    net = Net()
+    net[0].requires_grad_(False)
+    net[1].eval()
+    return net
 
 
 def trained(net):
@@ -47,6 +54,15 @@ def test_a_module_comes_back_with_the_initial_weights(spares):
     assert again is net
     assert_close(weights_of(again), weights_of(build("net")), rtol=0, atol=0)
     assert spares.take("net") is not again
+
+
+def test_what_is_frozen_comes_back_as_it_was_built(spares):
+    wanted = learnt_of(trained(build("frozen")))
+    for _ in range(2):
+        net = spares.take("frozen", wanted)
+        assert_close(weights_of(net), {**weights_of(build("frozen")), **wanted}, rtol=0, atol=0)
+        spares.give_back("frozen", trained(net))
+    assert spares.take("frozen") is net  # it was used again, and not built anew
 
 
 def test_or_with_those_that_are_asked_for(spares):

@@ -1,5 +1,6 @@
 """Stacked training against training one by one, in double precision; and when it steps aside."""
 
+import itertools
 import logging
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import Supervised
-from potluck.core.weights import weights_of
+from potluck.core.weights import frozen_of, weights_of
 from potluck.engines.executors import Task, bundles
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.executors.stacked import Stacked, pays, small_products
@@ -156,7 +157,51 @@ def test_what_is_not_trained_stays():
         assert not torch.equal(new["2.weight"], old["2.weight"])
 
 
+def part_frozen():
+    """A frozen layer with a BatchNorm in evaluation mode behind it, and a bias of its own that is frozen."""
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    net[0].requires_grad_(False)
+    net[1].eval()
+    net[3].bias.requires_grad_(False)
+    return net
+
+
+def linear_part_frozen():
+    """One that goes end to end."""
+    net = plain()
+    net[0].requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("build", [part_frozen, linear_part_frozen])
+def test_what_is_frozen_stays(build):
+    before = [frozen_of(fit.net) for fit in fits_for(build, RAGGED)]
+    training = replace(SGD, weight_decay=0.1, momentum=0.9, clip_norm=1.0)
+    one_by_one, together = both_ways(build, RAGGED, training)
+    agree(one_by_one, together)
+    for fits, _ in (one_by_one, together):
+        for fit, old in zip(fits, before, strict=True):
+            assert len(old) >= 2
+            assert_close(frozen_of(fit.net), old, rtol=0, atol=0)
+
+
 # Who can be stacked
+
+
+def test_nets_with_other_frozen_layers_are_not_alike():
+    kinds = [kind_of(fits_for(build)[0]) for build in (plain, linear_part_frozen)]
+    held = fits_for(normed)[0]
+    held.net[1].eval()
+    kinds += [kind_of(fits_for(normed)[0]), kind_of(held)]
+    assert all(one != other for one, other in itertools.combinations(kinds, 2))
+
+
+def test_a_net_that_is_all_frozen_is_left_to_the_one_by_one():
+    fits = fits_for(plain)
+    for fit in fits:
+        fit.net.requires_grad_(False)
+    with pytest.raises(CannotStack, match="nothing to train"):
+        train_stacked(fits, KEYS)
 
 
 def test_fits_are_alike_whatever_their_weights_and_data():

@@ -363,6 +363,88 @@ def test_a_prefix_that_fits_nothing_is_refused_and_changes_nothing():
     assert all(parameter.requires_grad for parameter in net.parameters())
 
 
+# What is frozen
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        LocalTraining("sgd", lr=0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0),
+        LocalTraining("adam", lr=0.1, weight_decay=0.1),
+    ],
+)
+@pytest.mark.parametrize("trainable", [None, ("0.",)])
+def test_a_frozen_parameter_keeps_its_bits_whatever_is_asked_for(training, trainable):
+    net = deep()
+    net[0].bias.requires_grad_(False)
+    before = net[0].bias.clone()
+    trained(net, training=training, trainable=trainable)
+    assert torch.equal(net[0].bias, before)
+    assert not torch.equal(net[0].weight, deep()[0].weight)
+    assert [parameter.requires_grad for parameter in net.parameters()] == [True, False, True, True]
+
+
+def test_hooks_do_not_see_frozen_parameters():
+    seen = []
+
+    def combine(gradients, extras):
+        seen.append(set(gradients[0]))
+        return gradients[0]
+
+    def after_step(weights, extras, lr):
+        seen.append(set(weights))
+        return weights
+
+    net = deep()
+    net[0].requires_grad_(False)
+    trained(net, combine=combine, after_step=after_step, training=LocalTraining(steps=1))
+    assert seen == [{"1.weight", "1.bias"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("frozen", "trainable", "complaint"),
+    [
+        ("", None, r"^every parameter of the model is frozen; there is nothing to train$"),
+        ("0", ("0.",), r"^every parameter whose name starts with \('0\.',\) is frozen; there is nothing to train$"),
+    ],
+)
+def test_a_fit_of_frozen_parameters_alone_is_refused(frozen, trainable, complaint):
+    net = deep()
+    net.get_submodule(frozen).requires_grad_(False)
+    with pytest.raises(ValueError, match=complaint):
+        trained(net, trainable=trainable)
+
+
+def test_a_layer_held_in_evaluation_mode_normalises_by_its_own_statistics_and_keeps_them():
+    net, modes = deep(nn.BatchNorm1d(4), nn.Dropout(0.5)), []
+    net[1].running_mean.fill_(3.0)
+    net[1].eval()
+    net[2].eval()
+    before = {name: tensor.clone() for name, tensor in net[1].state_dict().items() if "running" in name}
+
+    def noted(net, batch, extras):
+        modes.append([module.training for module in net])
+        with torch.no_grad():
+            expected = net[3]((net[0](batch[0]) - 3.0) / (1 + 1e-5) ** 0.5)
+            assert torch.allclose(net(batch[0]), expected, atol=1e-5)
+        return task(net, batch, extras)
+
+    trained(net, noted, training=LocalTraining(optimizer="sgd", lr=0.0, steps=2))
+    assert modes == [[True, False, False, True]] * 2
+    assert all(torch.equal(net[1].state_dict()[name], tensor) for name, tensor in before.items())
+    assert net[1].num_batches_tracked == 0
+
+
+def test_one_example_is_enough_where_every_batch_norm_is_held():
+    net = deep(nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match="1 training examples; expected at least 2"):
+        trained(net, data=cloud(1))
+    net[1].eval()
+    before = parameters_of(net)
+    trained(net, data=cloud(1), training=LocalTraining(batch_size=1))
+    assert not torch.equal(before["0.weight"], net[0].weight)
+
+
 def test_a_net_trains_in_training_mode_and_gets_its_mode_back():
     modes = []
 

@@ -18,6 +18,16 @@ with holding(Path(sys.argv[1])):
     sys.stdin.read()
 """
 
+FROZEN = """
+from torch import nn
+
+def backbone(num_classes, input_shape):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
+    net[1].requires_grad_(False)
+    net[2].eval()
+    return net
+"""
+
 
 @pytest.fixture
 def experiment():
@@ -32,6 +42,17 @@ def test_a_run_leaves_what_it_stands_on_and_how_it_ended(experiment, tmp_path):
     assert manifest["computing"]["precision"] == "fp32"
     assert manifest["computing"]["executor"] in ("sequential", "workers")
     assert len(result.rounds) == 1
+
+
+def test_a_manifest_says_what_the_models_builders_have_frozen(tmp_path):
+    nets = tmp_path / "nets.py"
+    nets.write_text(FROZEN)
+    models = f"federation.models=['cnn2', '{nets}:backbone']"
+    experiment = experiment_for("local", [models, "run.rounds=1", "federation.clients=2"])
+    folder = tmp_path / "run"
+    play(prepare(experiment, assemble(experiment), folder), experiment, folder)
+    statistics = [f"2.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]
+    assert open_folder(folder)["frozen"] == {f"{nets}:backbone": ["1.bias", "1.weight", *statistics]}
 
 
 def test_a_run_that_fails_says_so(experiment, tmp_path):

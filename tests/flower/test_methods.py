@@ -59,10 +59,12 @@ def as_the_server_sees(federation):
     )
 
 
-@pytest.mark.parametrize("name", list_methods())
-def test_a_method_does_not_notice_where_its_clients_are(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "frozen"), [*((name, False) for name in list_methods()), ("local", True), ("scaffold", True)]
+)
+def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
     subject = quick(get_method(name))
-    federation = toy_federation(World(batchnorm=True).fit_for(subject))
+    federation = toy_federation(World(batchnorm=True, frozen=frozen).fit_for(subject))
     here = InProcessEngine(subject, federation)
     nodes = {
         f"node{client}": at_home(subject, federation, client, tmp_path / str(client)) for client in federation.sites

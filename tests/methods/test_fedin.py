@@ -301,6 +301,17 @@ def test_joint_training_steps_along_z_with_one_set_of_features_for_the_round(pla
         assert_close(run.wire.replied["local_update"][1][id]["weights"], parameters_of(net))
 
 
+@pytest.mark.parametrize(("changes", "same"), [({}, True), ({"weight_decay": 0.1}, False), ({"clip_norm": 0.1}, False)])
+def test_adam_takes_the_scale_outside_away_unless_it_decays_or_clips(play, clouds, changes, same):
+    training = replace(LocalTraining(lr=0.01, batch_size=4), **changes)
+    pools = [
+        play(FedIN(training, outside=outside), clouds("mlp2", "mlp3"), rounds=3).state.pool["all"]
+        for outside in ("half", "unit")
+    ]
+    gap = max((one - other).abs().max().item() for one, other in zip(*(pool.values() for pool in pools), strict=True))
+    assert (gap < 1e-4) is same
+
+
 def test_sequential_training_ends_with_as_many_steps_on_the_features_alone(play, clouds):
     federation = clouds("mlp2", "mlp3")
     run = play(FedIN(FULL, optimization="sequential"), federation, rounds=2)

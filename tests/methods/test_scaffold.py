@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -234,6 +235,48 @@ def test_tied_weights_stay_tied_and_have_one_control(play, clouds, option, optim
     for part in (run.state.pool["all"], run.state.control["all"], controls(run, [0])[0]):
         assert_close(part["second.weight"], part["first.weight"])
     assert run.state.control["all"]["first.weight"].any()
+
+
+class Branching(nn.Module):
+    """x to w x, and to (w + v) x where x is large, so that the loss of a client with small x does not reach v."""
+
+    def __init__(self, reached):
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.reached = reached
+
+    def forward(self, x):
+        slope = self.w + self.v if x.max() > 1.5 else self.w + (0.0 * self.v if self.reached else 0.0)
+        return slope * x
+
+
+@pytest.mark.parametrize(
+    "training",
+    [SGD, replace(SGD, momentum=0.5), replace(SGD, weight_decay=0.01, clip_norm=1.0), replace(SGD, optimizer="adam")],
+)
+@BOTH_OPTIONS
+def test_a_parameter_that_a_clients_loss_does_not_reach_has_the_gradient_zero(play, lines, option, training):
+    unreached, reached = (
+        play(Scaffold(training, option), lines(*LINES, architecture=partial(Branching, zero)), rounds=4)
+        for zero in (False, True)
+    )
+    if training.optimizer == "adam" and option == "path":  # steps without a gradient are none, and so corrected
+        assert controls(unreached, [0])[0]["v"].item() == pytest.approx(0.0, abs=1e-6)
+        return
+    assert_close(unreached.state.pool, reached.state.pool, **EXACTLY)
+    assert_close(controls(unreached, [0, 1]), controls(reached, [0, 1]), **EXACTLY)
+    if not training.weight_decay:
+        assert controls(unreached, [0])[0]["v"].item() == pytest.approx(0.0, abs=1e-6)
+    assert unreached.state.control["all"]["v"].abs().item() > 0.01
+
+
+@BOTH_OPTIONS
+def test_what_one_clients_loss_does_not_reach_finds_the_others_optimum(play, lines, option):
+    run = play(Scaffold(SGD, option), lines(*LINES, architecture=partial(Branching, False)), rounds=60)
+    assert {name: tensor.item() for name, tensor in run.state.pool["all"].items()} == {
+        "w": pytest.approx(1.0, abs=5e-3),
+        "v": pytest.approx(-2.0, abs=5e-3),
+    }
 
 
 # Limits

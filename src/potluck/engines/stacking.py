@@ -182,7 +182,8 @@ class _Stack:
             found = gradients[0]
             if combine is not None:
                 extras = _taken(self._extras, slice(active))
-                found = vmap(combine, in_dims=(0, _axes(extras)))(gradients, extras)
+                combined = vmap(combine, in_dims=(0, _axes(extras)))(gradients, extras)
+                found = {name: gradient for name, gradient in combined.items() if name in self._optimizer.names}
             if clip is None:
                 return found
             squares = [gradient.flatten(1).square().sum(1) for gradient in found.values()]

@@ -18,8 +18,8 @@ Symbols
     lambda    multiplier
 
 Wire
-    down      weights |w|, buffers |b|, features batch * (|s_in| + |s_out|)
-    up        weights |w|, buffers |b|, features batch * (|s_in| + |s_out|), examples 1
+    down      weights |w|, buffers |b|, features feature_batch * feature_batches * (|s_in| + |s_out|)
+    up        weights |w|, buffers |b|, features feature_batch * (|s_in| + |s_out|), examples 1
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
@@ -35,7 +35,8 @@ Departures from the paper
     3. Clients whose features differ in shape keep separate stores, one a signature; the paper assumes one.
     4. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
     5. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
-       the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam makes them equal.
+       the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam takes the same steps with
+       both, up to its epsilon, as long as lambda is above 0 and there is neither weight decay nor clipping.
     6. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
 """
 

@@ -8,11 +8,12 @@ then trains on its own data again (revisit). No weights are sent.
 Symbols
     f_k       client.model, kept by the client
     D_0       the rows of the public data drawn this round
+    z         logits of one example
     F         consensus, the mean of the clients' logits on D_0
 
 Wire
-    down      rows public, consensus public * classes
-    up        logits public * classes
+    down      rows public * integer, consensus public * |z|
+    up        logits public * |z|
 
 Limits
     digest_loss="mse" digestion.optimizer="sgd" approaches fedmd digestion.lr=0.0 on clients=1

@@ -11,6 +11,7 @@ Symbols
     theta_i   own, client.model, kept by the client
     theta_gi  common, the client's copy of theta_g
     z         a batch of noise
+    differs   1 for a client whose model has not the architecture of theta_g, else 0
     C, n_i    len(replies), examples
     T, eta_i  training.epochs, training.lr
     T_s       server_training.epochs, each of noise_batches steps
@@ -18,7 +19,7 @@ Symbols
 
 Wire
     down      common |theta_g|
-    up        own |theta_i|, common |theta_g|, examples 1
+    up        own differs * |theta_i|, common |theta_g|, examples 1
 
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true

@@ -15,9 +15,9 @@ Symbols
     alpha     alpha
 
 Wire
-    down      features classes * (|h| + flag), logits classes * (classes + flag)
-    up        counts classes, features present * |h|, logits present * classes
-    sharing   with `sharing` also: both ways weights |w|, buffers |b|; up examples 1
+    down      features classes * (|h| + flag), logits classes * (|z| + flag)
+    up        counts classes * integer, features present * |h|, logits present * |z|
+    with      sharing.scope="layer" also: down weights |w|, buffers |b|; up weights |w|, buffers |b|, examples 1
 
 Limits
     alpha=0.0 training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000

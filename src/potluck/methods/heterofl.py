@@ -12,8 +12,8 @@ Symbols
     Y_k       present, the labels that client k holds
 
 Wire
-    down      weights slice + |w|, rate 1
-    up        weights slice, labels classes, statistics |b|, batches 1
+    down      weights |slice| + |w|, rate 1
+    up        weights |slice|, labels classes * flag, statistics |b|, batches 1
 
 Limits
     approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0

@@ -13,8 +13,8 @@ Symbols
     p_k       len(client.train)
 
 Wire
-    down      weights |w|, buffers |b|, heads all
-    up        weights |w|, buffers |b|, heads trained, examples 1
+    down      weights |w|, buffers |b|, heads |heads|
+    up        weights |w|, buffers |b|, heads at most |heads|, examples 1
 
 Limits
     equals fedavg on capacity=1.0 architectures=1

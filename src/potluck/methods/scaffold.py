@@ -184,9 +184,11 @@ def corrected_step(y: Weights, extras: Extras, lr: float) -> Weights:
 
 
 def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
-    """Alg. 1, l. 10, before the optimiser: g - c_i + c."""
+    """Alg. 1, l. 10, before the optimiser: g - c_i + c, where g is 0 for a parameter that the loss does not reach."""
     (gradient,) = gradients
-    return plus(gradient, minus(extras["c"], extras["c_i"]))
+    correction = minus(extras["c"], extras["c_i"])
+    unreached = {name: tensor for name, tensor in correction.items() if name not in gradient}
+    return {**plus(gradient, correction), **unreached}
 
 
 def full_gradient(client: Client) -> Weights:

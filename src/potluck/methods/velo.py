@@ -9,15 +9,17 @@ a variational auto-encoder, conditional on the class, to them, and sends one syn
 Symbols
     f_k       client.model, kept by the client unless weights are shared
     h, z      mid-level features and logits of one example
+    s_in      the extractor's output, which replay takes for h
     g         the layers behind the mid-level features, up to the logits
     H, Z      message["features"], message["logits"]: by class y a synthetic feature H_y, the average logits Z_y
     m, s      mean and logarithm of the variance that the encoder gives the code u
     alpha     alpha
 
 Wire
-    down      features classes * (|h| + flag), logits classes * (classes + flag)
-    up        features examples * |h|, labels examples, logits present * classes
-    sharing   with `sharing` also: both ways weights |w|, buffers |b|; up examples 1
+    down      features classes * (|h| + flag), logits classes * (|z| + flag)
+    up        features examples * |h|, labels examples * integer, logits present * |z|
+    with      sharing.scope="layer" also: down weights |w|, buffers |b|; up weights |w|, buffers |b|, examples 1
+    with      use="replay" also: down features classes * (|s_in| + flag); up features examples * |s_in|
 
 Limits
     alpha=0.0 equals felo alpha=0.0

@@ -33,6 +33,7 @@ from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.corruptions import corruptions
 from potluck.testing.limits import limits_of, section
+from potluck.testing.wire import Place, check_size, documented
 from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
 
 Subject = type[Method[Any]]
@@ -208,18 +209,19 @@ def works_with_newcomers(method: Subject) -> None:
 
 
 def sends_what_it_documents(method: Subject) -> None:
-    """The entries that the engine counted are those of the Wire section, and as large where that is in |w|, |b|."""
-    engine = _engine(method, world=World(batchnorm=True))
-    ids = sorted(engine.federation.sites)
-    state, first = engine.round(1, engine.start(), ids)
-    _, second = engine.round(2, state, ids)
-    for direction in ("down", "up"):
-        documented = _wire(method, direction)
-        seen = _sent(first.traffic, direction) | _sent(second.traffic, direction)
-        assert set(documented) == set(seen), f"{direction}: documented {sorted(documented)}, sent {sorted(seen)}"
-        for name, formula in documented.items():
-            expected = _bytes(formula, engine)
-            assert expected in (None, seen[name]), f"{direction}: {name} is {seen[name]} bytes, documented {expected}"
+    """The entries that the engine counted are those of the Wire section, and as large as its formulas say."""
+    for wire in documented(method):
+        engine = _engine(method, world=World(batchnorm=True, labels=CLASSES - 1), overrides=wire.overrides)
+        ids = sorted(engine.federation.sites)
+        state, first = engine.round(1, engine.start(), ids)
+        state, second = engine.round(2, state, ids)
+        places = [Place(engine, state, site) for site in engine.federation.sites.values()]
+        for direction, formulas in (("down", wire.down), ("up", wire.up)):
+            seen = _sent(first.traffic, direction) | _sent(second.traffic, direction)
+            assert set(formulas) == set(seen), f"{direction}: documented {sorted(formulas)}, sent {sorted(seen)}"
+            for name, formula in formulas.items():
+                wrong = check_size(formula, seen[name], places)
+                assert wrong is None, f"{direction}: {name} is {wrong}"
 
 
 def declares_its_replies(method: Subject) -> None:
@@ -347,8 +349,14 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
 )
 
 
-def _engine(method: Subject, seed: int = 0, world: World = World(batchnorm=True), **options: Any) -> InProcessEngine:
-    subject = quick(method)
+def _engine(
+    method: Subject,
+    seed: int = 0,
+    world: World = World(batchnorm=True),
+    overrides: Sequence[str] = (),
+    **options: Any,
+) -> InProcessEngine:
+    subject = quick(method, overrides)
     return InProcessEngine(subject, toy_federation(world.fit_for(subject)), seed=seed, **options)
 
 
@@ -382,29 +390,5 @@ def _run(method: Subject, folder: Path, rounds: int) -> str:
     return result.checkpoint.digest
 
 
-def _wire(method: Subject, direction: str) -> dict[str, str]:
-    """Entry names and size formulas of one direction."""
-    for line in section(method, "Wire"):
-        head, _, rest = line.partition(" ")
-        if head == direction:
-            entries = [entry.strip() for entry in rest.split(",") if entry.strip() != "nothing"]
-            return dict([*entry.split(" ", 1), ""][:2] for entry in entries)
-    raise AssertionError(f"the Wire section has no line that starts with {direction!r}")
-
-
 def _sent(traffic: Traffic, direction: str) -> dict[str, int]:
     return dict(traffic.down if direction == "down" else traffic.up)
-
-
-def _bytes(formula: str, engine: InProcessEngine) -> int | None:
-    """Bytes of an entry, all clients together, if its formula is |w|, |b| or a count of numbers; None otherwise."""
-    if formula.isdigit():
-        return 8 * int(formula) * len(engine.federation.sites)
-    if formula not in ("|w|", "|b|"):
-        return None
-    total = 0
-    for site in engine.federation.sites.values():
-        net = engine.server(0).build(site.architecture)
-        tensors = net.parameters() if formula == "|w|" else net.buffers()
-        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return total
