@@ -22,12 +22,14 @@ class Failure:
     Attributes:
         reason: type and text of the error, one line.
         trace: the client's traceback, for the log.
+        unheard: whether it may have answered all the same, too late or damaged on the way.
     """
 
     client: ClientId
     handler: str
     reason: str
     trace: str = ""
+    unheard: bool = False
 
     def __str__(self) -> str:
         return f"client {self.client} failed in {self.handler}: {self.reason}"
@@ -137,6 +139,7 @@ class Client:
         public: unlabelled public examples, if the federation has any.
         criterion: the task's loss.
         num_classes: classes of the task.
+        releases: private releases made in this call; a privacy mechanism counts them here.
     """
 
     id: ClientId
@@ -150,6 +153,7 @@ class Client:
     criterion: Criterion
     num_classes: int
     _build: Callable[..., nn.Module]
+    releases: int = field(default=0, init=False)
 
     @property
     def objective(self) -> Supervised:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from statistics import fmean
@@ -21,7 +21,8 @@ from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.costs import forward_flops
 from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import ClientHost, Job, Part, Question, Verdict
+from potluck.engines.host import ClientHost, Job, Outcome, Part, Question, Verdict
+from potluck.engines.ledger import Ledger
 from potluck.engines.session import Answer, Call, ContractError
 from potluck.engines.stores import ClientStore
 
@@ -62,6 +63,7 @@ class InProcessEngine:
 
     Args:
         tolerate_failures: go on without a client whose handler raises; otherwise the round raises.
+        ledger: of private releases; one in memory without.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class InProcessEngine:
         executor: Executor | None = None,
         computing: Computing = PLAIN,
         tolerate_failures: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
         self.seed = seed
         self.store = ClientStore() if store is None else store
         self.executor = Sequential() if executor is None else executor
+        self.ledger = Ledger() if ledger is None else ledger
         self.evaluation_traffic = Traffic()
         self._tolerate_failures = tolerate_failures
         self._host = ClientHost(method, federation, seed, computing)
@@ -161,7 +165,7 @@ class InProcessEngine:
         started = time.perf_counter()
         answers: dict[ClientId, Message] = {}
         failures: dict[ClientId, Failure] = {}
-        for outcome in self.executor.run(self._host, self._tasks(handler, messages, place)):
+        for outcome in self._outcomes(handler, messages, place):
             if isinstance(outcome, Failure):
                 self._refuse_or_note(outcome)
                 failures[outcome.client] = outcome
@@ -178,6 +182,16 @@ class InProcessEngine:
         if messages and not answers:
             raise ClientFailure(f"no client answered; {next(iter(failures.values()))}")
         return Replies(answers, failures)
+
+    def _outcomes(
+        self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place"
+    ) -> Iterator[Outcome]:
+        """The executor's outcomes as they come; what they say of private releases is noted first."""
+        asked = messages if self.method.releases_privately else ()
+        with self.ledger.exchange(asked) as note:
+            for outcome in self.executor.run(self._host, self._tasks(handler, messages, place)):
+                note(outcome)
+                yield outcome
 
     def _tasks(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> list[Task]:
         """One call a client, its message encoded when it is its turn."""

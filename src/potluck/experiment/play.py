@@ -14,7 +14,6 @@ from potluck.engines.stores import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, write_manifest
-from potluck.experiment.records import releases
 from potluck.experiment.run import Result, Run, Watcher
 from potluck.records import CONFIG, LOCK
 
@@ -73,6 +72,8 @@ def prepare(
     run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store)
     run.load()  # a damaged checkpoint is refused before anything is written
     computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
+    if experiment.method.releases_privately:
+        computing["private_noise"] = "from the operating system: another run of this seed differs"
     write_manifest(folder, assembly, computing)
     (folder / CONFIG).write_text(experiment.toml())
     return run
@@ -95,6 +96,6 @@ def play(
     except BaseException:
         note_status(folder, "failed")
         raise
-    privacy = experiment.method.privacy_statement(releases(folder))
+    privacy = experiment.method.privacy_statement(run.releases)
     note_status(folder, "finished", privacy=privacy)
     return result, privacy

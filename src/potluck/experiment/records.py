@@ -2,15 +2,13 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from potluck.core.federation import ClientId
 from potluck.engines.inprocess import RoundReport
 from potluck.experiment.evaluate import Evaluation
-from potluck.records import ROUNDS, RoundRecord
+from potluck.records import RoundRecord
 
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
@@ -56,12 +54,6 @@ def keep_rounds(path: Path, last: int) -> None:
         except (json.JSONDecodeError, KeyError, TypeError):
             break
     path.write_text("".join(kept))
-
-
-def releases(folder: Path) -> Counter[ClientId]:
-    """By client, the rounds of a run in which it answered."""
-    lines = (folder / ROUNDS).read_text().splitlines()
-    return Counter(client for line in lines for client in json.loads(line)["replied"])
 
 
 def _finite(node: Any) -> Any:

@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 
+from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId, Federation
-from potluck.core.method import Method
+from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
 from potluck.engines.executors.choice import Choice, choose_executor
 from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.ledger import Ledger
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
 from potluck.experiment.records import append, keep_rounds, round_record
-from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 log = logging.getLogger(__name__)
 Watcher = Callable[[RoundRecord], None]
@@ -78,6 +80,7 @@ class Run:
             executor=self.choice.executor,
             computing=config.computing,
             tolerate_failures=config.tolerate_failures,
+            ledger=Ledger(folder / RELEASES if folder else None),
         )
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
@@ -88,6 +91,11 @@ class Run:
         """Rounds that the folder's checkpoint has behind it."""
         return self._last.round if self._last else 0
 
+    @property
+    def releases(self) -> dict[ClientId, Releases]:
+        """By client, its private releases, also those of rounds that were played again."""
+        return self._engine.ledger.releases
+
     def load(self) -> None:
         """Take the state of the folder's checkpoint, or the method's first; nothing is written.
 
@@ -97,6 +105,8 @@ class Run:
         """
         method = self._engine.method
         check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
+        if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
+            raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self._state = self._engine.start()
         if self._last and self._checkpoints:
             self._state = self._checkpoints.restore(self._last, self._state)
