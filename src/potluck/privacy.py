@@ -1,44 +1,62 @@
-"""The Gaussian mechanism for features that leave a client: clipping, calibration, and what many releases spend.
+"""The Gaussian mechanism for features that leave a client: what is clipped, which noise, what many releases spend.
 
-FedIN's revision, appendix D, without its slips: natural logarithm in eq. 22, noise given as a standard deviation,
-and clipping that makes its assumption D.1 (features of bounded norm) true.
+After FedIN's revision, appendix D, with what its claim needs: features are clipped, so that its assumption D.1 holds;
+they come from weights that were not trained on the example to be replaced; the logarithm of eq. 22 is the natural one;
+noise is given as a standard deviation. `docs/concepts/privacy.md` says what is proven, and what is not protected.
 """
 
-import importlib.util
+import logging
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from os import urandom
+from typing import Annotated, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from potluck.core.errors import ConfigError
+from potluck.core.federation import ClientId
 from potluck.core.fields import Checked, above, below
+from potluck.core.fit import Observed
+from potluck.core.method import Releases
+from potluck.core.modes import mode
+from potluck.core.roles import Client
 
+log = logging.getLogger(__name__)
 Calibration = Literal["analytic", "classical"]
+
+_PAIR = 2
+"""Named features that an example has: s_in and s_out."""
+
+_BITS = 52
+"""Random bits of a uniform number, so that it and the half step beside it are exact in double precision."""
 
 
 def sigma_for(epsilon: float, delta: float, sensitivity: float, calibration: Calibration = "analytic") -> float:
     """The least standard deviation of Gaussian noise that makes one release (epsilon, delta)-private.
 
     Args:
-        epsilon: above 0.
+        epsilon: above 0, finite.
         delta: between 0 and 1.
-        sensitivity: how far two neighbouring inputs can move the result, in L2.
+        sensitivity: how far two neighbouring inputs can move the result, in L2; above 0, finite.
         calibration: "analytic" is exact (Balle and Wang 2018, theorem 8) at any epsilon. "classical" is eq. 22,
             Delta sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for epsilon below 1 and protects too little above.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or there is no such calibration.
     """
-    if not epsilon > 0:
-        raise ValueError(f"epsilon: expected a number above 0, found {epsilon}")
+    _positive("epsilon", epsilon)
+    _positive("sensitivity", sensitivity)
     if not 0 < delta < 1:
         raise ValueError(f"delta: expected a number between 0 and 1, found {delta}")
-    if calibration == "classical":
-        if epsilon >= 1:
-            raise ValueError(f"epsilon: the classical calibration holds below 1, found {epsilon}; use 'analytic'")
-        return classical_sigma(epsilon, delta, sensitivity)
-    return _analytic_sigma(epsilon, delta) * sensitivity
+    if calibration not in get_args(Calibration):
+        raise ValueError(f"calibration: expected 'analytic' or 'classical', found {calibration!r}")
+    if calibration == "analytic":
+        return _least(lambda sigma: delta_of(sigma, epsilon, sensitivity) <= delta)
+    if epsilon >= 1:
+        raise ValueError(f"epsilon: the classical calibration holds below 1, found {epsilon}; use 'analytic'")
+    return classical_sigma(epsilon, delta, sensitivity)
 
 
 def classical_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
@@ -47,23 +65,36 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 def delta_of(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
-    """The exact delta of one Gaussian release: Phi(d/2s - es/d) - exp(e) Phi(-d/2s - es/d), d the sensitivity."""
+    """The exact delta of one Gaussian release (Balle and Wang 2018, theorem 8).
+
+    Phi(a) - exp(epsilon) Phi(b) with a = d / 2s - e s / d and b = -d / 2s - e s / d, d the sensitivity. Since
+    epsilon = (b^2 - a^2) / 2, both terms are exp(-a^2 / 2) times a scaled complementary error function, so that
+    nothing overflows and their difference keeps its digits.
+    """
     half, tilt = sensitivity / (2 * sigma), epsilon * sigma / sensitivity
-    return _normal_cdf(half - tilt) - math.exp(epsilon + _log_normal_cdf(-half - tilt))
+    a = half - tilt
+    scale = 0.5 * math.exp(-a * a / 2)
+    if a > 0:
+        return 0.5 * math.erfc(-a / math.sqrt(2)) - scale * _erfcx(half + tilt)
+    return scale * (_erfcx(-a) - _erfcx(half + tilt))
 
 
 @dataclass(frozen=True)
 class FeaturePrivacy(Checked):
-    """Clips the features of each example and adds calibrated noise before they leave a client.
+    """Releases features of single examples, clipped and with calibrated noise, and says what releases have spent.
 
-    Each example's s_in and s_out are clipped to the norm `clip`, so replacing one example moves the pair by at most
-    2 sqrt(2) clip; both get Gaussian noise of the standard deviation that makes one release (epsilon, delta)-private.
+    An example's s_in and s_out are clipped to the norm `clip` each, so replacing one training example moves one
+    released pair by at most 2 sqrt(2) clip, and no other pair at all; every number gets Gaussian noise of the standard
+    deviation that makes one release (epsilon, delta)-private.
 
     Attributes:
         clip: bound of the L2 norm of an example's s_in and of its s_out.
-        epsilon: of one release, that is of one round that a client takes part in.
-        delta: of one release, and of the whole run in its statement.
+        epsilon: of one release, that is of one answer of a client.
+        delta: of one release, and of all of a client's releases together in the run's statement.
         calibration: see `sigma_for`.
+
+    Raises:
+        ValueError: a number is out of its range, or the noise would not fit into single precision.
     """
 
     clip: Annotated[float, above(0)]
@@ -72,53 +103,136 @@ class FeaturePrivacy(Checked):
     calibration: Calibration = "analytic"
 
     def __post_init__(self) -> None:
-        sigma_for(self.epsilon, self.delta, 1.0, self.calibration)
-        if importlib.util.find_spec("opacus") is None:
-            raise ValueError("epsilon: accounting for it needs the extra: pip install 'potluck[privacy]'")
+        largest = torch.finfo(torch.float32).max
+        if not self.clip + 10 * self.sigma < largest:
+            raise ConfigError(
+                f"clip: found {self.clip:g}, whose noise does not fit into float32; expected a smaller one"
+            )
 
     @property
     def sensitivity(self) -> float:
         """How far replacing one example can move its pair of clipped features."""
-        return 2 * math.sqrt(2) * self.clip
+        return 2 * math.sqrt(_PAIR) * self.clip
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the noise on every number that is released."""
         return sigma_for(self.epsilon, self.delta, self.sensitivity, self.calibration)
 
-    def protect(self, pairs: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
-        """Clipped and noisy copies of features (n, ...), by name."""
-        return {name: self._protected(features, rng) for name, features in pairs.items()}
+    def release(self, client: Client, features: Callable[[Tensor], Observed], count: int) -> Observed:
+        """Private features of `count` of the client's training examples, or of as many as it has.
+
+        To be called before the model is trained, while its weights and buffers are those that the server sent. Which
+        examples are taken is drawn from the call's key, without replacement, and no secret. Each goes through the model
+        by itself, in evaluation mode and without augmentation, so its features depend on no other example, whatever
+        the model's layers are. A row that is not finite is released as zeros, with noise: a refusal would tell whether
+        the data have made it so.
+
+        Args:
+            client: whose data; the release is added to its count.
+            features: of inputs (1, ...) by the client's model: s_in (1, ...) and s_out (1, ...).
+            count: of examples.
+
+        Returns:
+            s_in and s_out (n, ...), rows aligned; nothing if there are no examples.
+
+        Raises:
+            ValueError: the weights or buffers hold NaN or infinite numbers, or `features` gives no pair.
+        """
+        _check_finite(client.model)
+        rows = torch.randperm(len(client.train), generator=client.rng)[:count]
+        with mode(client.model, training=False), torch.no_grad():
+            seen = [features(client.train.batch(row)[0]) for row in rows.split(1)] if len(rows) else []
+        if any(len(pair) != _PAIR for pair in seen):
+            raise ValueError(f"found the features {', '.join(seen[0])}; the sensitivity is that of a pair")
+        found = {name: torch.cat([pair[name] for pair in seen]) for name in (seen[0] if seen else ())}
+        client.releases += bool(found)
+        return self.protect(found)
+
+    def protect(self, features: Mapping[str, Tensor]) -> Observed:
+        """Clipped and noisy copies of features (n, ...), by name and in their own precision."""
+        sigma = self.sigma
+        return {name: (self._clipped(f) + sigma * _noise(f.shape)).to(f.dtype) for name, f in features.items()}
 
     def spent(self, releases: int) -> float:
-        """An epsilon that holds for `releases` releases together, at the same delta, by Renyi accounting."""
-        from opacus.accountants import RDPAccountant
+        """The least epsilon that so many releases satisfy together, at the same delta.
 
-        accountant = RDPAccountant()
-        accountant.history = [(self.sigma / self.sensitivity, 1.0, releases)]  # no credit for sampling clients
-        return float(accountant.get_epsilon(delta=self.delta))
+        Gaussian releases of one sensitivity compose to a single one with sigma / sqrt(releases), also if each is chosen
+        after the ones before were seen (Dong, Roth and Su 2022, corollary 3.3).
 
-    def _protected(self, features: Tensor, rng: torch.Generator) -> Tensor:
-        norms = features.flatten(1).norm(dim=1).clamp(min=1e-12).view(-1, *[1] * (features.dim() - 1))
-        clipped = features * (self.clip / norms).clamp(max=1.0)
-        return clipped + self.sigma * torch.randn(features.shape, generator=rng)
+        Raises:
+            ValueError: there are no releases, which have no epsilon.
+        """
+        if releases < 1:
+            raise ValueError(f"releases: expected at least 1, found {releases}")
+        sigma = self.sigma / math.sqrt(releases)
+        return _least(lambda epsilon: delta_of(sigma, epsilon, self.sensitivity) <= self.delta)
+
+    def statement(self, releases: Mapping[ClientId, Releases]) -> str:
+        """What a run's features have spent, for whom it holds, and that it is not the run's epsilon."""
+        whole = (
+            "Weights and BatchNorm's statistics are sent as they are, so no epsilon can be stated for the run as a"
+            " whole."
+        )
+        client, most = max(releases.items(), key=lambda item: item[1].at_most, default=(0, Releases()))
+        if not most.at_most:
+            return f"No features were released, so no epsilon is stated for them. {whole}"
+        return (
+            f"Features: epsilon {self.spent(most.at_most):.3g} at delta {self.delta:g} for replacing one training"
+            f" example of client {client}, which released features {most}; no client did more often. This holds for the"
+            " features alone, whatever weights the client was sent. Their noise comes from the operating system, so"
+            f" another run of this seed differs. {whole}"
+        )
+
+    def _clipped(self, features: Tensor) -> Tensor:
+        """In double precision; each row no longer than `clip`, and zero if it is not finite."""
+        rows = features.detach().double().flatten(1)
+        finite = rows.isfinite().all(1, keepdim=True)
+        if not bool(finite.all()):
+            wrong = int((~finite).sum())
+            log.warning("features of %d of %d examples are not finite; zeros stand for them", wrong, len(rows))
+        rows = torch.where(finite, rows, 0.0)
+        return (rows * (self.clip / rows.norm(dim=1, keepdim=True).clamp(min=self.clip))).view(features.shape)
 
 
-def _analytic_sigma(epsilon: float, delta: float) -> float:
-    """By bisection at sensitivity 1: delta falls as sigma grows."""
-    low, high = 1e-6, 1.0
-    while delta_of(high, epsilon) > delta:
+def _noise(shape: torch.Size) -> Tensor:
+    """Standard normal numbers in double precision, from the operating system and from nothing else.
+
+    No generator stands between: whoever knows some of the noise learns nothing of the rest, and a forked process has
+    no state to share.
+    """
+    count = shape.numel()
+    if not count:
+        return torch.zeros(shape, dtype=torch.float64)
+    words = torch.frombuffer(bytearray(urandom(8 * count)), dtype=torch.int64)
+    uniform = ((words & (2**_BITS - 1)).double() + 0.5) * 2.0**-_BITS
+    return torch.special.ndtri(uniform).view(shape)
+
+
+def _check_finite(net: nn.Module) -> None:
+    for name, tensor in net.state_dict().items():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} came with NaN or infinite numbers; no features are released from such a model")
+
+
+def _least(suffices: Callable[[float], bool]) -> float:
+    """The least number from 0 on that suffices, to the last digits and never less; larger ones must suffice too."""
+    low, high = 0.0, 1.0
+    while not suffices(high):
         low, high = high, 2 * high
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle, epsilon) > delta else (low, middle)
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
 
 
-def _normal_cdf(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a number above 0, found {value}")
 
 
-def _log_normal_cdf(x: float) -> float:
-    """Logarithm of the normal distribution function, also far out where the function itself underflows."""
-    return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
+def _erfcx(x: float) -> float:
+    """exp(x^2 / 2) erfc(x / sqrt(2)), also far out where the complementary error function itself underflows."""
+    return float(torch.special.erfcx(torch.tensor(x / math.sqrt(2), dtype=torch.float64)))

@@ -17,6 +17,7 @@ from potluck.core.errors import CheckpointError
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
+RELEASES = "releases.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
 CHECKPOINT_SCHEMA = 2

@@ -273,3 +273,6 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
     assert "2 times" in outcome.out
     manifest = json.loads((only_run(tmp_path) / "manifest.json").read_text())
     assert "no epsilon can be stated for the run as a whole" in manifest["privacy"]
+    assert "another run of this seed differs" in manifest["computing"]["private_noise"]
+    counts = json.loads((only_run(tmp_path) / "releases.json").read_text())
+    assert set(map(tuple, counts.values())) == {(2, 0)}

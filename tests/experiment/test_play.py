@@ -39,6 +39,7 @@ def test_a_run_leaves_what_it_stands_on_and_how_it_ended(experiment, tmp_path):
     manifest = open_folder(tmp_path)
     assert manifest["status"] == "finished"
     assert manifest["privacy"] is privacy is None
+    assert "private_noise" not in manifest["computing"]
     assert manifest["computing"]["precision"] == "fp32"
     assert manifest["computing"]["executor"] in ("sequential", "workers")
     assert len(result.rounds) == 1

@@ -15,7 +15,7 @@ from potluck.core.weights import load, parameters_of, without_conflict
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss, Reconcile
 from potluck.models import get_model
-from potluck.models.contract import intermediate_names, split
+from potluck.models.contract import StagedNet, intermediate_names, split
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0, batch_size=4)
@@ -230,6 +230,49 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
     together = torch.autograd.grad(losses[1] + losses[0] / 2, parameters)
     z = Reconcile(intermediate_names(net), FedIN())(gradients, extras)
     assert_close(z, dict(zip(names, together, strict=True)))
+
+
+def test_where_one_loss_does_not_depend_on_a_weight_its_gradient_is_zero():
+    local = {"both": torch.tensor([2.0]), "local": torch.tensor([4.0]), "outer": torch.tensor([6.0])}
+    feature = {"both": torch.tensor([1.0]), "feature": torch.tensor([3.0])}
+    inner = frozenset({"both", "local", "feature"})
+    for rule, expected in (("simplified", (2.0, 2.0, 3.0, 3.0)), ("exact", (1.0, 0.0, 3.0, 6.0))):
+        z = Reconcile(inner, FedIN(rule=rule))([local, feature], {})
+        assert tuple(z[name].item() for name in ("both", "local", "feature", "outer")) == expected
+
+
+class WithUnused(nn.Module):
+    """A stage with a weight that nothing depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.unused = nn.Linear(8, 8), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return F.relu(self.linear(x))
+
+
+def with_unused():
+    return StagedNet({"stem": nn.Linear(6, 8), "inner": WithUnused()}, nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rule": "simplified"},
+        {"rule": "exact"},
+        {"rule": "exact", "granularity": "whole"},
+        {"optimization": "sequential"},
+    ],
+)
+def test_an_intermediate_weight_that_nothing_depends_on_stays_where_it_is(play, clouds, mu, options):
+    federation = replace(clouds("mlp2", "mlp2"), architectures={"mlp2": with_unused})
+    run = play(FedIN(mu=mu, **options), federation, rounds=3)
+    assert not run.reports[-1].failures
+    before, after = (run.states[round].pool["all"] for round in (1, 3))
+    assert_close(after["stages.inner.unused"], torch.ones(3), **EXACTLY)
+    assert not torch.equal(after["stages.inner.linear.weight"], before["stages.inner.linear.weight"])
 
 
 # Local training as a whole, redone by hand with three full steps of plain SGD

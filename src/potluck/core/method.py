@@ -42,6 +42,29 @@ def runs_on_client(handler: object) -> bool:
 
 
 @dataclass(frozen=True)
+class Releases:
+    """How often a client has released something private in a run, under the mechanism of its method.
+
+    Attributes:
+        counted: as far as is certain.
+        unheard: requests whose answer never came, each of which may have been one more.
+    """
+
+    counted: int = 0
+    unheard: int = 0
+
+    @property
+    def at_most(self) -> int:
+        """The number that is safe to account for."""
+        return self.counted + self.unheard
+
+    def __str__(self) -> str:
+        times = f"{self.at_most} time{'' if self.at_most == 1 else 's'}"
+        unheard = f"{self.unheard} request{' that was' if self.unheard == 1 else 's that were'} not answered"
+        return f"at most {times} ({self.counted} and {unheard})" if self.unheard else times
+
+
+@dataclass(frozen=True)
 class Method(Checked, Generic[S]):
     """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the state between rounds.
 
@@ -57,6 +80,14 @@ class Method(Checked, Generic[S]):
     def needs(self) -> frozenset[Need]:
         """What the federation must offer for this method with these hyper-parameters."""
         return frozenset()
+
+    @property
+    def releases_privately(self) -> bool:
+        """Whether clients release anything under a privacy mechanism.
+
+        Their releases are then counted, and two runs of one seed differ: private noise comes from no key.
+        """
+        return False
 
     def init(self, server: Server) -> S:
         """The state before the first round; the same for the same seed."""
@@ -93,10 +124,10 @@ class Method(Checked, Generic[S]):
         """The server's model if the method has one for the whole task."""
         return None
 
-    def privacy_statement(self, releases: Mapping[ClientId, int]) -> str | None:
+    def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
         """What privacy a run has spent, or why none can be stated; None where the method makes no such claim.
 
         Args:
-            releases: by client, the rounds in which it answered.
+            releases: by client, for those that have made some or may have.
         """
         return None

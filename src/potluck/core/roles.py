@@ -26,6 +26,7 @@ class Failure:
     Attributes:
         reason: type and text of the error, one line.
         trace: the client's traceback, for the log.
+        unheard: whether it may have answered all the same, too late or damaged on the way.
         kind: "error" in its work or on the way, "misfit" of what it sent, or "divergence": a loss or a reply that is
             not finite.
     """
@@ -34,6 +35,7 @@ class Failure:
     handler: str
     reason: str
     trace: str = ""
+    unheard: bool = False
     kind: FailureKind = "error"
 
     def __post_init__(self) -> None:
@@ -161,6 +163,7 @@ class Client:
         criterion: the task's loss.
         num_classes: classes of the task.
         keeps_model: whether `model` is kept for the client's next call; a handler may set it to False.
+        releases: private releases made in this call; a privacy mechanism counts them here.
     """
 
     id: ClientId
@@ -175,6 +178,7 @@ class Client:
     num_classes: int
     _build: Callable[..., nn.Module]
     keeps_model: bool = True
+    releases: int = field(default=0, init=False)
 
     @property
     def objective(self) -> Supervised:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
@@ -25,8 +25,9 @@ from potluck.engines.costs import forward_flops
 from potluck.engines.door import Door, most_bytes, refusal
 from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import ClientHost, Job, Part, Question, Verdict
+from potluck.engines.host import ClientHost, Job, Outcome, Part, Question, Verdict
 from potluck.engines.inspection import check_inputs, not_finite
+from potluck.engines.ledger import Ledger
 from potluck.engines.room import available_bytes
 from potluck.engines.session import Answer, Call, ContractError
 from potluck.engines.stores import ClientStore
@@ -76,6 +77,7 @@ class InProcessEngine:
         on_divergence: what to do about a client whose loss or reply is not finite: "stop", or "drop" it like one that
             failed; None drops it where failures are tolerated.
         largest: the largest number that a reply may hold.
+        ledger: of private releases; one in memory without.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class InProcessEngine:
         tolerate_failures: bool = False,
         on_divergence: OnDivergence | None = None,
         largest: float = LARGEST,
+        ledger: Ledger | None = None,
     ) -> None:
         self.method = method
         self.federation = federation
         self.seed = seed
         self.store = ClientStore() if store is None else store
         self.executor = Sequential() if executor is None else executor
+        self.ledger = Ledger() if ledger is None else ledger
         self.evaluation_traffic = Traffic()
         self._tolerate_failures = tolerate_failures
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
@@ -214,7 +218,7 @@ class InProcessEngine:
             for client, message in sorted(messages.items())
         }
         self._check_room(expected)
-        for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
+        for outcome in self._outcomes(handler, messages, expected, place):
             assert not isinstance(outcome, Verdict)
             client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
             if isinstance(reply, Failure):
@@ -284,6 +288,20 @@ class InProcessEngine:
                 available / 2**30,
                 extra=ON_SCREEN,
             )
+
+    def _outcomes(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        place: "_Place",
+    ) -> Iterator[Outcome]:
+        """The executor's outcomes as they come; what they say of private releases is noted first."""
+        asked = messages if self.method.releases_privately else ()
+        with self.ledger.exchange(asked) as note:
+            for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
+                note(outcome)
+                yield outcome
 
     def _tasks(
         self,

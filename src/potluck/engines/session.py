@@ -47,12 +47,16 @@ class Answer:
         payload: the encoded reply.
         record: what the client keeps; None if there is nothing.
         losses: mean loss of each fit on the client's own training examples.
+        releases: private releases that were made for it.
+        released: all that the client has made in the run, by a count of its own; None if it keeps none.
     """
 
     client: ClientId
     payload: bytes
     record: bytes | None
     losses: tuple[float, ...]
+    releases: int = 0
+    released: int | None = None
 
 
 class Session:
@@ -134,7 +138,8 @@ class Session:
             raise ContractError(
                 f"{self._name} built a Fit on client {self.call.client} but never yielded it: write `yield Fit(...)`"
             )
-        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses))
+        made = self._client.releases
+        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made)
         self._give_back()
         return answer
 

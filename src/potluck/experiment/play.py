@@ -17,7 +17,6 @@ from potluck.engines.stores import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, write_manifest
-from potluck.experiment.records import releases
 from potluck.experiment.run import Result, Run, Watcher
 from potluck.records import CONFIG, LOCK
 
@@ -101,6 +100,8 @@ def prepare(
     run.load()  # a damaged checkpoint is refused before anything is written
     try:
         computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
+        if experiment.method.releases_privately:
+            computing["private_noise"] = "from the operating system: another run of this seed differs"
         write_manifest(folder, assembly, computing, experiment)
         config = experiment.toml().encode()
         if not (folder / CONFIG).is_file() or (folder / CONFIG).read_bytes() != config:
@@ -123,7 +124,7 @@ def play(
     try:
         with logging_to(folder):
             result = _logged(run, watch)
-        privacy = experiment.method.privacy_statement(releases(folder))
+        privacy = experiment.method.privacy_statement(run.releases)
         note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:
         note_end(folder, "interrupted")

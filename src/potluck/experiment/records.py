@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import takewhile
@@ -12,7 +11,6 @@ from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.core.federation import ClientId
 from potluck.engines.files import append, make_folder, rename, sync, write_atomically
 from potluck.engines.inprocess import RoundReport
 from potluck.experiment.evaluate import Evaluation
@@ -238,12 +236,6 @@ def bytes_sent(folder: Path, last: int) -> int:
     """Payload of training in both directions, of a run's rounds up to `last`."""
     records = (json.loads(line) for line in _content(folder / ROUNDS).splitlines()[:last])
     return sum(record["bytes_down"] + record["bytes_up"] for record in records)
-
-
-def releases(folder: Path) -> Counter[ClientId]:
-    """By client, the rounds of a run in which it answered."""
-    lines = (folder / ROUNDS).read_text().splitlines()
-    return Counter(client for line in lines for client in json.loads(line)["replied"])
 
 
 def _content(path: Path) -> bytes:

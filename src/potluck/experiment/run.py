@@ -14,7 +14,7 @@ import torch
 
 from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId, Federation
-from potluck.core.method import Method
+from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
 from potluck.core.roles import ClientFailure
@@ -22,13 +22,14 @@ from potluck.engines.executors.choice import Choice, choose_executor
 from potluck.engines.files import append, make_folder
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.inspection import check_class_targets
+from potluck.engines.ledger import Ledger
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
-from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib")
 """Of the table `run`: what may differ when a run goes on, since it changes no bit of the rounds played."""
@@ -97,6 +98,7 @@ class Run:
             tolerate_failures=config.tolerate_failures,
             on_divergence=config.on_divergence,
             largest=config.largest_value,
+            ledger=Ledger(folder / RELEASES if folder else None),
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # workers do not outlive a run that nobody closed
         self._store = store
@@ -111,6 +113,11 @@ class Run:
         """Rounds that the folder's checkpoint has behind it."""
         return self._last.round if self._last else 0
 
+    @property
+    def releases(self) -> dict[ClientId, Releases]:
+        """By client, its private releases, also those of rounds that were played again."""
+        return self._engine.ledger.releases
+
     def load(self) -> None:
         """Take the state of the folder's checkpoint, or the method's first; nothing is written.
 
@@ -124,6 +131,8 @@ class Run:
         check_class_targets(self._engine.federation)
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
+        if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
+            raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self.notes = self._records.check(self._last) if self._records else []
         try:
             self._state = self._engine.start()

@@ -134,23 +134,23 @@ class _Exchange:
         for number, sent in list(self._out.items()):
             if (reason := why(sent)) is not None:
                 del self._out[number]
-                self.outcomes[sent.place] = self._failure(sent.job, reason)
+                self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True)
 
     def _outcome(self, job: Job, reply: Message) -> Outcome:
         if reply.has_error():
             reason = _REASONS.get(reply.error.code, f"error {reply.error.code}")
-            return self._failure(job, f"{reason}: {reply.error.reason}")
+            return self._failure(job, f"{reason}: {reply.error.reason}", unheard=True)
         try:
             outcome = to_outcome(unwrap(reply.content))
         except WireError as error:
-            return self._failure(job, str(error))
+            return self._failure(job, str(error), unheard=True)
         if outcome.client != job.client:
-            return self._failure(job, f"its node answers for client {outcome.client}")
+            return self._failure(job, f"its node answers for client {outcome.client}", unheard=True)
         return outcome
 
-    def _failure(self, job: Job, reason: str) -> Failure:
+    def _failure(self, job: Job, reason: str, *, unheard: bool = False) -> Failure:
         handler = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
-        return Failure(job.client, handler, reason)
+        return Failure(job.client, handler, reason, unheard=unheard)
 
 
 def _group(job: Job) -> str:

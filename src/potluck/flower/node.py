@@ -118,7 +118,9 @@ class Node:
             return failure(job.client, name, error)
         if not isinstance(outcome, Answer) or not isinstance(job, Call):
             return outcome
-        return replace(outcome, record=self._store.write(outcome.record, job.record, round_of(job)))
+        released = self._store.count(outcome.releases)  # before anything leaves, and whether or not it arrives
+        record = self._store.write(outcome.record, job.record, round_of(job))
+        return replace(outcome, record=record, released=released)
 
     def introduce(self) -> dict[str, Any]:
         """What the server has to know of the client; no more."""

@@ -23,6 +23,7 @@ class NodeStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._journal = folder / "rounds.json"
+        self._ledger = folder / "releases.json"
 
     def stand_on(self, facts: Mapping[str, Any]) -> None:
         """Note what the client is made of, or compare it with what was noted when the run began.
@@ -77,3 +78,21 @@ class NodeStore:
         for old in rounds.keys() - kept.keys():
             (self._folder / old).unlink(missing_ok=True)
         return None if name is None else name.encode("ascii")
+
+    def count(self, releases: int) -> int | None:
+        """Add to the private releases that this client has made in the run, wherever the server goes back to.
+
+        Returns:
+            All of them; None if there have never been any.
+
+        Raises:
+            CheckpointError: the count is damaged.
+        """
+        if not releases and not self._ledger.is_file():
+            return None
+        try:
+            before = int(json.loads(self._ledger.read_text())) if self._ledger.is_file() else 0
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{self._ledger} is damaged: {error}") from error
+        write_atomically(self._ledger, json.dumps(before + releases).encode())
+        return before + releases

@@ -41,6 +41,7 @@ def from_outcome(outcome: Outcome) -> Parcel:
     """What came of a job; as before, `record` is the name of what the node keeps."""
     if isinstance(outcome, Answer):
         words = {"losses": list(outcome.losses), "record": _text(outcome.record)}
+        words |= {"releases": outcome.releases, "released": outcome.released}
         return {"client": outcome.client, "answer": words}, outcome.payload
     if isinstance(outcome, Failure):
         words = {name: getattr(outcome, name) for name in ("handler", "reason", "trace", "kind")}
@@ -60,11 +61,13 @@ def to_outcome(parcel: Parcel) -> Outcome:
         client = int(words["client"])
         if (failure := words.get("failure")) is not None:
             kind: FailureKind = "divergence" if failure["kind"] == "divergence" else "error"
-            return Failure(client, failure["handler"], failure["reason"], failure["trace"], kind)
+            return Failure(client, failure["handler"], failure["reason"], failure["trace"], kind=kind)
         if (verdict := words.get("verdict")) is not None:
             return Verdict(client, verdict["model"], verdict["shares"], payload)
         answer = words["answer"]
-        return Answer(client, payload, _bytes(answer["record"]), tuple(map(float, answer["losses"])))
+        made, released = _count(answer["releases"]), answer["released"]
+        released = None if released is None else _count(released)
+        return Answer(client, payload, _bytes(answer["record"]), tuple(map(float, answer["losses"])), made, released)
     except _MALFORMED as error:
         raise WireError(f"not an outcome of Potluck's: {error!r}") from error
 
@@ -72,6 +75,12 @@ def to_outcome(parcel: Parcel) -> Outcome:
 def round_of(call: Call) -> int:
     """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
     return int(call.key.path[2])
+
+
+def _count(found: Any) -> int:
+    if type(found) is not int or not 0 <= found < 2**31:
+        raise ValueError(f"{found!r} is no count of releases")
+    return found
 
 
 def _text(record: bytes | None) -> str | None:

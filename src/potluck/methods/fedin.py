@@ -1,7 +1,8 @@
 """FedIN: federated intermediate layers learning.
 
-Chan, Ngai. arXiv 2023, https://arxiv.org/abs/2304.00759; equation numbers below are this text's (S0), those of
-its revision with noise and privacy stand behind the stroke.
+Chan, Jiang, Deng, Ngai. arXiv 2023. https://arxiv.org/abs/2304.00759. The authors revised the text for TMLR:
+https://openreview.net/forum?id=Nh3pX3AnPt. Numbers of equations are those of the arXiv version; where two are given,
+the second is the revision's.
 
 Besides averaging the layers they share, clients exchange features: the input and output of their intermediate
 layers for one batch. Each client also trains its intermediate layers to map another client's inputs to that
@@ -24,8 +25,10 @@ Wire
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
     feature_training=true equals fedin feature_training=false on rounds=1
-    noise=0.0 feature_batches=1 equals fedin
+    multiplier=2.0 equals fedin multiplier=2.0 outside="unit"
+    noise=1e-9 approaches fedin on optimizer=sgd
     training.lr=0.0 stays at rest
+    privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats
 
 Departures from the paper
     1. Uploaded pairs are a uniform sample of the last local epoch, features as they were in the forward pass;
@@ -37,11 +40,25 @@ Departures from the paper
     5. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
        the revision defines the rule for the intermediate layers only (`outside="unit"`). Adam takes the same steps with
        both, up to its epsilon, as long as lambda is above 0 and there is neither weight decay nor clipping.
-    6. In the ablation "w/o Opt" the phase on features has a fresh optimiser and, like the joint rule, one S.
+    6. In the ablation "w/o Opt" the phase on features has a fresh optimiser, one S, and as many steps as the local
+       phase before it; the paper gives no number.
+    7. The server keeps the newest 5,000 pairs of each signature (`store_capacity`), first in, first out; the paper
+       saves pairs and gives neither a size nor an order of leaving.
+    8. In the proximal term, w^(t-1) is read as the weights that the client was sent, as in FedProx.
+    9. A reply with one pair alone is not stored: one pair has no batch statistics.
+    10. The paper sends one batch S. `feature_batches` sends more and draws one at every step; the default is one.
+    11. The exact rule (eq. 13 / 12) projects each tensor by itself, and leaves G_local whole outside the intermediate
+        layers. The paper speaks of matrices; `granularity` also offers single kernels and all layers as one vector.
+    12. With `privacy`, pairs are not collected in training: before it, the network as it was sent computes them in
+        evaluation mode, example by example; they are clipped, and noise of fixed size is added to what is uploaded and
+        nowhere else. The revision (appendix D) assumes the bound that clipping enforces, takes the features of weights
+        in training, and scales its noise by the features. `noise`, if set, then concerns the training alone.
+    13. A client trains for one epoch by default (`training.epochs`); the papers train for five.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -49,12 +66,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.batchnorm import keep_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
+from potluck.core.method import ClientWork, Need, Releases, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Schema, UpTo, floats
 from potluck.core.sharing import Pool, SharesWeights, Sharing
@@ -117,6 +135,18 @@ class FedIN(SharesWeights[State]):
     store_capacity: Annotated[int, at_least(2)] = 5000
     sharing: Sharing = Sharing(weighting="uniform")
 
+    def __post_init__(self) -> None:
+        if self.privacy and self.sharing.buffers == "local":
+            raise ConfigError(
+                "sharing.buffers: found 'local' beside privacy; a client's own statistics would shape the features that"
+                " are released, and nothing bounds how; expected 'average' or 'drop'"
+            )
+
+    @property
+    def releases_privately(self) -> bool:
+        """Whether features leave clients, clipped and with noise."""
+        return self.privacy is not None and self.feature_training
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
 
@@ -156,6 +186,9 @@ class FedIN(SharesWeights[State]):
         joint = received is not None and self.optimization == "joint"
         anchor, feature_loss = parameters_of(model), FeatureLoss(self.feature_batch)
         inner = intermediate_names(model) & anchor.keys()
+        keep, pairs = self.feature_batch if self.feature_training else 0, None
+        if self.privacy and keep:
+            keep, pairs = 0, self.privacy.release(client, partial(observed, model), keep)
         report = yield Fit(
             model,
             [LocalLoss(client.criterion, self.mu, self.noise), *([feature_loss] if joint else [])],
@@ -163,7 +196,7 @@ class FedIN(SharesWeights[State]):
             self.training,
             extras={"anchor": anchor, "features": received},
             combine=Reconcile(inner, self) if joint else None,
-            keep=self.feature_batch if self.feature_training else 0,
+            keep=keep,
         )
         if received is not None and inner and not joint:
             yield Fit(
@@ -174,19 +207,13 @@ class FedIN(SharesWeights[State]):
                 extras={"features": received},
                 trainable=tuple(sorted(inner)),
             )
-        pairs = self.privacy.protect(report.kept, client.rng) if self.privacy else report.kept
-        return Message(**self.sharing.reply(client), features=pairs or None)
+        return Message(**self.sharing.reply(client), features=pairs or report.kept or None)
 
-    def privacy_statement(self, releases: Mapping[ClientId, int]) -> str | None:
+    def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
         if self.privacy is None:
             reason = "noise on the scale of the features themselves is no private mechanism"
             return f"No epsilon can be stated: {reason}." if self.noise else None
-        most = max(releases.values(), default=0)
-        epsilon = self.privacy.spent(most) if most else 0.0
-        return (
-            f"Features: epsilon {epsilon:.3g} at delta {self.privacy.delta:g} for the client drawn most often, {most}"
-            " times. Weights are sent as they are, so no epsilon can be stated for the run as a whole."
-        )
+        return self.privacy.statement(releases)
 
     def _draw(self, pairs: Observed, rng: torch.Generator) -> Observed:
         """S, uniformly without replacement."""
@@ -254,13 +281,22 @@ class Reconcile:
 
     def __call__(self, gradients: list[Weights], extras: Extras) -> Weights:
         local, feature = gradients
+        ours = {n: g for n, g in {**local, **feature}.items() if n in self.inner}
         half = self.method.multiplier / 2
         outer = half if self.method.outside == "half" and self.method.rule == "simplified" else 1.0
         z = {name: outer * g for name, g in local.items() if name not in self.inner}
-        local, feature = ({n: g for n, g in found.items() if n in self.inner} for found in (local, feature))
+        # A loss that does not depend on a weight has a gradient of zero there.
+        local, feature = ({n: g.get(n, torch.zeros_like(like)) for n, like in ours.items()} for g in (local, feature))
         if self.method.rule == "exact":
             return {**z, **without_conflict(feature, local, self.method.granularity)}  # eq. 13 / 12
         return {**z, **{n: feature[n] + half * local[n] for n in local}}  # eq. 14 / 13
+
+
+def observed(net: nn.Module, inputs: Tensor) -> Observed:
+    """The pair of each example, of the network as it is."""
+    parts = split(net)
+    s_in = parts.extractor(inputs)
+    return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
 
 
 def signature(shapes: Iterable[torch.Size]) -> str:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import FrozenInstanceError, asdict, dataclass, fields
+from dataclasses import FrozenInstanceError, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
 from potluck.core.roles import Failure
 from potluck.core.schema import Misfit, Schema
-from potluck.core.tree import pack
 from potluck.core.weights import Weights, cut, frozen_of, weights_of
 from potluck.engines.executors import Task
 from potluck.engines.executors.sequential import Sequential
@@ -34,7 +33,7 @@ from potluck.experiment.run import Run
 from potluck.testing.corruptions import corruptions
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import Place, check_size, documented
-from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
+from potluck.testing.worlds import CLASSES, World, packed, play, quick, toy_federation
 
 Subject = type[Method[Any]]
 _SECTIONS = ("Symbols", "Wire", "Limits", "Departures from the paper")
@@ -102,6 +101,14 @@ def is_deterministic(method: Subject) -> None:
     first, second, other = (_played(method, seed=seed) for seed in (0, 0, 1))
     assert _everything(first) == _everything(second), "two runs of one seed differ"
     assert _everything(first) != _everything(other), "two seeds give the same run"
+
+
+def private_noise_never_repeats(method: Subject) -> None:
+    """A method that can release something privately states with which hyper-parameters; the limit carries it out."""
+    if method.releases_privately is Method.releases_privately:
+        return
+    stated = any(limit.verb == "never repeats" for limit in limits_of(method))
+    assert stated, "it defines releases_privately, but states no limit `OVERRIDES never repeats`"
 
 
 def leaves_the_global_generator_alone(method: Subject) -> None:
@@ -333,6 +340,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     is_a_frozen_value,
     hyper_parameters_round_trip,
     is_deterministic,
+    private_noise_never_repeats,
     leaves_the_global_generator_alone,
     does_not_change_the_state_it_is_given,
     leaves_bystanders_alone,
@@ -369,11 +377,6 @@ def _everything(played: tuple[InProcessEngine, Any]) -> bytes:
     """The method's state and all that clients keep."""
     engine, state = played
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
-
-
-def packed(state: Any) -> bytes:
-    """A method's state as bytes."""
-    return pack({spec.name: getattr(state, spec.name) for spec in fields(state)})
 
 
 def _are_slices(narrow: Weights, full: Weights) -> bool:

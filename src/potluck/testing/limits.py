@@ -9,6 +9,9 @@ Lines of the Limits section, one each; overrides are dotted keys as on the comma
     [overrides] misses the optimum                         of two quadratics, with full participation
     [overrides] descends the gradient                      one full-batch step is a step on everyone's data
     [overrides] counts a twin as twice the data            with full batches, a copy of a client is a double weight
+    [overrides] never repeats                              with private releases, two runs of one seed differ
+
+With `equals` and `approaches` the two sides must be different methods, or nothing could ever fail.
 
 WORLD is a list of `key=value` for `potluck.testing.worlds.World`.
 """
@@ -33,6 +36,7 @@ from potluck.methods import get_method
 from potluck.testing.worlds import (
     QUADRATIC_OPTIMUM,
     World,
+    packed,
     play,
     quadratics,
     quick,
@@ -43,7 +47,7 @@ from potluck.testing.worlds import (
 _LINE = re.compile(
     r"^(?P<mine>(?:\S+=\S+ )*)"
     r"(?P<verb>equals|approaches|stays at rest|reaches the optimum|misses the optimum"
-    r"|descends the gradient|counts a twin as twice the data)"
+    r"|descends the gradient|counts a twin as twice the data|never repeats)"
     r"(?P<theirs>(?: (?!on )\S+)*)(?: on (?P<world>.+))?$"
 )
 
@@ -104,6 +108,7 @@ def _compare(limit: Limit) -> None:
     training = {"optimizer": limit.world.optimizer, "lr": 0.1} if limit.world.optimizer else {}
     mine = quick(limit.method, limit.mine, **training)
     theirs = quick(get_method(name), overrides, **training)
+    assert mine != theirs, f"{limit.text}: both sides are the same method, so it cannot fail; state another limit"
     world = limit.world.fit_for(mine).fit_for(theirs)
     for client, (a, b) in enumerate(zip(judged_models(mine, world), judged_models(theirs, world), strict=True)):
         _assert_same(a, b, exact=limit.verb == "equals", where=f"{limit.text}: client {client}")
@@ -181,6 +186,19 @@ def _counts_twins(limit: Limit) -> None:
     _assert_same(*models, exact=False, where=limit.text)
 
 
+def _never_repeats(limit: Limit) -> None:
+    """Private noise is drawn from no key, so it tells two runs of one seed apart; and every release is counted."""
+    method = quick(limit.method, limit.mine)
+    assert method.releases_privately, f"{limit.text}: with these overrides nothing is released privately"
+    states: list[bytes] = []
+    for _ in range(2):
+        engine = InProcessEngine(method, toy_federation(limit.world.fit_for(method)))
+        states.append(packed(play(engine, limit.world.rounds)))
+        missing = sorted(set(engine.federation.sites) - engine.ledger.releases.keys())
+        assert not missing, f"{limit.text}: no release of clients {missing} was counted"
+    assert states[0] != states[1], f"{limit.text}: two runs of one seed end alike, so the server knows the noise"
+
+
 _VERIFY = {
     "equals": _compare,
     "approaches": _compare,
@@ -189,4 +207,5 @@ _VERIFY = {
     "misses the optimum": _misses,
     "descends the gradient": _descends,
     "counts a twin as twice the data": _counts_twins,
+    "never repeats": _never_repeats,
 }

@@ -16,6 +16,7 @@ from potluck.core.federation import ClientId, Federation, Site, empty_like
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.core.rng import fold_in
+from potluck.core.tree import pack
 from potluck.engines.inprocess import InProcessEngine
 from potluck.experiment.config import merged, override, typed, without_none
 from potluck.models.contract import StagedNet
@@ -164,6 +165,11 @@ def play(engine: InProcessEngine, rounds: int, cohorts: Iterator[list[ClientId]]
         ids = sorted(engine.federation.sites) if cohorts is None else next(cohorts)
         state, _ = engine.round(number, state, ids)
     return state
+
+
+def packed(state: Any) -> bytes:
+    """A method's state as bytes."""
+    return pack({spec.name: getattr(state, spec.name) for spec in fields(state)})
 
 
 def world_from(assignments: Sequence[str]) -> World:

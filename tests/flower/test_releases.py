@@ -1,0 +1,162 @@
+"""Private releases are counted by the node that makes them, whatever becomes of its reply, and of the server."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from flwr.app import Message
+
+from potluck.core.errors import CheckpointError, WireError
+from potluck.core.method import Releases
+from potluck.engines.host import ClientHost
+from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.ledger import Ledger
+from potluck.engines.session import Answer
+from potluck.flower.elsewhere import KeptElsewhere
+from potluck.flower.grid import GridExecutor
+from potluck.flower.node import Node
+from potluck.flower.nodes import Nodes
+from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.store import NodeStore
+from potluck.flower.wire import from_outcome, to_job, to_outcome
+from potluck.methods import get_method
+from potluck.privacy import FeaturePrivacy
+from potluck.testing.loopback import Loopback
+from potluck.testing.worlds import World, quick, toy_federation
+
+PRIVATE = replace(quick(get_method("fedin")), privacy=FeaturePrivacy(1.0, 1.0, 1e-5))
+WORLD = World(clients=2)
+
+
+class House:
+    """Two nodes, and a server that may be started again and again.
+
+    Attributes:
+        fate: by client, what becomes of its next replies: it "arrives", is "late", or the client is "away".
+    """
+
+    def __init__(self, place, method=PRIVATE):
+        self.fate = {0: "arrives", 1: "arrives"}
+        self._place, self._method = place, method
+        self._grid = Loopback({f"node{id}": self._answer(id) for id in (0, 1)})
+        self.serve()
+
+    def serve(self):
+        """A server that goes on from before the first round, with what it has on disk."""
+        executor = GridExecutor(Nodes(self._grid, {0: "node0", 1: "node1"}), {"run": "r"}, timeout=0.1, poll=0.01)
+        federation = toy_federation(WORLD)
+        self._engine = InProcessEngine(
+            self._method,
+            federation,
+            store=KeptElsewhere(),
+            executor=executor,
+            tolerate_failures=True,
+            ledger=Ledger(self._place / "releases.json"),
+        )
+        self._state, self._number = self._engine.start(), 0
+
+    def round(self, *ids):
+        """One round; what the server then knows."""
+        self._number += 1
+        try:
+            self._state, _ = self._engine.round(self._number, self._state, ids or (0, 1))
+        except Exception as error:
+            assert "no client answered" in str(error)  # noqa: PT017
+        return self._engine.ledger.releases
+
+    def _answer(self, id):
+        def answer(message):
+            if self.fate[id] == "away":
+                raise ConnectionError("unplugged")
+            host = ClientHost(self._method, toy_federation(WORLD), seed=0)  # a node may be started anew for each job
+            node = Node(id, toy_federation(WORLD), host, NodeStore(self._place / f"node{id}"))
+            outcome = node.carry_out(to_job(unwrap(message.content)))
+            if self.fate[id] == "late":
+                raise TimeoutError("too late")
+            return Message(wrap(*from_outcome(outcome)), reply_to=message)
+
+        return answer
+
+
+@pytest.fixture
+def house(tmp_path):
+    for id in (0, 1):
+        (tmp_path / f"node{id}").mkdir()
+    return House(tmp_path)
+
+
+def test_every_answer_is_counted(house, tmp_path):
+    house.round()
+    assert house.round(0) == {0: Releases(2), 1: Releases(1)}
+    assert [json.loads((tmp_path / f"node{id}" / "releases.json").read_text()) for id in (0, 1)] == [2, 1]
+
+
+def test_a_reply_that_came_too_late_may_have_been_a_release_until_the_node_says_that_it_was(house):
+    house.round()
+    house.fate[1] = "late"
+    house.round()
+    assert house.round() == {0: Releases(3), 1: Releases(1, unheard=2)}
+    house.fate[1] = "arrives"
+    assert house.round() == {0: Releases(4), 1: Releases(4)}
+
+
+def test_a_node_that_did_nothing_is_cleared_by_its_own_count(house):
+    house.round()
+    house.fate[1] = "away"
+    assert house.round()[1] == Releases(1, unheard=1)
+    house.fate[1] = "arrives"
+    assert house.round()[1] == Releases(2)
+
+
+def test_a_server_that_goes_back_to_a_checkpoint_takes_no_release_back(house):
+    house.round()
+    house.round()
+    house.serve()
+    assert house.round() == {0: Releases(3), 1: Releases(3)}
+
+
+def test_a_server_that_was_killed_among_its_nodes_still_counts_those_it_never_hears_of_again(house, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(self, poll):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("potluck.flower.grid._Exchange.wait", killed)
+        with pytest.raises(Killed):
+            house.round()
+    house.serve()
+    assert house.round(0) == {0: Releases(1), 1: Releases(0, unheard=1)}
+
+
+def test_a_node_that_has_lost_its_count_is_not_believed_to_have_released_less(house, tmp_path):
+    house.round()
+    house.round()
+    (tmp_path / "node1" / "releases.json").unlink()
+    assert house.round() == {0: Releases(3), 1: Releases(3)}
+
+
+def test_a_node_keeps_no_count_of_what_is_not_private(tmp_path):
+    for id in (0, 1):
+        (tmp_path / f"node{id}").mkdir()
+    assert House(tmp_path, replace(PRIVATE, privacy=None)).round() == {}
+    assert not list(tmp_path.rglob("releases.json"))
+
+
+def test_a_damaged_count_costs_the_reply_and_is_said(house, tmp_path):
+    house.round()
+    (tmp_path / "node1" / "releases.json").write_text("many")
+    with pytest.raises(CheckpointError, match=r"releases\.json is damaged"):
+        NodeStore(tmp_path / "node1").count(1)
+    assert house.round() == {0: Releases(2), 1: Releases(1, unheard=1)}
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31, 1.0, True, "3", [1], float("nan")])
+@pytest.mark.parametrize("word", ["releases", "released"])
+def test_a_count_that_is_none_is_refused(word, wrong):
+    words, payload = from_outcome(Answer(0, b"", None, (), 1, 2))
+    assert to_outcome((words, payload)) == Answer(0, b"", None, (), 1, 2)
+    words["answer"][word] = wrong
+    with pytest.raises(WireError, match="no count of releases"):
+        to_outcome((words, payload))

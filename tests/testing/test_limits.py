@@ -1,0 +1,86 @@
+"""Limits that a method states: which are refused, and that they can fail."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from potluck.core.errors import ConfigError
+from potluck.methods import get_method, list_methods
+from potluck.privacy import FeaturePrivacy
+from potluck.testing.conformance import private_noise_never_repeats
+from potluck.testing.limits import limits_of
+from potluck.testing.worlds import quick
+
+
+@pytest.fixture
+def stating(monkeypatch):
+    """FedIN under another name, with limits of one's own."""
+
+    def make(*limits):
+        module = ModuleType("made_up")
+        module.__doc__ = "Made up.\n\nLimits\n" + "".join(f"    {limit}\n" for limit in limits)
+        monkeypatch.setitem(sys.modules, "made_up", module)
+        return type("MadeUp", (get_method("fedin"),), {"__module__": "made_up"})
+
+    return make
+
+
+@pytest.mark.parametrize("verb", ["equals", "approaches"])
+@pytest.mark.parametrize("mine", ["", "mu=0.1 ", "noise=0.0 feature_batches=1 ", "training.lr=0.01 "])
+def test_a_limit_between_a_method_and_itself_cannot_fail_and_is_refused(stating, mine, verb):
+    fedin = get_method("fedin")
+    (limit,) = limits_of(stating(f"{mine}{verb} fedin"))
+    with pytest.raises(AssertionError, match="both sides are the same method, so it cannot fail"):
+        type(limit)(limit.text, fedin, limit.mine, limit.verb, limit.theirs, limit.world).verify()
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_no_stated_limit_compares_a_method_with_itself(name):
+    for limit in limits_of(get_method(name)):
+        if limit.verb in ("equals", "approaches"):
+            other, *overrides = limit.theirs
+            assert quick(limit.method, limit.mine) != quick(get_method(other), overrides), limit.text
+
+
+def test_a_limit_that_nobody_can_read_is_refused(stating):
+    with pytest.raises(ConfigError, match="cannot read the limit 'sometimes repeats'"):
+        limits_of(stating("sometimes repeats"))
+
+
+PRIVATE = "privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats"
+
+
+def test_private_noise_that_repeats_is_noticed(stating, monkeypatch):
+    (limit,) = limits_of(stating(PRIVATE))
+    limit.verify()
+    monkeypatch.setattr("potluck.privacy.urandom", lambda count: bytes(range(1, 9)) * (count // 8))
+    with pytest.raises(AssertionError, match="two runs of one seed end alike, so the server knows the noise"):
+        limit.verify()
+
+
+def test_a_release_that_is_not_counted_is_noticed(stating, monkeypatch):
+    (limit,) = limits_of(stating(PRIVATE))
+    release = FeaturePrivacy.release
+
+    def uncounted(self, client, features, count):
+        found = release(self, client, features, count)
+        client.releases = 0
+        return found
+
+    monkeypatch.setattr(FeaturePrivacy, "release", uncounted)
+    with pytest.raises(AssertionError, match=r"no release of clients \[0, 1, 2, 3\] was counted"):
+        limit.verify()
+
+
+def test_a_claim_of_private_releases_that_are_not_made_is_noticed(stating):
+    (limit,) = limits_of(stating("feature_training=false never repeats"))
+    with pytest.raises(AssertionError, match="nothing is released privately"):
+        limit.verify()
+
+
+def test_a_method_with_private_releases_has_to_state_the_limit(stating):
+    private_noise_never_repeats(stating(PRIVATE))
+    private_noise_never_repeats(get_method("fedavg"))
+    with pytest.raises(AssertionError, match="states no limit `OVERRIDES never repeats`"):
+        private_noise_never_repeats(stating("training.lr=0.0 stays at rest"))
