@@ -24,6 +24,10 @@ class CheckpointError(PotluckError):
     """A run folder cannot be resumed or read."""
 
 
+class StorageError(PotluckError, OSError):
+    """A file of a run cannot be read or written: the disk is full, the folder is not ours."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` names closest to `name`, best first, never empty while there are names."""
     known = sorted(known)

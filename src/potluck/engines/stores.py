@@ -1,6 +1,5 @@
 """What clients keep between rounds, as bytes: in memory up to a cap, then in files named by their content."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
+from potluck.engines.files import remove, write_atomically
 
 _NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30
@@ -79,7 +79,7 @@ class ClientStore:
         needed = {*names, *self._files.values()}
         for path in self._folder.glob("*.safetensors"):
             if path.name not in needed:
-                path.unlink()
+                remove(path)
 
     @cached_property
     def _folder(self) -> Path:
@@ -96,14 +96,3 @@ class ClientStore:
         if not (self._folder / name).exists():
             write_atomically(self._folder / name, record)
         self._files[client] = name
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is seen whole or not at all, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -12,7 +12,8 @@ from typing import Any
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.core.tree import pack, unpack
-from potluck.engines.stores import ClientStore, write_atomically
+from potluck.engines.files import write_atomically
+from potluck.engines.stores import ClientStore
 from potluck.records import BEST, LAST, Checkpoint
 
 

@@ -16,7 +16,7 @@ import torch
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.engines.stores import write_atomically
+from potluck.engines.files import write_atomically
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.records import (

@@ -17,7 +17,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
 from potluck.engines.executors.choice import Choice
-from potluck.engines.stores import write_atomically
+from potluck.engines.files import write_atomically
 from potluck.experiment.assemble import Assembly, assemble_server, builder_of
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.play import holding, play, prepare

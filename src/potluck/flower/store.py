@@ -8,7 +8,7 @@ from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.engines.stores import write_atomically
+from potluck.engines.files import write_atomically
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 

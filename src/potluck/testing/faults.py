@@ -1,0 +1,142 @@
+"""A disk on which a run can be killed, find no room, or lose its power at exactly one step.
+
+    disk = Faulty(at=17, fault="kill")
+    with suppress(Killed), using(disk):
+        run.play()
+
+The steps are those of `potluck.engines.files.Disk`, counted from 0. `Faulty()` has no fault and counts.
+"""
+
+import errno
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+from potluck.engines.files import Disk
+
+Fault = Literal["kill", "torn", "full", "lost", "kept"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+
+
+class Killed(BaseException):
+    """The process is no more: whatever still runs only unwinds, and no file changes."""
+
+
+class Faulty(Disk):
+    """A disk whose step number `at` fails.
+
+    Args:
+        at: the step; None for none.
+        fault: what happens there. "kill": the process ends just before the step; "torn": in the middle of it, so
+            that half of what was to be written is. "full": half is written and there is no room for more, then and
+            later. "lost": the power goes, and with it all that was not synced; "kept": the power goes, new names
+            have lasted and half of each content that was not synced.
+    """
+
+    def __init__(self, at: int | None = None, fault: Fault = "kill") -> None:
+        self.steps: list[str] = []
+        self._at = at
+        self._fault: Fault = fault
+        self._dead = False
+        self._lasting: dict[Path, bytes | None] = {}  # what surely lasts of files touched; None: no file
+        self._unsynced: set[Path] = set()
+
+    def make_folder(self, path: Path) -> None:
+        """See `Disk`; a folder lasts once it is made."""
+        if self._fails("make folder", path):
+            self._full(path)
+        super().make_folder(path)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """See `Disk`."""
+        self._put(path, content, "wb")
+
+    def append(self, path: Path, content: bytes) -> None:
+        """See `Disk`."""
+        self._put(path, content, "ab")
+
+    def sync(self, path: Path) -> None:
+        """See `Disk`."""
+        if self._fails("sync", path):
+            self._full(path)
+        super().sync(path)
+        if path.is_dir():
+            torn = {touched: self._torn(touched) for touched in self._unsynced if touched.parent == path}
+            elsewhere = {touched: kept for touched, kept in self._lasting.items() if touched.parent != path}
+            self._lasting = {**elsewhere, **torn}
+            return
+        self._unsynced.discard(path)
+        if self._lasting.get(path, b"") is not None:  # its name lasts already
+            self._lasting.pop(path, None)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Disk`; needs no room."""
+        self._fails("rename", target)
+        for path in (source, target):
+            self._touch(path)
+        super().rename(source, target)
+        if source in self._unsynced:
+            self._unsynced.remove(source)
+            self._unsynced.add(target)
+
+    def remove(self, path: Path) -> None:
+        """See `Disk`; needs no room."""
+        self._fails("remove", path)
+        self._touch(path)
+        super().remove(path)
+        self._unsynced.discard(path)
+
+    def _put(self, path: Path, content: bytes, how: Literal["wb", "ab"]) -> None:
+        full = self._fails("write" if how == "wb" else "append", path, (path, content, how))
+        self._touch(path)
+        with path.open(how) as file:
+            file.write(_half(content) if full else content)
+        self._unsynced.add(path)
+        if full:
+            self._full(path)
+
+    def _touch(self, path: Path) -> None:
+        if path not in self._lasting and not path.is_dir():
+            self._lasting[path] = path.read_bytes() if path.is_file() else None
+
+    def _fails(self, step: str, path: Path, put: tuple[Path, bytes, Literal["wb", "ab"]] | None = None) -> bool:
+        """Count a step; whether it finds no room. A killed process goes no further."""
+        if self._dead:
+            raise Killed
+        number = len(self.steps)
+        self.steps.append(f"{step} {path.name}")
+        if self._fault == "full":
+            return self._at is not None and number >= self._at
+        if number != self._at:
+            return False
+        self._dead = True
+        if self._fault == "torn" and put:
+            place, content, how = put
+            with place.open(how) as file:
+                file.write(_half(content))
+        if self._fault == "lost":
+            self._forget()
+        if self._fault == "kept":
+            for unsynced in self._unsynced:
+                unsynced.write_bytes(self._torn(unsynced))
+        raise Killed
+
+    def _forget(self) -> None:
+        for path, lasting in self._lasting.items():
+            if lasting is not None:
+                path.write_bytes(lasting)
+            elif path.is_file():
+                path.unlink()
+
+    def _torn(self, path: Path) -> bytes:
+        """What may be left of a file that was not synced: what lasts, and half of what was added."""
+        content, kept = path.read_bytes(), self._lasting.get(path) or b""
+        kept = kept if content.startswith(kept) else b""
+        return kept + _half(content[len(kept) :])
+
+    def _full(self, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def _half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
