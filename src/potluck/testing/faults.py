@@ -9,6 +9,7 @@ The steps are those of `potluck.engines.files.Disk`, counted from 0. `Faulty()` 
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -68,6 +69,11 @@ class Faulty(Disk):
         self._unsynced.discard(path)
         if self._lasting.get(path, b"") is not None:  # its name lasts already
             self._lasting.pop(path, None)
+
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        """See `Disk`; one step a file, in order."""
+        for path in paths:
+            self.sync(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """See `Disk`; needs no room."""
