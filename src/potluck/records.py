@@ -6,7 +6,8 @@ byte; whatever a clock says goes to `timings.jsonl` and `manifest.json`.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
+
+CHECKPOINT_SCHEMA = 2
+"""Of `last.json` and `best.json`; the first schema knew nothing of the records and the configuration."""
 
 _NO_MATTER = ("seed", "rounds", "executor", "workers")
 """Of a run: what does not make it another experiment."""
@@ -89,6 +93,21 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How far a file of records reached when a checkpoint was written; what follows does not count.
+
+    Attributes:
+        bytes: its length.
+        digest: of its content.
+        marks: four hex digits for the lines of each round in it, to tell which of them were damaged later.
+    """
+
+    bytes: int
+    digest: str
+    marks: str
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Where a run stands; the content of `last.json` and `best.json`.
 
@@ -98,6 +117,8 @@ class Checkpoint:
         clients: by client, the file of what it keeps.
         best_validation: the highest mean validation accuracy so far.
         best_round: the first round with it.
+        records: by file of records, how far it reached; None in a checkpoint of the first schema.
+        config: what the run was configured with, as far as it matters to what it computes; None likewise.
     """
 
     round: int
@@ -105,6 +126,8 @@ class Checkpoint:
     clients: dict[int, str]
     best_validation: float | None
     best_round: int | None
+    records: Mapping[str, Extent] | None = None
+    config: dict[str, Any] | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:
@@ -119,7 +142,8 @@ class Checkpoint:
 
     def sealed(self) -> bytes:
         """The checkpoint as JSON with a seal over its content."""
-        content = {**asdict(self), "clients": {str(id): file for id, file in self.clients.items()}}
+        clients = {str(id): file for id, file in self.clients.items()}
+        content = {"schema": CHECKPOINT_SCHEMA, **asdict(self), "clients": clients}
         return json.dumps({**content, "seal": _seal(content)}, indent=1).encode()
 
     @classmethod
@@ -127,18 +151,26 @@ class Checkpoint:
         """The checkpoint in a file that `sealed` wrote, or None if there is no file.
 
         Raises:
-            CheckpointError: the file is damaged.
+            CheckpointError: the file is damaged, or a newer version of Potluck wrote it.
         """
-        if not path.is_file():
+        if not path.exists():
             return None
         try:
             content = json.loads(path.read_bytes())
             seal = content.pop("seal")
             if seal != _seal(content):
                 raise ValueError("its content does not match its seal")
+            schema = content.pop("schema", 1)
+            if schema > CHECKPOINT_SCHEMA:
+                raise CheckpointError(
+                    f"{path} has schema {schema}; this Potluck knows up to {CHECKPOINT_SCHEMA}: use the newer"
+                    " version that wrote it"
+                )
             clients = {int(id): file for id, file in content.pop("clients").items()}
-            return cls(**content, clients=clients)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            extents = content.pop("records", None)
+            records = None if extents is None else {name: Extent(**extent) for name, extent in extents.items()}
+            return cls(**content, clients=clients, records=records)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error
 
@@ -146,7 +178,7 @@ class Checkpoint:
 def experiment_hash(config: dict[str, Any]) -> str:
     """Eight hex digits that runs of one experiment have in common, whatever their seeds, lengths and executors."""
     run = {key: value for key, value in config["run"].items() if key not in _NO_MATTER}
-    shared = {**config, "run": run}
+    shared = {**{key: value for key, value in config.items() if key != "preset"}, "run": run}
     return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
@@ -160,6 +192,26 @@ def check_is_run(folder: Path) -> None:
     if missing:
         raise CheckpointError(
             f"{folder} is not a run: it has no {' and no '.join(missing)}; expected a folder that `potluck run` made"
+        )
+
+
+def check_schema(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse the records of another version.
+
+    Args:
+        path: of the manifest.
+        manifest: its content.
+
+    Raises:
+        CheckpointError: their schema is not this version's.
+        KeyError: the manifest does not say.
+    """
+    version = manifest["schema_version"]
+    if version != SCHEMA_VERSION:
+        writer = (manifest.get("packages") or {}).get("potluck") or "the version that wrote it"
+        raise CheckpointError(
+            f"{path}: the run has schema version {version}; this Potluck reads version {SCHEMA_VERSION};"
+            f" read it with Potluck {writer}"
         )
 
 

@@ -16,11 +16,11 @@ from potluck.records import (
     LAST,
     MANIFEST,
     ROUNDS,
-    SCHEMA_VERSION,
     Checkpoint,
     ClientRecord,
     RoundRecord,
     check_is_run,
+    check_schema,
     experiment_hash,
 )
 
@@ -150,15 +150,9 @@ def _has_rounds(folder: Path) -> bool:
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
-        version = manifest["schema_version"]
+        check_schema(path, manifest)
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
-    if version != SCHEMA_VERSION:
-        writer = (manifest.get("packages") or {}).get("potluck") or "the version that wrote it"
-        raise CheckpointError(
-            f"{path}: the run has schema version {version}; this Potluck reads version {SCHEMA_VERSION};"
-            f" read it with Potluck {writer}"
-        )
     return manifest
 
 

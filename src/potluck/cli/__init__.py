@@ -1,5 +1,6 @@
 """The command line: each command parses, then imports what it needs."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,13 +32,20 @@ def run(
     overrides: Overrides = None,
     to: Parent = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    branch: Annotated[
+        bool, typer.Option("--branch", help="With --resume: go on in a new folder beside it, with what has changed.")
+    ] = False,
 ) -> None:
     """Run a federation; records, checkpoints and the log go to a folder of the run's own."""
-    from potluck.cli.play import play_new, play_on
+    from potluck.cli.play import play_branch, play_new, play_on
 
     target, assignments = _asked(target, overrides)
     if resume is None:
+        if branch:
+            raise typer.BadParameter("--branch: give --resume FOLDER too, the run to branch from")
         play_new(target, assignments, to)
+    elif branch:
+        play_branch(resume, target, assignments)
     else:
         play_on(resume, target, assignments)
 
@@ -210,9 +218,14 @@ def _trusted(keys: Path | None, insecure: bool) -> Path | None:
 def main() -> None:
     """Run the command line; what the user can mend is one line on standard error and exit code 2."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
     except (PotluckError, _UsageError) as error:
         print(f"potluck: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        code = 2
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        code = 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        code = 0
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
+    sys.exit(code)

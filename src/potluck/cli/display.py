@@ -1,8 +1,11 @@
 """What a run shows on the terminal: a progress bar, and a closing table per architecture."""
 
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TextIO, cast
 
 import rich.progress
 from rich.console import Console
@@ -17,12 +20,39 @@ from potluck.records import LOG, RoundRecord
 _MEGABYTE = 10**6
 
 
+class _Patient:
+    """A stream whose reader may go: what is written then is lost, and nothing else is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, if anybody reads."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(file=cast("TextIO", _Patient(stream)))
+
+
 class Progress:
     """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal."""
 
-    def __init__(self, experiment: Experiment, rounds_done: int) -> None:
-        self._console = Console(stderr=True)
-        self._megabytes = 0.0
+    def __init__(self, experiment: Experiment, rounds_done: int, bytes_sent: int = 0) -> None:
+        self._console = _console(sys.stderr)
+        self._megabytes = bytes_sent / _MEGABYTE
         self._accuracy = "accuracy -"
         self._bar = rich.progress.Progress(
             TextColumn("round"),
@@ -61,7 +91,7 @@ class Progress:
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:
     """The closing table, what privacy was spent, where the run lies, and what to do next."""
-    console = Console()
+    console = _console(sys.stdout)
     console.print(_table(experiment, result.evaluation))
     evaluation, best = result.evaluation, result.checkpoint
     if evaluation.accuracy_global is not None:
@@ -85,6 +115,8 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
 def _table(experiment: Experiment, evaluation: Evaluation) -> Table:
     """Accuracy on held-out examples by architecture, and over all clients."""
     title = f"{experiment.method_name} on {experiment.federation.dataset} after {experiment.run.rounds} rounds"
+    if experiment.preset_words:
+        title += f"\n{experiment.preset_words}"
     table = Table(title=title, caption="accuracy on held-out examples; means over clients")
     table.add_column("architecture")
     for column in ("clients", "own test part", "whole test set"):

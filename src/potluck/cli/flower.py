@@ -17,6 +17,7 @@ from potluck.experiment.config import Experiment, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
 from potluck.experiment.presets import experiment_for
+from potluck.experiment.records import bytes_sent
 from potluck.experiment.run import Result
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
 
@@ -104,7 +105,8 @@ def host(
                     say(line)
                 say(f"open at {address}; nodes come by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, timeout, patience)
-            with Progress(experiment, _rounds_done(run)) as progress:
+            done = _rounds_done(run)
+            with Progress(experiment, done, bytes_sent(run, done)) as progress:
                 for record in play(link, app, run, say):
                     progress.show(record)
     except KeyboardInterrupt:

@@ -1,16 +1,29 @@
-"""`potluck run`: start or resume a run, and show how it goes."""
+"""`potluck run`: start, resume or branch a run, show how it goes, and end in order when told to."""
 
-from collections.abc import Sequence
+import os
+import signal
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+
+import typer
 
 from potluck.cli.display import Progress, print_result
-from potluck.core.errors import ConfigError, PotluckError
+from potluck.core.errors import ConfigError, StorageError
 from potluck.experiment.assemble import Assembly, assemble
+from potluck.experiment.branch import branch
+from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.folder import new_folder, open_folder
-from potluck.experiment.play import holding, play, prepare
+from potluck.experiment.play import holding, note_end, play, prepare
 from potluck.experiment.presets import experiment_for
-from potluck.records import CONFIG
+from potluck.experiment.records import bytes_sent
+from potluck.experiment.run import FREE, check_continues, what_matters
+from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
+
+_ENDING = 2.0  # seconds that a killed process may take to give up its lock
 
 
 def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> None:
@@ -21,30 +34,113 @@ def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> No
 
 
 def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
-    """Go on with a run from its last checkpoint; only its length may change.
+    """Go on with a run from its last checkpoint; only what changes no bit of the rounds played may be changed.
 
     Raises:
-        ConfigError: something other than run.rounds is to be changed.
-        CheckpointError: the folder is not a run, or is damaged, or its data have changed.
+        ConfigError: something else is to be changed.
+        CheckpointError: the folder is not a run, or is damaged, or its data, configuration or code have changed.
     """
-    open_folder(folder)
-    changed = [assignment for assignment in assignments if not assignment.startswith("run.rounds=")]
+    manifest = open_folder(folder)
+    free = {f"run.{name}" for name in FREE}
+    changed = [given for given in assignments if given.partition("=")[0].strip() not in free]
     if target is not None or changed:
         raise ConfigError(
             f"--resume {folder}: found {' '.join([*filter(None, [target]), *changed])}; a run goes on with its own"
-            " configuration and only run.rounds may be given"
+            f" configuration and only run.rounds may be given, or {' or '.join(sorted(free - {'run.rounds'}))}; with"
+            " --branch a new run goes on from this one with another"
         )
-    experiment = resolve(override(read_toml(folder / CONFIG), assignments), str(folder / CONFIG))
-    assembly = assemble(experiment)
+    home = folder.resolve()
+    with as_started(folder, manifest) as notes:
+        experiment = resolve(override(read_toml(home / CONFIG), assignments), str(folder / CONFIG))
+        last = Checkpoint.read(home / CHECKPOINT / LAST)
+        if last:
+            check_continues(folder, last, what_matters(experiment.settings()), experiment.run.rounds)
+        assembly = assemble(experiment)
+    _say(notes)
     _play(folder, experiment, assembly)
 
 
+def play_branch(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
+    """Start a run from where another stands, in a folder beside that one's.
+
+    Raises:
+        ConfigError: a target is given, or the federation or the method is to be changed.
+        CheckpointError: the folder is not a run, or is damaged.
+    """
+    manifest = open_folder(folder)
+    if target is not None:
+        raise ConfigError(f"--branch: found {target}; a branch goes on with its run's method; expected dotted keys")
+    home = folder.resolve()
+    with as_started(folder, manifest, with_copies=False):
+        experiment = resolve(override(read_toml(home / CONFIG), assignments), str(folder / CONFIG))
+        with holding(home, _ENDING):
+            place = branch(home, experiment, home.parent)
+        place = folder.parent / place.name
+        assembly = assemble(experiment)
+    _play(place, experiment, assembly)
+
+
 def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
-    with holding(folder):
-        run = prepare(experiment, assembly, folder)
-        try:
-            with Progress(experiment, run.rounds_done) as progress:
+    onward = f"go on with: potluck run --resume {folder}"
+    try:
+        with holding(folder, _ENDING), _ending_in_order(folder, onward):
+            run = prepare(experiment, assembly, folder)
+            _say(run.notes)
+            with Progress(experiment, run.rounds_done, bytes_sent(folder, run.rounds_done)) as progress:
                 result, privacy = play(run, experiment, folder, progress.show)
-        except KeyboardInterrupt:
-            raise PotluckError(f"interrupted; go on with: potluck run --resume {folder}") from None
+    except StorageError as error:
+        raise StorageError(f"{error}; what the run has finished is kept: mend it and {onward}") from error
     print_result(folder, experiment, result, privacy)
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        with suppress(OSError):  # nobody may be there any more
+            typer.echo(f"potluck: {note}", err=True)
+
+
+class _Told(KeyboardInterrupt):
+    """A signal told the run to end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
+    """Have a signal end the run with one line and a note in its folder; a second one ends it at once.
+
+    Raises:
+        typer.Exit: a signal came; with 128 and its number, as shells have it.
+    """
+    ours, told = os.getpid(), 0
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        if os.getpid() != ours:  # a worker: whoever forked it will end it
+            return
+        if told:
+            note_end(folder, "interrupted")
+            with suppress(OSError):
+                cursor = "\x1b[?25h" if os.isatty(2) else ""  # which the progress bar has hidden
+                os.write(2, f"{cursor}potluck: interrupted; {onward}\n".encode())
+            os._exit(128 + number)
+        told = number
+        raise _Told(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
+        yield
+        return
+    numbers = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as under nohup
+    before = {number: signal.signal(number, tell) for number in heard}
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        note_end(folder, "interrupted")
+        number = interrupt.number if isinstance(interrupt, _Told) else signal.SIGINT
+        _say([f"interrupted; {onward}"])
+        raise typer.Exit(128 + number) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,7 +5,9 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatch
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -28,17 +30,31 @@ def plugins(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
+_copies: ContextVar[Mapping[Path, Path] | None] = ContextVar("copies", default=None)
+
+
+@contextmanager
+def standing_in(copies: Mapping[Path, Path]) -> Generator[None]:
+    """Inside the block, `load_file` of a path that has a copy runs the copy."""
+    token = _copies.set(copies)
+    try:
+        yield
+    finally:
+        _copies.reset(token)
+
+
 def load_file(path: Path) -> ModuleType:
     """Import a single Python file that lies outside any package.
 
     Raises:
         ConfigError: there is no such file.
     """
-    if not path.is_file() or path.suffix != ".py":
-        found = "not Python" if path.is_file() else "no such file"
+    source = (_copies.get() or {}).get(path, path)
+    if not source.is_file() or path.suffix != ".py":
+        found = "not Python" if source.is_file() else "no such file"
         raise ConfigError(f"{path}: {found}; expected a Python file")
     name = f"potluck_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, source)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

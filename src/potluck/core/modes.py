@@ -1,10 +1,13 @@
 """Training and evaluation mode, and how many threads torch has: set for a while and put back."""
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
+
+from potluck.core.errors import ConfigError
 
 
 @contextmanager
@@ -19,12 +22,35 @@ def mode(net: nn.Module, *, training: bool) -> Generator[None]:
             module.training = was
 
 
+_lock = threading.Lock()
+_counts: list[tuple[int, int]] = []  # of each block that is being run: Python's thread, and torch's threads
+
+
 @contextmanager
 def threads(count: int) -> Generator[None]:
-    """So many torch threads inside the block; results differ in their last bits with the number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    """So many torch threads inside the block; results differ in their last bits with the number.
+
+    Torch has one number for all of a process in part, so blocks of several Python threads must agree; it is put back
+    when the last of them ends.
+
+    Raises:
+        ConfigError: another thread is in a block with another number.
+    """
+    mine = (threading.get_ident(), count)
+    with _lock:
+        for thread, other in _counts:
+            if thread != mine[0] and other != count:
+                raise ConfigError(
+                    f"run.threads: found {count}, but a run in another thread of this process computes with {other};"
+                    " play one after the other, or in processes of their own"
+                )
+        before = torch.get_num_threads()
+        _counts.append(mine)
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _lock:
+            _counts.remove(mine)
+            if all(thread == mine[0] for thread, _ in _counts):
+                torch.set_num_threads(before)

@@ -1,6 +1,8 @@
 """Randomness by key: every draw is named by what it is for, so order and parallelism never change a result."""
 
 import hashlib
+import os
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +11,17 @@ from operator import index
 import torch
 
 _PLAIN = frozenset({int, str})
+_turn = threading.RLock()
+"""Of the thread that torch's global generator belongs to for now; others wait for it, or they would share draws."""
+
+
+def _new_turn() -> None:
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # the thread whose turn it was may not be in the new process
+    os.register_at_fork(after_in_child=_new_turn)
 
 
 @dataclass(frozen=True)
@@ -53,14 +66,15 @@ def isolated(key: Key) -> Generator[None]:
     """Seed torch's global CPU generator from `key` inside the block and put its state back afterwards.
 
     Module initialisers and Dropout can draw only from the global generator; this keeps them reproducible
-    and keeps the caller's own stream where it was.
+    and keeps the caller's own stream where it was. Threads are in such a block one after the other.
     """
-    state = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(key.seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
+    with _turn:
+        state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(key.seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
 
 
 class Stream:
@@ -71,11 +85,12 @@ class Stream:
 
     @contextmanager
     def flowing(self) -> Generator[None]:
-        """Inside the block the global generator is this stream; afterwards it is what it was."""
-        before = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._state)
-        try:
-            yield
-        finally:
-            self._state = torch.default_generator.get_state()
-            torch.default_generator.set_state(before)
+        """Inside the block the global generator is this stream; afterwards it is what it was. See `isolated`."""
+        with _turn:
+            before = torch.default_generator.get_state()
+            torch.default_generator.set_state(self._state)
+            try:
+                yield
+            finally:
+                self._state = torch.default_generator.get_state()
+                torch.default_generator.set_state(before)

@@ -140,7 +140,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A resolved configuration: every default filled in, everything checked that can be without the data."""
+    """A resolved configuration: every default filled in, everything checked that can be without the data.
+
+    Attributes:
+        preset: by dotted key, the defaults that a preset has replaced, as the one of the demonstration does.
+    """
 
     federation: FederationConfig
     partition: Partition
@@ -149,20 +153,46 @@ class Experiment:
     method_name: str
     method: Method[Any]
     run: RunConfig
+    preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def tree(self) -> Tree:
-        """The configuration as nested tables that resolve to the same experiment."""
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Python files of the user's own that method and models come from, as they were typed."""
+        models = (spec.name.rpartition(":")[0] for spec in (*self.models, self.server_model))
+        return tuple(dict.fromkeys(name for name in (self.method_name, *models) if name.endswith(".py")))
+
+    def settings(self) -> Tree:
+        """Every setting as nested tables, None where one is not set."""
         federation = dataclasses.asdict(self.federation)
         federation["partition"] = {
             **self.federation.partition,
             **dataclasses.asdict(_dataclass(self.partition)),
         }
         method = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        return without_none({"federation": federation, "method": method, "run": dataclasses.asdict(self.run)})
+        return {"federation": federation, "method": method, "run": dataclasses.asdict(self.run)}
+
+    def tree(self) -> Tree:
+        """The configuration as nested tables that resolve to the same experiment."""
+        preset = {"preset": dict(self.preset)} if self.preset else {}
+        return without_none({**preset, **self.settings()})
 
     def toml(self) -> str:
         """The configuration as a TOML file."""
-        return tomli_w.dumps(self.tree())
+        words = self.preset_words
+        comment = f"# {words}; [preset] holds the defaults in whose place they are.\n" if words else ""
+        return comment + tomli_w.dumps(self.tree())
+
+    @property
+    def preset_words(self) -> str | None:
+        """What a preset has changed, for people; None if it has changed nothing."""
+        changed: list[str] = []
+        for key, default in self.preset.items():
+            value: Any = self.settings()
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value != default:
+                changed.append(f"{key} {value} (default {default})")
+        return f"preset of {self.federation.dataset}: {', '.join(changed)}" if changed else None
 
     @property
     def hash8(self) -> str:
@@ -187,25 +217,40 @@ def read_toml(path: Path) -> Tree:
 def override(tree: Tree, assignments: Sequence[str]) -> Tree:
     """The tables with `dotted.key=value` assignments applied; a value is TOML, or text if it is not.
 
+    Their order does not matter: tables come before keys in them.
+
     Raises:
-        ConfigError: an assignment has no `=`, or leads through something that is not a table.
+        ConfigError: an assignment has no `=`, leads through something that is not a table, or contradicts another.
     """
     tree = json.loads(json.dumps(tree))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
-        *tables, last = key.strip().split(".")
+    for key, value in sorted(_assigned(assignments).items(), key=lambda item: item[0].count(".")):
+        *tables, last = key.split(".")
         place = tree
         for name in tables:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"{key}: {name} is not a table; give it whole, as {'.'.join(tables)}=...")
-        if last == "partition" and isinstance(_value(text), str):
-            place[last] = {"name": _value(text)}
+        if last == "partition" and isinstance(value, str):
+            same = isinstance(place.get(last), dict) and place[last].get("name") == value
+            place[last] = place[last] if same else {"name": value}
         else:
-            place[last] = _value(text)
+            place[last] = value
+        if isinstance(replaced := tree.get("preset"), dict):
+            replaced.pop(key, None)  # it is the user's own choice now
     return tree
+
+
+def _assigned(assignments: Sequence[str]) -> Tree:
+    """By dotted key, the value given."""
+    found: Tree = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key, value = key.strip(), _value(text)
+        if not equals or not key:
+            raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
+        if found.setdefault(key, value) != value:
+            raise ConfigError(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
+    return found
 
 
 def merged(base: Tree, changes: Tree) -> Tree:
@@ -217,13 +262,28 @@ def merged(base: Tree, changes: Tree) -> Tree:
     return laid
 
 
+def differences(before: Tree, now: Tree, where: str = "") -> dict[str, tuple[Any, Any]]:
+    """By dotted key, what two tables of tables have there, where that is not the same; None for nothing.
+
+    Keys that `before` lacks count as equal: the version that wrote it did not know them.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, old in before.items():
+        new, dotted = now.get(key), f"{where}{key}"
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= differences(old, new, f"{dotted}.")
+        elif json.dumps(old) != json.dumps(new):  # NaN is no change
+            found[dotted] = old, new
+    return found
+
+
 def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     """Check the tables and fill in every default.
 
     Raises:
         ConfigError: something in them is unknown, of the wrong type, or out of range.
     """
-    _known(tree, ("federation", "method", "run"), "", source)
+    _known(tree, ("federation", "method", "run", "preset"), "", source)
     method_tree = {"name": "fedin", **_table(tree, "method", source)}
     method_name = method_tree.pop("name")
     if not isinstance(method_name, str):
@@ -239,7 +299,8 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     federation = _with_defaults(federation, method)
     models = tuple(_model(model, source) for model in federation.models or ())
     server_model = models[0] if federation.server_model is None else _model(federation.server_model, source)
-    return Experiment(federation, partition, models, server_model, method_name, method, run)
+    preset = _table(tree, "preset", source)
+    return Experiment(federation, partition, models, server_model, method_name, method, run, preset)
 
 
 def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:

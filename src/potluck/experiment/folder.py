@@ -6,8 +6,8 @@ import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
-from potluck.engines.files import write_atomically
+from potluck.core.errors import CheckpointError, StorageError
+from potluck.engines.files import make_folder, sync, write_atomically
 from potluck.experiment.assemble import Assembly
+from potluck.experiment.code import keep_code
 from potluck.experiment.config import Experiment
 from potluck.records import (
     CHECKPOINT,
@@ -29,13 +30,18 @@ from potluck.records import (
     SCHEMA_VERSION,
     Checkpoint,
     check_is_run,
+    check_schema,
 )
 
 _PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
 
 
 def new_folder(parent: Path, experiment: Experiment) -> Path:
-    """Make a folder of its own for a run: date, method, data set, seed, hash of the configuration."""
+    """Make a folder of its own for a run: date, method, data set, seed, hash of the configuration.
+
+    Raises:
+        StorageError: the parent cannot be written to.
+    """
     dataset = Path(experiment.federation.dataset).stem
     method = Path(experiment.method_name).stem
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -43,7 +49,7 @@ def new_folder(parent: Path, experiment: Experiment) -> Path:
     for attempt in range(1, 1000):
         folder = parent / (base if attempt == 1 else f"{base}-{attempt}")
         try:
-            folder.mkdir(parents=True)
+            make_folder(folder, new=True)
         except FileExistsError:
             continue
         return folder
@@ -57,24 +63,28 @@ def open_folder(folder: Path) -> dict[str, Any]:
         CheckpointError: the folder is not a run.
     """
     check_is_run(folder)
+    manifest = _manifest(folder)
     try:
-        return json.loads((folder / MANIFEST).read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
+        check_schema(folder / MANIFEST, manifest)
+    except KeyError as error:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: it has no {error}") from error
+    return manifest
 
 
-def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) -> None:
-    """Write what the run stands on; times and machine go here and nowhere else.
+def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], experiment: Experiment) -> None:
+    """Write what the run stands on; times and machine go here and nowhere else. The user's code is copied.
 
     Args:
         folder: of the run.
         assembly: its data, of which it notes checksums.
         computing: executor, threads and the like.
+        experiment: what is played.
 
     Raises:
         CheckpointError: the run was started on other data or another partition.
+        StorageError: the folder cannot be written to.
     """
-    before = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}
+    before = _manifest(folder) if (folder / MANIFEST).is_file() else {}
     found = {
         "data_checksum": assembly.data_checksum,
         "partition_fingerprint": assembly.partition_fingerprint,
@@ -85,27 +95,63 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any]) 
                 f"{folder}: {name} was {before[name]} and now is {value}; the data or their division has"
                 " changed since the run was started, so it cannot be resumed"
             )
+    start = {} if "started" in before else _start(folder, experiment)
+    before.pop("ended", None)
     manifest = {
         "schema_version": SCHEMA_VERSION,
-        "status": "running",
-        "command": sys.argv,
-        "started": _now(),
+        **start,
         **before,
         **found,
-        **_commit(),
+        "status": "running",
+        **_potluck_commit(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
         "computing": {**computing, "fused_optimizers": True},
     }
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    _write(folder, manifest)
+
+
+def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write what a run's manifest is to begin with, before `write_manifest` adds the rest.
+
+    Raises:
+        StorageError: the folder cannot be written to.
+    """
+    _write(folder, {"schema_version": SCHEMA_VERSION, "status": "new", **facts})
+
+
+def _start(folder: Path, experiment: Experiment) -> dict[str, Any]:
+    """How and with which code a run was started; noted once."""
+    code = keep_code(folder, experiment)
+    facts = {"command": sys.argv, "started": _now(), "started_in": str(Path.cwd()), "code": code}
+    return {**facts, **_users_commit([Path(file["path"]) for file in code])}
 
 
 def note_status(folder: Path, status: str, **facts: Any) -> None:
-    """Note how the run stands, and when."""
-    manifest = {**json.loads((folder / MANIFEST).read_text()), "status": status, "ended": _now(), **facts}
+    """Note how the run stands, and when.
+
+    Raises:
+        StorageError: the folder cannot be written to.
+    """
+    _write(folder, {**_manifest(folder), "status": status, "ended": _now(), **facts})
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    place = folder / MANIFEST
+    try:
+        manifest = json.loads(place.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{place} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{place} is damaged: found {type(manifest).__name__}, expected a table")
+    return manifest
+
+
+def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    sync(folder)
 
 
 def run_digest(folder: Path) -> dict[str, str]:
@@ -118,14 +164,29 @@ def run_digest(folder: Path) -> dict[str, str]:
     last = Checkpoint.read(folder / CHECKPOINT / LAST)
     if last is None:
         raise CheckpointError(f"{folder} has no finished round yet")
-    records = {name: digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS)}
+    files = {name: folder / name for name in (ROUNDS, CLIENTS)}
+    records = {name: digest(path.read_bytes() if path.is_file() else b"") for name, path in files.items()}
     return {**records, "checkpoint": last.digest}
+
+
+class _LogFile(logging.FileHandler):
+    """A log that stops when there is no room for it; whoever writes what matters will say so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing."""
 
 
 @contextmanager
 def logging_to(folder: Path) -> Generator[None]:
-    """Send Potluck's log to the run's log file inside the block."""
-    handler = logging.FileHandler(folder / LOG)
+    """Send Potluck's log to the run's log file inside the block.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+    try:
+        handler = _LogFile(folder / LOG)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder / LOG}: {error.strerror}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("potluck")
     level, propagate = logger.level, logger.propagate
@@ -138,17 +199,32 @@ def logging_to(folder: Path) -> Generator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
-        handler.close()
+        with suppress(OSError):
+            handler.close()
 
 
-def _commit() -> dict[str, Any]:
-    """The commit of the code, if it runs from a checkout."""
-    here = Path(__file__).parent
+def _potluck_commit() -> dict[str, Any]:
+    """The commit of Potluck's code, if it runs from a checkout, and not from an environment inside another one."""
+    here = Path(__file__)
+    commit, dirty, tracked = _state_of([here])
+    return {"potluck_commit": commit if tracked else None, "potluck_dirty": dirty if tracked else None}
+
+
+def _users_commit(files: Sequence[Path]) -> dict[str, Any]:
+    """The commit of the repository that holds the user's files; dirty if it does not hold all as it is."""
+    commit, dirty, tracked = _state_of(files) if files else (None, None, True)
+    return {"git_commit": commit, "git_dirty": dirty if tracked else commit and True}
+
+
+def _state_of(files: Sequence[Path]) -> tuple[str | None, bool | None, bool]:
+    """Commit of the repository around files, whether that has changed since, and whether it has all of them."""
     try:
-        commit = _git(here, "rev-parse", "HEAD")
-        return {"git_commit": commit, "git_dirty": bool(_git(here, "status", "--porcelain", "--", "."))}
+        folder = files[0].parent
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        return commit, bool(changed), all(_git(folder, "ls-files", "--", str(file)) for file in files)
     except (OSError, subprocess.SubprocessError):
-        return {"git_commit": None, "git_dirty": None}
+        return None, None, False
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -1,15 +1,18 @@
 """An experiment in a folder: the run, and around it configuration, manifest, log, status and a lock."""
 
+import logging
+import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, PotluckError, StorageError
 from potluck.engines.allocator import keep_freed_memory
 from potluck.engines.executors.choice import Choice
+from potluck.engines.files import sync, write_atomically
 from potluck.engines.stores import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
@@ -23,6 +26,19 @@ try:
 except ImportError:  # a system without file locks
     fcntl = None
 
+log = logging.getLogger(__name__)
+_held: set[IO[str]] = set()
+
+
+def _let_go() -> None:
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):  # a lock is a process's own: a worker that outlives us must not keep it
+    os.register_at_fork(after_in_child=_let_go)
+
 
 @contextmanager
 def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
@@ -34,14 +50,23 @@ def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
 
     Raises:
         CheckpointError: another process plays it.
+        StorageError: the folder cannot be written to.
     """
     deadline = time.monotonic() + patience
-    with (folder / LOCK).open("a") as file:
+    try:
+        file = (folder / LOCK).open("a")
+    except OSError as error:
+        raise StorageError(f"cannot write {folder / LOCK}: {error.strerror}") from error
+    with file:
         while not _locked(file):
             if time.monotonic() >= deadline:
                 raise CheckpointError(f"{folder}: another process plays this run; wait for it, or end it")
             time.sleep(0.2)
-        yield
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
 
 
 def _locked(file: IO[str]) -> bool:
@@ -68,13 +93,22 @@ def prepare(
 
     Raises:
         ConfigError: the federation does not offer what the method needs.
-        CheckpointError: the folder's checkpoint is damaged, or its data have changed; nothing is written.
+        CheckpointError: the folder's checkpoint is damaged, or its data or configuration have changed; nothing is
+            written.
+        StorageError: the folder cannot be written to; what is in it stays.
     """
-    run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store)
+    run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store, experiment.settings())
     run.load()  # a damaged checkpoint is refused before anything is written
-    computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
-    write_manifest(folder, assembly, computing)
-    (folder / CONFIG).write_text(experiment.toml())
+    try:
+        computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
+        write_manifest(folder, assembly, computing, experiment)
+        config = experiment.toml().encode()
+        if not (folder / CONFIG).is_file() or (folder / CONFIG).read_bytes() != config:
+            write_atomically(folder / CONFIG, config)
+        sync(folder, folder.resolve().parent)
+    except BaseException:
+        run.close()
+        raise
     return run
 
 
@@ -83,18 +117,45 @@ def play(
 ) -> tuple[Result, str | None]:
     """Play the rounds that are left; what they gave, and what the run says of the privacy it spent.
 
-    However it ends, the folder's manifest says so.
+    However it ends, the folder's manifest says so; if it fails, manifest and log say why.
     """
     keep_freed_memory()
     try:
         with logging_to(folder):
-            result = run.play(watch)
+            result = _logged(run, watch)
+        privacy = experiment.method.privacy_statement(releases(folder))
+        note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:
-        note_status(folder, "interrupted")
+        note_end(folder, "interrupted")
+        raise
+    except BaseException as error:
+        note_end(folder, "failed", reason=_reason(error))
+        raise
+    finally:
+        run.close()
+    return result, privacy
+
+
+def note_end(folder: Path, status: str, **facts: str) -> None:
+    """Note how a run ended before its time, if the folder takes it: why it ended is what matters."""
+    with suppress(PotluckError):
+        note_status(folder, status, **facts)
+
+
+def _logged(run: Run, watch: Watcher) -> Result:
+    try:
+        return run.play(watch)
+    except KeyboardInterrupt:
+        log.warning("interrupted after round %d", run.rounds_done)
+        raise
+    except PotluckError as error:
+        log.error("the run failed after round %d: %s", run.rounds_done, error)
         raise
     except BaseException:
-        note_status(folder, "failed")
+        log.exception("the run failed after round %d", run.rounds_done)
         raise
-    privacy = experiment.method.privacy_statement(releases(folder))
-    note_status(folder, "finished", privacy=privacy)
-    return result, privacy
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, PotluckError) else f"{type(error).__name__}: {text}"

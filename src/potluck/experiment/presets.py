@@ -2,11 +2,12 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 
-from potluck.experiment.config import Experiment, Tree, override, read_toml, resolve
+from potluck.core.errors import ConfigError
+from potluck.experiment.config import Experiment, Tree, differences, override, read_toml, resolve
 from potluck.methods import get_method
 
 
@@ -23,8 +24,17 @@ def experiment_for(target: str | None, assignments: Sequence[str]) -> Experiment
     if target is not None and target.endswith(".toml"):
         return resolve(override(read_toml(Path(target)), assignments), target)
     wanted = override({"method": {"name": target}} if target else {}, assignments)
-    base = _demonstration(target or "fedin") if _on_digits(wanted) else {"method": {"name": target or "fedin"}}
-    return resolve(override(base, assignments), "arguments")
+    method = wanted.get("method", {})
+    name = method.get("name", "fedin") if isinstance(method, dict) else target or "fedin"
+    if target and name != target:
+        raise ConfigError(f"method.name is given twice, as {target!r} and as {name!r}; give it once")
+    plain: Tree = {"method": {"name": name}}
+    if not isinstance(name, str) or not _on_digits(wanted):
+        return resolve(override(plain, assignments), "arguments")
+    made = resolve(override(_demonstration(name), assignments), "arguments")
+    usual = resolve(override(plain, assignments), "arguments")
+    replaced = {key: default for key, (_, default) in differences(made.settings(), usual.settings()).items()}
+    return replace(made, preset=replaced)
 
 
 def _on_digits(wanted: Tree) -> bool:

@@ -1,16 +1,24 @@
-"""Writing records: what the engine and the evaluation saw, line by line."""
+"""Writing records: what the engine and the evaluation saw, line by line; and whether they are still as written."""
 
+import hashlib
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from potluck.core.digest import digest
+from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
+from potluck.engines.files import append, make_folder, rename, sync, write_atomically
 from potluck.engines.inprocess import RoundReport
 from potluck.experiment.evaluate import Evaluation
-from potluck.records import ROUNDS, RoundRecord
+from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, RoundRecord
+
+_MARK = 4  # hex digits a round, to find the damaged one of a file that is known to be damaged
+_NO_LINE = Extent(0, digest(b""), "")
 
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
@@ -38,30 +46,242 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
     )
 
 
-def append(path: Path, objects: Iterable[dict[str, Any]]) -> None:
-    """Add one JSON line an object; numbers that are not finite become null."""
-    with path.open("a") as file:
-        file.writelines(json.dumps(_finite(item), allow_nan=False) + "\n" for item in objects)
+class Records:
+    """The records in a run's folder: lines that are added round by round, and that checkpoints stand on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ledgers = {name: _Ledger(folder / name) for name in (ROUNDS, CLIENTS)}
+        self._aside: Path | None = None
+        self._last = 0
+
+    def check(self, checkpoint: Checkpoint | None) -> list[str]:
+        """Compare what is there with what the checkpoint stands on; what the user should know. Nothing is written.
+
+        Raises:
+            CheckpointError: records that the checkpoint stands on are damaged, and where.
+        """
+        self._aside, self._last = None, checkpoint.round if checkpoint else 0
+        if checkpoint is None:
+            return self._start_over()
+        for name, ledger in self._ledgers.items():
+            ledger.check(checkpoint.records.get(name, _NO_LINE) if checkpoint.records else None, checkpoint.round)
+        if checkpoint.records is None:
+            return [f"{self._folder}: an earlier version wrote the checkpoint; whether all records are as written"
+                    " cannot be told"]  # fmt: skip
+        return []
+
+    def go_on(self) -> None:
+        """Drop lines that no checkpoint stands on, as a killed run may leave them.
+
+        Raises:
+            StorageError: the folder cannot be written to; nothing is lost.
+        """
+        if self._aside:
+            self._put_aside(self._aside)
+        for ledger in self._ledgers.values():
+            ledger.drop_the_rest()
+        _keep_rounds(self._folder / TIMINGS, self._last)
+
+    def add(self, name: str, objects: Iterable[dict[str, Any]]) -> None:
+        """Add one JSON line an object, all of one round; numbers that are not finite become null.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        self._ledgers[name].add(lines_of(objects))
+
+    def sync(self) -> dict[str, Extent]:
+        """Have all lines last; how far the files reach now.
+
+        Raises:
+            StorageError: the system cannot promise it.
+        """
+        new_names = [ledger.sync() for ledger in self._ledgers.values()]
+        if any(new_names):
+            sync(self._folder)
+        return {name: ledger.extent for name, ledger in self._ledgers.items()}
+
+    def _start_over(self) -> list[str]:
+        """Without a checkpoint: drop what a run leaves that was killed in its first round, and no more than that."""
+        for ledger in self._ledgers.values():
+            ledger.check(_NO_LINE, 0)
+        found = [ledger.path for ledger in self._ledgers.values() if ledger.path.is_file()]
+        if not any(_has_later_rounds(path.read_bytes()) for path in found):
+            return []
+        self._aside = next(place for number in range(1, 10**6) if not (place := self._place(number)).exists())
+        return [
+            f"{self._folder}: its checkpoint is missing, so the run starts over; the old records go to {self._aside}"
+        ]
+
+    def _place(self, number: int) -> Path:
+        return self._folder / f"set-aside-{number}"
+
+    def _put_aside(self, place: Path) -> None:
+        make_folder(place)
+        for name in (ROUNDS, CLIENTS, TIMINGS):
+            if (self._folder / name).is_file():
+                rename(self._folder / name, place / name)
+        sync(place, self._folder)
+        self._aside = None
 
 
-def keep_rounds(path: Path, last: int) -> None:
-    """Drop lines of rounds after `last` and a half-written line, as a killed run may leave them."""
-    if not path.exists():
-        return
-    kept: list[str] = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["round"] <= last:
-                kept.append(line + "\n")
-        except (json.JSONDecodeError, KeyError, TypeError):
-            break
-    path.write_text("".join(kept))
+class _Ledger:
+    """One file of records, and its digest as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._hash = hashlib.blake2b(digest_size=16)  # as in `core.digest`
+        self._bytes = 0
+        self._marks: list[str] = []
+        self._is_new = False
+        self._unsynced = False
+
+    @property
+    def extent(self) -> Extent:
+        """How far it reaches."""
+        return Extent(self._bytes, self._hash.hexdigest(), "".join(self._marks))
+
+    def check(self, extent: Extent | None, last: int) -> None:
+        """Stand at the end of what a checkpoint of round `last` stands on; by the lines' rounds, if it does not say."""
+        content = _content(self.path)
+        if extent is None:
+            extent = self._reaching_to(last, content)
+        kept = content[: extent.bytes]
+        if digest(kept) != extent.digest:
+            raise self._damaged(self._place_of_damage(content, extent.marks))
+        self._hash = hashlib.blake2b(kept, digest_size=16)
+        self._bytes = len(kept)
+        self._marks = re.findall("." * _MARK, extent.marks)
+
+    def drop_the_rest(self) -> None:
+        content = _content(self.path)
+        if len(content) > self._bytes:
+            write_atomically(self.path, content[: self._bytes])
+            sync(self.path.parent)
+
+    def add(self, lines: bytes) -> None:
+        if not lines:
+            return
+        self._is_new = self._is_new or not self.path.is_file()
+        append(self.path, lines)
+        self._unsynced = True
+        self._hash.update(lines)
+        self._bytes += len(lines)
+        self._marks.append(_mark(lines))
+
+    def sync(self) -> bool:
+        """Have the lines last; whether the file's name is new in its folder."""
+        if self._unsynced:
+            sync(self.path)
+        is_new, self._is_new, self._unsynced = self._is_new, False, False
+        return is_new
+
+    def _reaching_to(self, last: int, content: bytes) -> Extent:
+        """The extent of the rounds up to `last`, whose lines must be in order."""
+        end, marks, before = 0, "", 0
+        for first, final, number, lines in _rounds(content):
+            if (number is None and before == last) or (number or 0) > last:
+                break
+            if number is None:
+                raise self._damaged(f"line {final}")
+            if number <= before or (self.path.name == ROUNDS and (number > before + 1 or final > first)):
+                raise self._damaged(_lines(first, final, number))
+            end, marks, before = end + len(lines), marks + _mark(lines), number
+        if self.path.name == ROUNDS and before < last:
+            raise self._damaged(f"which ends with round {before} of {last}")
+        return Extent(end, digest(content[:end]), marks)
+
+    def _place_of_damage(self, content: bytes, marks: str) -> str:
+        """Of a file whose content has changed: where it first differs from what was written."""
+        known, found, end = re.findall("." * _MARK, marks), 0, 0
+        for (first, final, number, lines), mark in zip(_rounds(content), known, strict=False):
+            if number is None or _mark(lines) != mark:
+                return _lines(first, final, number)
+            found, end = found + 1, final
+        if not content:
+            return "which is missing or empty"
+        return f"which ends with line {end}" if found < len(known) else "somewhere"
+
+    def _damaged(self, place: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path}, {place}, is damaged: it is not what the run wrote; restore it, or run again"
+        )
+
+
+def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
+    """One JSON line an object; numbers that are not finite become null."""
+    return "".join(json.dumps(_finite(item), allow_nan=False) + "\n" for item in objects).encode()
+
+
+def bytes_sent(folder: Path, last: int) -> int:
+    """Payload of training in both directions, of a run's rounds up to `last`."""
+    records = (json.loads(line) for line in _content(folder / ROUNDS).splitlines()[:last])
+    return sum(record["bytes_down"] + record["bytes_up"] for record in records)
 
 
 def releases(folder: Path) -> Counter[ClientId]:
     """By client, the rounds of a run in which it answered."""
     lines = (folder / ROUNDS).read_text().splitlines()
     return Counter(client for line in lines for client in json.loads(line)["replied"])
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _split(content: bytes) -> list[bytes]:
+    """Lines with their ends; a damaged file may hold what Python takes for other ends of lines."""
+    return re.findall(rb"[^\n]*\n|[^\n]+", content)
+
+
+def _mark(lines: bytes) -> str:
+    return digest(lines)[:_MARK]
+
+
+def _lines(first: int, final: int, number: int | None) -> str:
+    """Lines in words; those of one round with the round."""
+    return f"line {final}" if first == final else f"lines {first} to {final} (round {number})"
+
+
+def _rounds(content: bytes) -> Iterator[tuple[int, int, int | None, bytes]]:
+    """First and last line, number and text of each round's lines; number None for a line that is no record."""
+    group: list[bytes] = []
+    number: int | None = None
+    for place, line in enumerate(_split(content), start=1):
+        found = _round_of(line)
+        if group and (found is None or found != number):
+            yield place - len(group), place - 1, number, b"".join(group)
+            group = []
+        group.append(line)
+        number = found
+        if found is None:
+            yield place, place, None, line
+            group = []
+    if group:
+        end = content.count(b"\n")
+        yield end - len(group) + 1, end, number, b"".join(group)
+
+
+def _round_of(line: bytes) -> int | None:
+    """The round that a line is a record of; None if it is none, or half of one."""
+    try:
+        number = json.loads(line.decode())["round"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return number if isinstance(number, int) and line.endswith(b"\n") else None
+
+
+def _has_later_rounds(content: bytes) -> bool:
+    return any(int(number) > 1 for number in re.findall(rb'^\{"round": (\d+)', content, flags=re.MULTILINE))
+
+
+def _keep_rounds(path: Path, last: int) -> None:
+    """Of a file that nothing stands on, keep the lines of rounds up to `last`."""
+    content = _content(path)
+    kept = b"".join(line for line in _split(content) if (_round_of(line) or last + 1) <= last)
+    if kept != content:
+        write_atomically(path, kept)
 
 
 def _finite(node: Any) -> Any:

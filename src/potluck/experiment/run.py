@@ -1,7 +1,10 @@
 """One run: rounds, evaluations, records and checkpoints, from the start or from where it stopped."""
 
+import json
 import logging
+import os
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,19 +12,24 @@ from typing import Any
 
 import torch
 
+from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
 from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
 from potluck.engines.executors.choice import Choice, choose_executor
+from potluck.engines.files import append, make_folder
 from potluck.engines.inprocess import InProcessEngine
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
-from potluck.experiment.config import RunConfig
+from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
-from potluck.experiment.records import append, keep_rounds, round_record
+from potluck.experiment.records import Records, lines_of, round_record
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
+
+FREE = ("rounds", "workers", "memory_gib")
+"""Of the table `run`: what may differ when a run goes on, since it changes no bit of the rounds played."""
 
 log = logging.getLogger(__name__)
 Watcher = Callable[[RoundRecord], None]
@@ -52,6 +60,10 @@ class Run:
         folder: where records and checkpoints go; None keeps nothing. A folder with a checkpoint is resumed.
         choice: of the executor; by the configuration without.
         store: of what clients keep; in the folder without.
+        settings: the tables that were resolved to the above, for the checkpoint; those of method and run without.
+
+    Attributes:
+        notes: what the user should know of the folder's checkpoint, after `load`.
     """
 
     def __init__(
@@ -62,11 +74,14 @@ class Run:
         folder: Path | None = None,
         choice: Choice | None = None,
         store: ClientStore | None = None,
+        settings: Tree | None = None,
     ) -> None:
         self._config = config
         self._folder = folder
+        self._settings = what_matters(_settings(method, config) if settings is None else settings)
+        self.notes: list[str] = []
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
         self.choice = _chosen(config, federation) if choice is None else choice
@@ -79,6 +94,9 @@ class Run:
             computing=config.computing,
             tolerate_failures=config.tolerate_failures,
         )
+        weakref.finalize(self, _close, self._engine, os.getpid())  # workers do not outlive a run that nobody closed
+        self._store = store
+        self._records = Records(folder) if folder else None
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
         self._state: Any = None
@@ -93,16 +111,31 @@ class Run:
 
         Raises:
             ConfigError: the federation does not offer what the method needs.
-            CheckpointError: the folder's checkpoint is damaged.
+            CheckpointError: the folder's checkpoint or the records before it are damaged, or it is another run's.
         """
         method = self._engine.method
         check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
-        self._state = self._engine.start()
-        if self._last and self._checkpoints:
-            self._state = self._checkpoints.restore(self._last, self._state)
+        if self._folder and self._last:
+            check_continues(self._folder, self._last, self._settings, self._config.rounds)
+        self.notes = self._records.check(self._last) if self._records else []
+        try:
+            self._state = self._engine.start()
+            if self._checkpoints:
+                self.notes += filter(None, [self._checkpoints.complaint()])
+                if self._last:
+                    self._state = self._checkpoints.restore(self._last, self._state)
+            else:  # without a folder every play is the first
+                self._store.restore({})
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of processes that `load` started; `play` does so by itself, and starts them again."""
+        self._engine.close()
 
     def play(self, watch: Watcher = lambda record: None) -> Result:
-        """Play the rounds that are left, calling `watch` after each.
+        """Play the rounds that are left, calling `watch` after each; all of them if there is no folder.
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated; the last checkpoint stands.
@@ -116,7 +149,11 @@ class Run:
                 self._engine.close()
 
     def _play(self, watch: Watcher) -> Result:
-        self._forget_unfinished_rounds()
+        if self._records and self._checkpoints:
+            for note in self.notes:
+                log.warning("%s", note)
+            self._checkpoints.make_ready()
+            self._records.go_on()
         records: list[RoundRecord] = []
         evaluation: Evaluation | None = None
         for number in range(self.rounds_done + 1, self._config.rounds + 1):
@@ -147,7 +184,7 @@ class Run:
                 "seconds_evaluation": judged - played,
                 "seconds_total": time.perf_counter() - started,
             }
-            append(self._folder / TIMINGS, [timing])
+            append(self._folder / TIMINGS, lines_of([timing]))
         log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
         return evaluation, record
 
@@ -163,21 +200,67 @@ class Run:
 
     def _write(self, record: RoundRecord, evaluation: Evaluation | None) -> None:
         """Records first, then the checkpoint: what a killed run wrote too much is dropped when it is resumed."""
-        if not self._folder or not self._checkpoints:
+        if not self._records or not self._checkpoints:
             return
-        append(self._folder / ROUNDS, [asdict(record)])
+        self._records.add(ROUNDS, [asdict(record)])
         if evaluation:
-            append(self._folder / CLIENTS, map(asdict, evaluation.scores))
+            self._records.add(CLIENTS, map(asdict, evaluation.scores))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)
         validation = record.accuracy_validation_mean
         if validation is not None and (best is None or validation > best):
             best, best_round = validation, record.round
-        self._last = self._checkpoints.save(record.round, self._state, best, best_round)
+        extents = self._records.sync()
+        self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings)
 
-    def _forget_unfinished_rounds(self) -> None:
-        for name in (ROUNDS, CLIENTS, TIMINGS):
-            if self._folder:
-                keep_rounds(self._folder / name, self.rounds_done)
+
+def what_matters(settings: Tree) -> Tree:
+    """The tables as JSON has them, without what changes no bit of a run."""
+    tables = json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
+    tables.pop("preset", None)
+    tables["run"] = {key: value for key, value in tables["run"].items() if key not in FREE}
+    return tables
+
+
+def check_continues(folder: Path, last: Checkpoint, settings: Tree, rounds: int) -> None:
+    """Refuse to go on with another configuration, or to a round that lies behind.
+
+    Args:
+        folder: of the run.
+        last: its checkpoint.
+        settings: what is to be played, of which matters what `what_matters` gives.
+        rounds: how many in all.
+
+    Raises:
+        CheckpointError: what has changed, dotted key by dotted key.
+    """
+    if rounds < last.round:
+        raise CheckpointError(
+            f"{folder} has {last.round} rounds behind it; run.rounds: found {rounds}, expected at least {last.round}"
+        )
+    if last.config is None:
+        return
+    changed = differences(last.config, settings)
+    if changed:
+        lines = [f"{key} was {_shown(before)} and is {_shown(now)}" for key, (before, now) in changed.items()]
+        raise CheckpointError(
+            f"{folder}: the configuration has changed since the last checkpoint: {'; '.join(lines)}. Put it back, or"
+            f" take the change as a branch of the run: potluck run --resume {folder} --branch"
+        )
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
+
+
+def _settings(method: Method[Any], config: RunConfig) -> Tree:
+    """What a run is configured with that nobody wrote tables for."""
+    kind = type(method)
+    return {"method": {"name": f"{kind.__module__}.{kind.__qualname__}", **asdict(method)}, "run": asdict(config)}
+
+
+def _close(engine: InProcessEngine, process: int) -> None:
+    if os.getpid() == process:  # a fork has a copy of the run, and others' workers are none of its business
+        engine.close()
 
 
 def _chosen(config: RunConfig, federation: Federation) -> Choice:

@@ -1,0 +1,116 @@
+"""The user's own code in a run: copied into its folder when the run starts, and run from there when it goes on.
+
+So a run that is resumed ends as it would have without the break, whatever became of the files meanwhile; a change to
+them is for a new run, or for a branch of this one.
+"""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from potluck.core.digest import digest
+from potluck.core.discovery import standing_in
+from potluck.core.errors import CheckpointError
+from potluck.engines.files import sync, write_atomically
+from potluck.experiment.config import Experiment
+
+CODE = "code"
+"""In a run's folder: where copies lie."""
+
+Noted = Mapping[str, Any]
+"""Of a file, as the manifest has it: `file` as it was typed, its `path`, its `copy` in the run's folder, the `digest`
+of both, and whether it was `imported` by another and not named itself."""
+
+
+def keep_code(folder: Path, experiment: Experiment) -> list[dict[str, Any]]:
+    """Copy the files that the experiment's method and models come from; what the manifest notes of each.
+
+    Raises:
+        StorageError: they cannot be copied.
+    """
+    named = {name: Path(name).resolve() for name in experiment.files if Path(name).is_file()}
+    imported = {str(path): path for path in _imported(named.values())}
+    noted: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for name, path in {**named, **imported}.items():
+        content = path.read_bytes()
+        copy = path.name if path.name not in taken else f"{digest(content)[:8]}-{path.name}"
+        taken.add(copy)
+        write_atomically(folder / CODE / copy, content)
+        facts = {"file": name, "path": str(path), "copy": f"{CODE}/{copy}", "digest": digest(content)}
+        noted.append({**facts, "imported": name in imported})
+    if noted:
+        sync(folder / CODE, folder)
+    return noted
+
+
+@contextmanager
+def as_started(folder: Path, manifest: Mapping[str, Any], *, with_copies: bool = True) -> Generator[list[str]]:
+    """Inside the block, relative paths are those of the place where the run was started, and its code is its own.
+
+    What the user should know of the code comes with it.
+
+    Args:
+        folder: of the run.
+        manifest: its content.
+        with_copies: whether the run's copies of the user's files stand in for them.
+
+    Raises:
+        CheckpointError: a copy is damaged, or a file was changed that no copy can stand in for.
+    """
+    noted: list[Noted] = manifest.get("code") or []
+    place, here = manifest.get("started_in"), Path.cwd()
+    home = folder.resolve()
+    if place and os.path.isdir(place):
+        os.chdir(place)
+    try:
+        if not with_copies:
+            yield []
+            return
+        copies = {Path(file["file"]).resolve(): _copy(home, file) for file in noted if not file["imported"]}
+        notes = [note for file in noted if (note := _told(home, file))]
+        with standing_in(copies):
+            yield notes
+    finally:
+        os.chdir(here)
+
+
+def _copy(folder: Path, file: Noted) -> Path:
+    copy = folder / file["copy"]
+    if not copy.is_file() or digest(copy.read_bytes()) != file["digest"]:
+        found = "is damaged" if copy.is_file() else "is missing"
+        raise CheckpointError(f"{copy} {found}, the code that the run was started with; restore it, or run again")
+    return copy
+
+
+def _told(folder: Path, file: Noted) -> str | None:
+    """What became of a file since the run was started; None for nothing."""
+    path, copy = Path(file["path"]), folder / file["copy"]
+    if path.is_file() and digest(path.read_bytes()) == file["digest"]:
+        return None
+    found = "has changed since the run was started" if path.is_file() else "is not there any more"
+    if file["imported"]:
+        raise CheckpointError(f"{path}, which the run's code imports, {found}; put it back from {copy}, or run again")
+    return f"{path} {found}; the run goes on with its copy of the code, {copy}"
+
+
+def _imported(named: Iterable[Path]) -> list[Path]:
+    """Files of modules that lie beside or below the named ones, as far as they are loaded and nobody's package."""
+    named = set(named)
+    homes = {path.parent for path in named}
+    libraries = {Path(place).resolve() for place in sysconfig.get_paths().values()}
+    potluck = Path(__file__).resolve().parents[1]
+    found: set[Path] = set()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py") or getattr(module, "__name__", "") == "__main__":
+            continue
+        path = Path(file).resolve()
+        outside = path.is_relative_to(potluck) or any(path.is_relative_to(library) for library in libraries)
+        if path not in named and not outside and any(path.is_relative_to(home) for home in homes):
+            found.add(path)
+    return sorted(found)
