@@ -273,3 +273,17 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
     assert "2 times" in outcome.out
     manifest = json.loads((only_run(tmp_path) / "manifest.json").read_text())
     assert "no epsilon can be stated for the run as a whole" in manifest["privacy"]
+
+
+@pytest.mark.slow
+def test_slow_bfloat16_is_said_before_the_first_round_and_noted(potluck, tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.engines.computing.bf16_time_over_fp32", lambda: 9.04)
+    outcome = potluck(f"run local {SMALL} run.computing.precision=bf16 run.rounds=1")
+    assert outcome.code == 0, outcome.err
+    first, *others = outcome.err.splitlines()
+    assert "in bf16 takes 9.0 times as long as in fp32" in first
+    assert any(line.startswith("round 1") for line in others)
+    folder = only_run(tmp_path)
+    assert json.loads((folder / "manifest.json").read_text())["computing"]["bf16_time_over_fp32"] == 9.04
+    log = (folder / "log.txt").read_text()
+    assert log.index("takes 9.0 times") < log.index("round 1")

@@ -100,7 +100,8 @@ def prepare(
     run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store, experiment.settings())
     run.load()  # a damaged checkpoint is refused before anything is written
     try:
-        computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
+        chosen = experiment.run.computing
+        computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(chosen), **chosen.facts()}
         write_manifest(folder, assembly, computing, experiment)
         config = experiment.toml().encode()
         if not (folder / CONFIG).is_file() or (folder / CONFIG).read_bytes() != config:

@@ -63,7 +63,7 @@ class Run:
         settings: the tables that were resolved to the above, for the checkpoint; those of method and run without.
 
     Attributes:
-        notes: what the user should know of the folder's checkpoint, after `load`.
+        notes: what the user should know of the folder's checkpoint, and of this machine, after `load`.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Run:
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
         self.notes = self._records.check(self._last) if self._records else []
+        self.notes += self._config.computing.notes()
         try:
             self._state = self._engine.start()
             if self._checkpoints:
@@ -149,9 +150,9 @@ class Run:
                 self._engine.close()
 
     def _play(self, watch: Watcher) -> Result:
+        for note in self.notes:
+            log.warning("%s", note)
         if self._records and self._checkpoints:
-            for note in self.notes:
-                log.warning("%s", note)
             self._checkpoints.make_ready()
             self._records.go_on()
         records: list[RoundRecord] = []
