@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -276,3 +277,60 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
     assert "another run of this seed differs" in manifest["computing"]["private_noise"]
     counts = json.loads((only_run(tmp_path) / "releases.json").read_text())
     assert set(map(tuple, counts.values())) == {(2, 0)}
+
+
+@pytest.mark.slow
+def test_slow_bfloat16_is_said_before_the_first_round_and_noted(potluck, tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.engines.computing.bf16_time_over_fp32", lambda: 9.04)
+    outcome = potluck(f"run local {SMALL} run.computing.precision=bf16")
+    assert outcome.code == 0, outcome.err
+    first, *others = outcome.err.splitlines()
+    assert "in bf16 takes 9.0 times as long as in fp32" in first
+    assert any(line.startswith("round 1") for line in others)
+    folder = only_run(tmp_path)
+    assert json.loads((folder / "manifest.json").read_text())["computing"]["bf16_time_over_fp32"] == 9.04
+    log = (folder / "log.txt").read_text()
+    assert log.index("takes 9.0 times") < log.index("round 1")
+
+
+KILLED_ONCE = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.core.method import on_client
+from potluck.methods.fedavg import FedAvg
+
+first = os.getpid()
+
+
+@dataclass(frozen=True)
+class KilledOnce(FedAvg):
+    @on_client
+    def local_update(self, client, message):
+        if client.id == 1 and os.getpid() != first and Path("once").exists():
+            Path("once").unlink()
+            os.kill(os.getpid(), 9)
+        return (yield from super().local_update(client, message))
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_a_line_on_the_terminal_and_changes_no_digest(potluck, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_ONCE)
+    (tmp_path / "once").touch()
+    disturbed = potluck(f"run killed.py {SMALL} run.executor=workers run.workers=2")
+    assert disturbed.code == 0, disturbed.err
+    lines = [line for line in disturbed.err.splitlines() if not line.startswith("round")]
+    assert re.sub(r"\d+", "N", lines[0], count=1) == (
+        "potluck: worker process N, at work for client 1, was lost: its worker process was killed by SIGKILL; is there"
+        " enough memory?; its work is done again"
+    )
+    assert len(lines) == 1
+    undisturbed = potluck(f"run killed.py {SMALL} run.executor=workers run.workers=2 --to other")
+    assert "Checkpoint digest" in undisturbed.out
+    assert digest_of(disturbed) == digest_of(undisturbed)
+
+
+def digest_of(outcome):
+    return re.search(r"Checkpoint digest: (\w+)", outcome.out)[1]

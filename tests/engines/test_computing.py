@@ -9,7 +9,8 @@ from potluck.core.fit import Fit, LocalTraining
 from potluck.core.rng import fold_in
 from potluck.core.roles import Supervised
 from potluck.core.weights import weights_of
-from potluck.engines.computing import Computing, as_product, is_small
+from potluck.engines import computing
+from potluck.engines.computing import PLAIN, Computing, as_product, is_small
 from potluck.engines.training import train
 
 BF16 = Computing(precision="bf16")
@@ -105,3 +106,28 @@ def test_a_net_is_as_before_when_training_fails():
         raise ZeroDivisionError
     assert all("forward" not in vars(module) for module in model.modules())
     assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
+
+
+# What bfloat16 costs on this machine
+
+
+@pytest.mark.slow  # where there are no instructions for it
+def test_the_probe_measures_what_training_takes(global_generator_unchanged):
+    found = computing.bf16_time_over_fp32()
+    assert 0.05 < found < 1000
+    assert BF16.facts() == {"bf16_time_over_fp32": round(found, 2)}
+
+
+@pytest.mark.parametrize(("times", "said"), [(0.5, 0), (1.1, 0), (9.04, 1)])
+def test_slow_bfloat16_is_said_on_one_line(monkeypatch, times, said):
+    monkeypatch.setattr(computing, "bf16_time_over_fp32", lambda: times)
+    assert len(BF16.notes()) == said
+    assert BF16.facts() == {"bf16_time_over_fp32": times}
+    if said:
+        assert "in bf16 takes 9.0 times as long as in fp32" in BF16.notes()[0]
+
+
+def test_nothing_is_measured_where_bfloat16_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr(computing, "bf16_time_over_fp32", None)
+    for other in (PLAIN, LAST, BY_SHAPE, Computing(states="bf16")):
+        assert (other.facts(), other.notes()) == ({}, [])

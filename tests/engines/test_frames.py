@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from potluck.engines.frames import receive, send
+from potluck.engines.frames import limit, receive, send
 
 
 @pytest.fixture
@@ -32,3 +32,28 @@ def test_the_other_side_going_away_is_an_end_of_file(ends, sent):
     here.close()
     with pytest.raises(EOFError):
         receive(there)
+
+
+def test_whoever_sends_looks_around_while_nobody_reads(ends):
+    here, there = ends
+    limit(here, 0.02)
+    frame, read, looks = os.urandom(3_000_000), [], []
+
+    def look():
+        looks.append(None)
+        read.append(there.recv(len(frame)))
+
+    send(here, frame, waiting=look)
+    here.close()
+    while more := there.recv(len(frame)):
+        read.append(more)
+    assert b"".join(read) == len(frame).to_bytes(8, "little") + frame
+    assert looks
+
+
+def test_whoever_reads_looks_around_while_nobody_sends(ends):
+    here, there = ends
+    limit(there, 0.02)
+    pieces = [b"layed", b"de", (7).to_bytes(8, "little")]
+    assert receive(there, waiting=lambda: here.sendall(pieces.pop())) == b"delayed"
+    assert not pieces

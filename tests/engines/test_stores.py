@@ -4,6 +4,7 @@ import pytest
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
+from potluck.engines.files import Disk, using
 from potluck.engines.stores import ClientStore, write_atomically
 
 
@@ -220,3 +221,99 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
         write_atomically(tmp_path / "file", content)
     assert (tmp_path / "file").read_bytes() == b"new"
     assert names(tmp_path) == ["file"]
+
+
+class Noting(Disk):
+    """A disk that notes what is written and what is synced, in which calls."""
+
+    def __init__(self):
+        self.written, self.synced = [], []
+
+    def rename(self, source, target):
+        super().rename(source, target)
+        self.written.append(target.name)
+
+    def sync_all(self, paths):
+        super().sync_all(paths)
+        self.synced.append([path.name for path in paths])
+
+    def sync(self, path):
+        """Of one among others here."""
+
+
+def test_records_of_a_round_are_synced_together_each_once_also_those_that_were_spilled(tmp_path):
+    store, disk = ClientStore(tmp_path, cap_bytes=12), Noting()
+    with using(disk):
+        for client in range(6):
+            store.write(client, b"%04d" % client)
+        assert (len(disk.written), disk.synced) == (3, [])
+        files = store.save()
+        assert [sorted(names) for names in disk.synced] == [sorted(files.values())]
+        for client in range(5):
+            store.write(client, b"%04d" % (10 + client))
+        changed = store.save()
+        assert sorted(disk.synced[1]) == sorted(set(changed.values()) - set(files.values()))
+    assert len(disk.written) == 11
+
+
+def test_what_a_killed_run_left_under_a_records_name_is_not_believed(tmp_path):
+    """Without power, a file may have its name and not all of its content; a whole one may not be synced yet."""
+    torn, whole = name_of(0, b"zero"), name_of(1, b"one")
+    (tmp_path / torn).write_bytes(b"ze")
+    (tmp_path / whole).write_bytes(b"one")
+    store, disk = ClientStore(tmp_path), Noting()
+    for client, record in enumerate([b"zero", b"one", b"two", b"three"]):
+        store.write(client, record)
+    with using(disk):
+        files = store.save()
+    assert sorted(disk.synced[0]) == sorted(files.values())
+    assert whole not in disk.written
+    ClientStore(tmp_path).restore(files)
+
+
+def test_records_that_a_checkpoint_vouches_for_are_not_written_again(tmp_path):
+    first = ClientStore(tmp_path)
+    first.write(0, b"zero")
+    files = first.save()
+    second, disk = ClientStore(tmp_path), Noting()
+    second.restore(files)
+    with using(disk):
+        second.write(0, b"zero")
+        assert second.save() == files
+    assert (disk.written, disk.synced) == ([], [])
+
+
+def test_writing_takes_as_many_steps_for_each_client_however_many_there_are(tmp_path):
+    """The records in memory are not gone through for every one that is written."""
+
+    class Counted(bytes):
+        looks = 0
+
+        def __len__(self):
+            Counted.looks += 1
+            return super().__len__()
+
+    def looks(clients):
+        Counted.looks = 0
+        store = ClientStore(tmp_path)
+        for client in range(clients):
+            store.write(client, Counted(b"record"))
+        return Counted.looks
+
+    assert looks(400) == 40 * looks(10)
+
+
+def test_the_cap_counts_what_is_in_memory_now(tmp_path):
+    """After replacing, spilling and going back to a checkpoint."""
+    store = ClientStore(tmp_path, cap_bytes=10)
+    for size in (9, 1, 5):
+        store.write(0, bytes(size))
+    files = store.save()
+    store.write(1, b"fifth")
+    assert names(tmp_path) == [*files.values()]
+    store.restore(files)
+    store.write(2, bytes(10))
+    store.write(3, b"")
+    assert names(tmp_path) == [*files.values()]
+    store.write(3, b"3")
+    assert names(tmp_path) == sorted([*files.values(), name_of(2, bytes(10))])

@@ -1,9 +1,12 @@
 """Workers: the same outcomes as in one process, in the same order, whatever happens to a process."""
 
+import logging
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from potluck.core.roles import ClientFailure
 from potluck.core.tree import pack
 from potluck.engines.executors import Task
 from potluck.engines.executors.sequential import Sequential
+from potluck.engines.executors.stacked import Stacked
 from potluck.engines.executors.workers import Workers, can_fork
 from potluck.engines.host import ClientHost
 from potluck.engines.inprocess import InProcessEngine
@@ -80,18 +84,91 @@ class Misbehaves(Trains):
         return Message(id=client.id)
 
 
+@dataclass(frozen=True)
+class IsKilled(Trains):
+    """A client's process is killed in the middle of its work, or of being judged, as often as a file has bytes.
+
+    Attributes:
+        file: that says how often still; each death takes a byte away. In the process that began it, it counts for none.
+        victim: the client.
+        while_judged: whether it happens there.
+    """
+
+    file: str
+    victim: int = 1
+    while_judged: bool = False
+    here: int = os.getpid()
+
+    @on_client
+    def work(self, client, message):
+        yield Fit(client.model, client.objective, client.train, LocalTraining("sgd", lr=0.1, batch_size=4))
+        if not self.while_judged:
+            self.dies(client)
+        yield Fit(client.model, client.objective, client.train, LocalTraining("sgd", lr=0.1, batch_size=4))
+        return Message(weights=dict(client.model.state_dict()), draw=torch.rand(2), pid=os.getpid())
+
+    def inference_message(self, state, client, server):
+        return Message(weights=torch.ones(3))
+
+    def inference_model(self, client, message):
+        if self.while_judged:
+            self.dies(client)
+        return client.model
+
+    def dies(self, client):
+        lives = Path(self.file)
+        if client.id == self.victim and os.getpid() != self.here and (left := lives.stat().st_size):
+            os.truncate(lives, left - 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FailsAtOnce(IsKilled):
+    """As `IsKilled`, but the victim raises, before its first fit."""
+
+    @on_client
+    def work(self, client, message):
+        if client.id == self.victim:
+            raise MemoryError("none left")
+        return (yield from super().work(client, message))
+
+
 @pytest.fixture
 def engine():
     """Makes engines with workers, and ends their processes."""
     made = []
 
-    def make(method, count=2, **options):
-        made.append(InProcessEngine(method, federation(), executor=Workers(count), **options))
+    def make(method, count=2, inner=None, **options):
+        made.append(InProcessEngine(method, federation(), executor=Workers(count, inner), **options))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def deaths(tmp_path):
+    """A file that says how often a client's process is to be killed."""
+
+    def allow(count):
+        (tmp_path / "deaths").write_bytes(bytes(count))
+        return str(tmp_path / "deaths")
+
+    return allow
+
+
+@pytest.fixture
+def no_hanging():
+    """A test that would wait for ever fails."""
+
+    def give_up(*_):
+        raise TimeoutError("nothing happened for 60 s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def pids(state):
@@ -216,3 +293,146 @@ def test_processes_end_when_the_one_that_forked_them_is_killed():
     while any(os.path.exists(f"/proc/{pid}") for pid in found) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in found if os.path.exists(f"/proc/{pid}")]
+
+
+# Processes that are killed, and clients that end every process
+
+
+INNER = pytest.mark.parametrize("inner", [Sequential, Stacked])
+
+
+@INNER
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_process_killed_in_a_round_changes_no_bit(engine, deaths, inner, count):
+    spread = engine(IsKilled(deaths(1)), count, inner())
+    alone = InProcessEngine(IsKilled(deaths(1)), federation(), executor=inner())
+    ours, report = spread.round(1, {}, range(5))
+    theirs, expected = alone.round(1, {}, range(5))
+    assert not Path(deaths(0)).read_bytes()
+    assert without_pids(ours) == without_pids(theirs)
+    assert (report.failures, report.losses, report.traffic) == ({}, expected.losses, expected.traffic)
+
+
+@INNER
+def test_a_process_killed_while_it_judges_changes_no_score_and_books_nothing_twice(engine, deaths, inner):
+    spread = engine(IsKilled(deaths(1), while_judged=True), 2, inner())
+    alone = InProcessEngine(IsKilled(deaths(1), while_judged=True), federation(), executor=inner())
+    assert evaluate(spread, {}) == evaluate(alone, {})
+    assert os.path.getsize(spread.method.file) == 0
+    assert spread.evaluation_traffic == alone.evaluation_traffic
+    assert alone.evaluation_traffic.bytes_down == 5 * 12
+
+
+@INNER
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_client_that_ends_every_process_leaves_the_others_the_bits_of_a_run_where_it_fails_at_once(
+    engine, deaths, inner, count
+):
+    spread = engine(IsKilled(deaths(100), victim=2), count, inner(), tolerate_failures=True)
+    fails = FailsAtOnce(deaths(100), victim=2)
+    alone = InProcessEngine(fails, federation(), executor=inner(), tolerate_failures=True)
+    ours, report = spread.round(1, {}, range(5))
+    theirs, expected = alone.round(1, {}, range(5))
+    assert list(ours) == [0, 1, 3, 4]
+    assert without_pids(ours) == without_pids(theirs)
+    assert (report.losses, report.traffic) == (expected.losses, expected.traffic)
+    assert report.failures[2].reason == "its worker process was killed by SIGKILL; is there enough memory?"
+
+
+def test_a_client_that_ends_every_process_while_it_is_judged_costs_its_own_row(engine, deaths):
+    spread = engine(IsKilled(deaths(100), while_judged=True), tolerate_failures=True)
+    verdicts = spread.judge({}, dict.fromkeys(range(5), ("own",)))
+    assert [verdict.client for verdict in verdicts] == [0, 2, 3, 4]
+    strict = engine(IsKilled(deaths(100), while_judged=True))
+    with pytest.raises(ClientFailure, match="client 1 failed in evaluation: its worker process was killed by SIGKILL"):
+        strict.judge({}, dict.fromkeys(range(5), ("own",)))
+
+
+def test_a_lost_process_is_logged_with_what_it_had(engine, deaths, caplog):
+    with caplog.at_level(logging.WARNING):
+        engine(IsKilled(deaths(1)), 2, Stacked()).round(1, {}, range(5))
+    (told,) = [record.message for record in caplog.records]
+    assert re.sub(r"\d+", "N", told, count=1) == (
+        "worker process N, at work for clients 1, 3, was lost: its worker process was killed by SIGKILL; is there"
+        " enough memory?; its work is done again"
+    )
+
+
+# Processes that are stopped
+
+
+class IsStopped(Trains):
+    """The second client's process stops in the middle of its work."""
+
+    @on_client
+    def work(self, client, message):
+        if client.id == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return (yield from super().work(client, message))
+
+
+class Reads(logging.Handler):
+    """Does something with the process that a line names."""
+
+    def __init__(self, how):
+        super().__init__(logging.WARNING)
+        self.how, self.told = how, []
+
+    def emit(self, record):
+        self.told.append(record.getMessage())
+        if "was stopped" in self.told[-1]:
+            os.kill(int(re.search(r"worker process (\d+)", self.told[-1])[1]), self.how)
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Has somebody read the log and act."""
+    monkeypatch.setattr("potluck.engines.executors.workers._LOOK_EVERY", 0.02)
+    handlers = []
+
+    def act(how):
+        handlers.append(Reads(how))
+        logging.getLogger("potluck").addHandler(handlers[-1])
+        return handlers[-1].told
+
+    yield act
+    for handler in handlers:
+        logging.getLogger("potluck").removeHandler(handler)
+
+
+def test_a_stopped_process_is_named_and_the_round_goes_on_with_it(engine, reading, no_hanging):
+    told = reading(signal.SIGCONT)
+    ours, report = engine(IsStopped()).round(1, {}, range(5))
+    theirs, _ = InProcessEngine(Trains(), federation()).round(1, {}, range(5))
+    assert without_pids(ours) == without_pids(theirs)
+    (line,) = told
+    assert re.match(r"worker process (\d+), at work for client 1, was stopped, and .*`kill -KILL \1` gives", line)
+    assert not report.failures
+
+
+def test_a_process_stopped_before_it_takes_its_work_is_named_too(engine, reading, no_hanging):
+    """Also where the work is more than waits on its way."""
+    told = reading(signal.SIGCONT)
+    spread = engine(SendsMuch(), 1)
+    state, _ = spread.round(1, {}, [0])
+    os.kill(state[0]["pid"], signal.SIGSTOP)
+    spread.round(2, {}, [0])
+    assert len(told) == 1
+
+
+class SendsMuch(Trains):
+    """Five megabytes a client."""
+
+    def round(self, state, cohort, server):
+        return dict(cohort.ask(self.work, Message(much=torch.zeros(10, 128_000))))
+
+
+def test_processes_end_with_the_executor_also_when_they_were_stopped(engine, no_hanging):
+    spread = engine(Trains())
+    state, _ = spread.round(1, {}, range(5))
+    for pid in pids(state):
+        os.kill(pid, signal.SIGSTOP)
+    spread.close()
+    for pid in pids(state):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

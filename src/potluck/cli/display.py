@@ -1,5 +1,6 @@
 """What a run shows on the terminal: a progress bar, and a closing table per architecture."""
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -17,6 +18,7 @@ from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.run import Result
 from potluck.records import LOG, RoundRecord
 
+_EXECUTORS = logging.getLogger("potluck.engines.executors")
 _MEGABYTE = 10**6
 
 
@@ -47,12 +49,25 @@ def _console(stream: TextIO) -> Console:
     return Console(file=cast("TextIO", _Patient(stream)))
 
 
+class _Aloud(logging.Handler):
+    """Shows what executors warn of: a process that was lost, or was stopped and is waited for."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line, above the bar."""
+        self._console.print(f"potluck: {record.getMessage()}", highlight=False, markup=False, soft_wrap=True)
+
+
 class Progress:
     """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal."""
 
     def __init__(self, experiment: Experiment, rounds_done: int, bytes_sent: int = 0) -> None:
         self._console = _console(sys.stderr)
         self._megabytes = bytes_sent / _MEGABYTE
+        self._aloud = _Aloud(self._console)
         self._accuracy = "accuracy -"
         self._bar = rich.progress.Progress(
             TextColumn("round"),
@@ -70,11 +85,13 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        _EXECUTORS.addHandler(self._aloud)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _EXECUTORS.removeHandler(self._aloud)
         self._bar.stop()
 
     def show(self, record: RoundRecord) -> None:

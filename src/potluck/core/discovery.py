@@ -30,6 +30,9 @@ def plugins(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
+FILE_PREFIX = "potluck_file_"
+"""Of the names of modules that `load_file` makes."""
+
 _copies: ContextVar[Mapping[Path, Path] | None] = ContextVar("copies", default=None)
 
 
@@ -53,7 +56,7 @@ def load_file(path: Path) -> ModuleType:
     if not source.is_file() or path.suffix != ".py":
         found = "not Python" if source.is_file() else "no such file"
         raise ConfigError(f"{path}: {found}; expected a Python file")
-    name = f"potluck_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    name = f"{FILE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, source)
     assert spec is not None
     assert spec.loader is not None

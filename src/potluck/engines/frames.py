@@ -6,32 +6,66 @@ and copy it twice more, which takes longer than its way through the socket.
 
 import socket
 import struct
+from collections.abc import Callable
 
 _LENGTH = struct.Struct("<Q")
 
 
-def send(there: socket.socket, *frames: bytes | memoryview) -> None:
-    """Send frames, one after another."""
+def nothing() -> None:
+    """What is done while a socket waits, unless it is told otherwise."""
+
+
+def limit(there: socket.socket, seconds: float) -> None:
+    """Have `send` and `receive` look around whenever nothing has moved for so many seconds."""
+    whole, rest = divmod(seconds, 1)
+    for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        there.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", int(whole), int(1e6 * rest)))
+
+
+def send(there: socket.socket, *frames: bytes | memoryview, waiting: Callable[[], None] = nothing) -> None:
+    """Send frames, one after another.
+
+    Args:
+        there: where to.
+        frames: the bytes.
+        waiting: called whenever the other side has taken nothing for as long as the socket's `limit`.
+    """
     for frame in frames:
-        there.sendall(_LENGTH.pack(len(frame)))
-        there.sendall(frame)
+        for part in (_LENGTH.pack(len(frame)), frame):
+            _all(there, memoryview(part), waiting)
 
 
-def receive(there: socket.socket) -> bytes:
+def receive(there: socket.socket, waiting: Callable[[], None] = nothing) -> bytes:
     """The next frame.
+
+    Args:
+        there: where from.
+        waiting: called whenever nothing has come for as long as the socket's `limit`.
 
     Raises:
         EOFError: the other side has gone.
     """
-    (length,) = _LENGTH.unpack(_exactly(there, _LENGTH.size))
-    return _exactly(there, length)
+    (length,) = _LENGTH.unpack(_exactly(there, _LENGTH.size, waiting))
+    return _exactly(there, length, waiting)
 
 
-def _exactly(there: socket.socket, count: int) -> bytes:
-    found = there.recv(count, socket.MSG_WAITALL)
-    while len(found) < count:  # a signal came between, or the system gives at most 2 GiB at once
-        more = there.recv(count - len(found), socket.MSG_WAITALL)
+def _all(there: socket.socket, part: memoryview, waiting: Callable[[], None]) -> None:
+    while part:
+        try:
+            part = part[there.send(part) :]
+        except BlockingIOError:
+            waiting()
+
+
+def _exactly(there: socket.socket, count: int, waiting: Callable[[], None]) -> bytes:
+    found = b""
+    while len(found) < count:  # a signal came between, or the limit, or the system gives at most 2 GiB at once
+        try:
+            more = there.recv(count - len(found), socket.MSG_WAITALL)
+        except BlockingIOError:
+            waiting()
+            continue
         if not more:
             raise EOFError
-        found += more
+        found = found + more if found else more
     return found

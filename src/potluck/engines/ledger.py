@@ -10,9 +10,9 @@ from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
 from potluck.core.method import Releases
 from potluck.core.roles import Failure
+from potluck.engines.files import write_atomically
 from potluck.engines.host import Outcome
 from potluck.engines.session import Answer
-from potluck.engines.files import write_atomically
 
 
 class Ledger:

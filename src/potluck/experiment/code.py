@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.digest import digest
-from potluck.core.discovery import standing_in
+from potluck.core.discovery import FILE_PREFIX, standing_in
 from potluck.core.errors import CheckpointError
 from potluck.engines.files import sync, write_atomically
 from potluck.experiment.config import Experiment
@@ -101,16 +101,12 @@ def _told(folder: Path, file: Noted) -> str | None:
 def _imported(named: Iterable[Path]) -> list[Path]:
     """Files of modules that lie beside or below the named ones, as far as they are loaded and nobody's package."""
     named = set(named)
-    homes = {path.parent for path in named}
-    libraries = {Path(place).resolve() for place in sysconfig.get_paths().values()}
-    potluck = Path(__file__).resolve().parents[1]
-    found: set[Path] = set()
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py") or getattr(module, "__name__", "") == "__main__":
-            continue
-        path = Path(file).resolve()
-        outside = path.is_relative_to(potluck) or any(path.is_relative_to(library) for library in libraries)
-        if path not in named and not outside and any(path.is_relative_to(home) for home in homes):
-            found.add(path)
-    return sorted(found)
+    homes = tuple(f"{path.parent}{os.sep}" for path in named)
+    modules = [module for name, module in list(sys.modules.items()) if not name.startswith(("__main__", FILE_PREFIX))]
+    loaded = {str(getattr(module, "__file__", None) or "") for module in modules}
+    beside = {Path(file).resolve() for file in loaded if file.startswith(homes) and file.endswith(".py")}
+    libraries = [
+        Path(__file__).resolve().parents[1],
+        *(Path(place).resolve() for place in sysconfig.get_paths().values()),
+    ]
+    return sorted(path for path in beside - named if not any(path.is_relative_to(library) for library in libraries))

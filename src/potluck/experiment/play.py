@@ -99,7 +99,8 @@ def prepare(
     run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store, experiment.settings())
     run.load()  # a damaged checkpoint is refused before anything is written
     try:
-        computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(experiment.run.computing)}
+        chosen = experiment.run.computing
+        computing = {"threads": experiment.run.threads, **run.choice.facts, **asdict(chosen), **chosen.facts()}
         if experiment.method.releases_privately:
             computing["private_noise"] = "from the operating system: another run of this seed differs"
         write_manifest(folder, assembly, computing, experiment)

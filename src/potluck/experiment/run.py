@@ -66,7 +66,7 @@ class Run:
         settings: the tables that were resolved to the above, for the checkpoint; those of method and run without.
 
     Attributes:
-        notes: what the user should know of the folder's checkpoint, after `load`.
+        notes: what the user should know of the folder's checkpoint, and of this machine, after `load`.
     """
 
     def __init__(
@@ -134,6 +134,7 @@ class Run:
         if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
             raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self.notes = self._records.check(self._last) if self._records else []
+        self.notes += self._config.computing.notes()
         try:
             self._state = self._engine.start()
             if self._checkpoints:
@@ -167,9 +168,9 @@ class Run:
                 self._engine.close()
 
     def _play(self, watch: Watcher) -> Result:
+        for note in self.notes:
+            log.warning("%s", note)
         if self._records and self._checkpoints:
-            for note in self.notes:
-                log.warning("%s", note)
             self._checkpoints.make_ready()
             self._records.go_on()
         self._lost = lost_in_a_row(self._folder / ROUNDS) if self._folder else 0

@@ -1,7 +1,7 @@
 """Ways to carry out the jobs of one exchange; all give the same answers."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -14,7 +14,7 @@ class Task:
     """A job that is not put together before its turn, so that not all messages are in memory at once.
 
     Attributes:
-        make: puts it together.
+        make: puts it together; called once, since what it sends is booked.
         cost: how long it takes, in a unit of its own; asked for by those who divide work.
         kind: tasks of one kind are likely to be alike.
         most_bytes: how long an answer's payload may be, if that is known; no longer one will be accepted.
@@ -26,20 +26,13 @@ class Task:
     most_bytes: int | None = None
 
 
-def ready(job: Job) -> Task:
-    """A task for a job that is put together already."""
-    return Task(lambda: job)
-
-
 class Executor(Protocol):
     """Carries out jobs that do not depend on one another.
 
     Attributes:
-        at_once: of how many tasks together it makes more than of one after another.
         trusted: whether outcomes come from this run's own processes; others may say anything.
     """
 
-    at_once: int = 1
     trusted: bool = True
 
     def start(self, host: ClientHost) -> None:
@@ -51,6 +44,20 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let go of what `start` took."""
+
+
+class Inner(Executor, Protocol):
+    """Carries jobs out in the process that asks; in a worker, the bundles that the exchange was divided into.
+
+    Attributes:
+        at_once: of how many jobs together it makes more than of one after another.
+    """
+
+    at_once: int = 1
+
+    def together(self, host: ClientHost, jobs: Iterable[Job]) -> list[Outcome]:
+        """One outcome a job of one bundle, which is not divided again."""
+        ...
 
 
 def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:

@@ -1,12 +1,12 @@
 """Jobs to a process of our own, and outcomes back."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
-from potluck.engines.frames import receive, send
+from potluck.engines.frames import limit, nothing, receive, send
 from potluck.engines.host import Job, Outcome
 
 _CARRIED = ("payload", "record")
@@ -44,20 +44,24 @@ class Channel:
         """Let the other side know that nobody is here."""
         self._end.close()
 
-    def send(self, items: Sequence[Job | Outcome | Exception]) -> None:
-        """Send some, once the other side listens."""
+    def limit(self, seconds: float) -> None:
+        """Have `send` and `receive` look around whenever nothing has moved for so many seconds."""
+        limit(self._end, seconds)
+
+    def send(self, items: Sequence[Job | Outcome | Exception], waiting: Callable[[], None] = nothing) -> None:
+        """Send some, once the other side listens; `waiting` is called at every `limit`."""
         frames: dict[int, bytes] = {}
         bare = [_bare(item, frames) for item in items]
-        send(self._end, ForkingPickler.dumps((bare, list(frames))), *frames.values())
+        send(self._end, ForkingPickler.dumps((bare, list(frames))), *frames.values(), waiting=waiting)
 
-    def receive(self) -> list[Any]:
-        """What the other side has sent.
+    def receive(self, waiting: Callable[[], None] = nothing) -> list[Any]:
+        """What the other side has sent; `waiting` is called at every `limit`.
 
         Raises:
             EOFError: it has gone.
         """
-        bare, names = ForkingPickler.loads(receive(self._end))  # pyright: ignore[reportAttributeAccessIssue]
-        frames = {name: receive(self._end) for name in names}
+        bare, names = ForkingPickler.loads(receive(self._end, waiting))  # pyright: ignore[reportAttributeAccessIssue]
+        frames = {name: receive(self._end, waiting) for name in names}
         return [_laden(item, {part: frames[name] for part, name in of.items()}) for item, of in bare]
 
 

@@ -12,19 +12,15 @@ from typing import Any
 
 import torch
 
-from potluck.core.errors import ConfigError, PotluckError
-from potluck.core.roles import Failure
+from potluck.core.errors import ConfigError
 from potluck.engines.allocator import keep_freed_memory
-from potluck.engines.executors import Executor, Task, longest_last, ready
+from potluck.engines.executors import Executor, Inner, Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import ClientHost, Job, Outcome, Question
+from potluck.engines.executors.work import Bundle, Work
+from potluck.engines.host import ClientHost, Job, Outcome
 
 _TRIES = 3
-"""How often a job is taken up; one that has ended so many actors is the cause of it."""
-
-
-class ActorsLost(PotluckError):
-    """A question could not be answered, because every actor that took it up came to an end."""
+"""How often a bundle is taken up: machines may be lost."""
 
 
 class RayActors(Executor):
@@ -42,7 +38,7 @@ class RayActors(Executor):
         ConfigError: Ray is not installed.
     """
 
-    def __init__(self, count: int | None = None, inner: Executor | None = None) -> None:
+    def __init__(self, count: int | None = None, inner: Inner | None = None) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("run.executor: found 'ray', but Ray is not installed: pip install 'potluck[ray]'")
         self._count = count
@@ -69,11 +65,10 @@ class RayActors(Executor):
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
 
         Raises:
-            ActorsLost: a question ended every actor that took it up.
             Exception: whatever a job raised.
         """
         self.start(host)
-        flight = _Flight(self, host, tasks, longest_last(tasks, self._inner.at_once))
+        flight = _Flight(self, Work(host, tasks, self._inner.at_once, _TRIES))
         for place in range(len(tasks)):
             yield flight.outcome(place)
 
@@ -123,7 +118,7 @@ class RayActors(Executor):
 class _Actor:
     """Holds a host, and carries out jobs with it."""
 
-    def __init__(self, shared: tuple[ClientHost, Executor]) -> None:
+    def __init__(self, shared: tuple[ClientHost, Inner]) -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         self._host, self._inner = shared
@@ -133,61 +128,46 @@ class _Actor:
 
     def carry_out(self, jobs: list[Job]) -> list[Outcome]:
         """One outcome a job."""
-        return list(self._inner.run(self._host, [ready(job) for job in jobs]))
+        return self._inner.together(self._host, jobs)
 
 
 class _Flight:
-    """The jobs of one exchange: which are left, who has which, what came back."""
+    """The work of one exchange, and who has which of its bundles."""
 
-    def __init__(self, pool: RayActors, host: ClientHost, tasks: Sequence[Task], left: list[list[int]]) -> None:
+    def __init__(self, pool: RayActors, work: Work) -> None:
         self._pool = pool
-        self._host = host
-        self._tasks = tasks
-        self._left = left
-        self._tries = [0] * len(tasks)
-        self._busy: dict[Any, tuple[Any, dict[int, Job]]] = {}
-        self._done: dict[int, Outcome] = {}
+        self._work = work
+        self._busy: dict[Any, tuple[Any, Bundle]] = {}
 
     def outcome(self, place: int) -> Outcome:
         """Of one task, when it is there."""
-        while place not in self._done:
+        while place not in self._work.done:
             self._hand_out()
             (reference, *_), _ = _ray().wait([*self._busy, *self._pool.coming], num_returns=1)
             if reference in self._busy:
                 self._take(reference)
             else:
                 self._pool.receive(reference)
-        return self._done.pop(place)
+        return self._work.done.pop(place)
 
     def _hand_out(self) -> None:
         """Give every idle actor the longest bundle that is left."""
         busy = [actor for actor, _ in self._busy.values()]
         for actor in self._pool.present:
-            if self._left and actor not in busy:
-                bundle = {place: self._tasks[place].make() for place in self._left.pop()}
-                self._busy[actor.carry_out.remote(list(bundle.values()))] = actor, bundle
+            if actor not in busy and (bundle := self._work.take()):
+                self._busy[actor.carry_out.remote(bundle.jobs)] = actor, bundle
 
     def _take(self, reference: Any) -> None:
-        """What an actor has. What a lost one had is left again, each task by itself."""
+        """Note what an actor has; ask for another in its place if it was lost."""
         ray = _ray()
         actor, bundle = self._busy.pop(reference)
         try:
-            self._done |= zip(bundle, ray.get(reference), strict=True)
+            self._work.finish(bundle, ray.get(reference))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
             self._pool.lose(actor)
-            for place, job in bundle.items():
-                self._again(place, job, " ".join(str(error).split()))
-
-    def _again(self, place: int, job: Job, why: str) -> None:
-        self._tries[place] += 1
-        if self._tries[place] < _TRIES:
-            self._left.append([place])
-        elif isinstance(job, Question):
-            raise ActorsLost(f"judging client {job.client}: {_TRIES} actors were lost over it; the last: {why}")
-        else:
-            self._done[place] = Failure(job.client, self._host.full_name(job.handler), f"its actor was lost: {why}")
+            self._work.lose(bundle, "an actor", f"its actor was lost: {' '.join(str(error).split())}")
 
 
 def _ray() -> Any:

@@ -1,14 +1,14 @@
 """Clients side by side: fits of one shape are trained as one batched computation."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 
 from potluck.core.fit import Fit, FitReport
 from potluck.engines.end_to_end import only_linear, task_criterion
-from potluck.engines.executors import Executor, Task, bundles
-from potluck.engines.host import ClientHost, Outcome
+from potluck.engines.executors import Inner, Task, bundles
+from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Call, Session
 from potluck.engines.stacking import CannotStack, kind_of, train_stacked
 
@@ -43,7 +43,7 @@ def always(fit: Fit) -> bool:
     return True
 
 
-class Stacked(Executor):
+class Stacked(Inner):
     """Opens many clients at once, trains those that ask for the same kind of fit together, and goes on in waves.
 
     Fits that cannot be stacked are trained one by one, and the log says once why.
@@ -63,10 +63,11 @@ class Stacked(Executor):
         """One outcome a task, in the order of the tasks."""
         done: dict[int, Outcome] = {}
         for bundle in bundles(tasks, self.at_once):
-            done |= zip(bundle, self._together(host, [tasks[place] for place in bundle]), strict=True)
+            done |= zip(bundle, self.together(host, (tasks[place].make() for place in bundle)), strict=True)
         return iter([done[place] for place in range(len(tasks))])
 
-    def _together(self, host: ClientHost, tasks: Sequence[Task]) -> list[Outcome]:
+    def together(self, host: ClientHost, jobs: Iterable[Job]) -> list[Outcome]:
+        """One outcome a job. Fits of one kind that the jobs ask for at the same time are trained as one."""
         done: dict[int, Outcome] = {}
         waiting: dict[int, tuple[Session, Fit]] = {}
 
@@ -76,8 +77,7 @@ class Stacked(Executor):
             else:
                 done[place] = found
 
-        for place, task in enumerate(tasks):
-            job = task.make()
+        for place, job in enumerate(jobs):
             if not isinstance(job, Call):
                 done[place] = host.carry_out(job)
             elif isinstance(session := host.open(job), Session):
@@ -91,7 +91,7 @@ class Stacked(Executor):
                     session, _ = wave[place]
                     failed = isinstance(report, Exception)
                     settle(place, session, session.failed(report) if failed else session.advance(report))
-        return [done[place] for place in range(len(tasks))]
+        return [done[place] for place in sorted(done)]
 
     def _train(self, host: ClientHost, members: list[tuple[Session, Fit]]) -> list[FitReport | Exception]:
         """What became of each fit of a group."""

@@ -1,10 +1,12 @@
 """Clients on all cores: one process a core, one thread each, forked from this one.
 
 A worker inherits method, federation and data as they are in memory, so nothing of them is sent or copied; calls and
-answers are bytes and go through sockets. What a client computes does not depend on which worker it is given to, so the
-results are those of the sequential executor to the last bit.
+answers are bytes and go through sockets. What a client computes does not depend on which worker it is given to, on how
+many there are, or on whether one is killed, so the results are those of the inner executor in this process, to the
+last bit.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -12,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -20,17 +22,20 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from potluck.core.errors import PotluckError
-from potluck.core.roles import Failure
 from potluck.engines.allocator import keep_freed_memory
-from potluck.engines.executors import Executor, Task, longest_last, ready
+from potluck.engines.executors import Executor, Inner, Task
 from potluck.engines.executors.channel import Channel
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import ClientHost, Job, Outcome, Question
+from potluck.engines.executors.work import Bundle, Work
+from potluck.engines.host import ClientHost, Outcome
 
+log = logging.getLogger(__name__)
 
-class WorkerLost(PotluckError, RuntimeError):
-    """A worker process ended in the middle of a job that is no client's call."""
+_TRIES = 2
+"""How often a bundle is taken up: a process may be killed from outside once."""
+
+_LOOK_EVERY = 5.0
+"""Seconds without a word from any worker, after which one that was stopped is named."""
 
 
 def cores() -> int:
@@ -56,11 +61,12 @@ def why_not() -> str | None:
 
 @dataclass
 class _Worker:
-    """One process, this end of its channel, and what it works on: places of tasks, and their jobs."""
+    """One process, this end of its channel, and what it works on."""
 
     process: BaseProcess
     channel: Channel
-    bundle: dict[int, Job] = field(default_factory=dict[int, Job])
+    bundle: Bundle | None = None
+    stopped: bool = False
 
     @property
     def epitaph(self) -> str:
@@ -70,16 +76,36 @@ class _Worker:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"its worker process {how}" + ("; is there enough memory?" if code == -signal.SIGKILL else "")
 
+    def look(self) -> None:
+        """Say so if the process was stopped, once."""
+        before, self.stopped = self.stopped, _is_stopped(self.process.pid)
+        if self.stopped and not before and self.bundle:
+            pid = self.process.pid
+            log.warning(
+                "worker process %s, at work for %s, was stopped, and the round waits for it: `kill -CONT %s` lets it"
+                " go on, `kill -KILL %s` gives its work to another",
+                *(pid, self.bundle.clients, pid, pid),
+            )
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a child of this process was stopped and not yet continued; where that can be asked."""
+    if pid is None or not hasattr(os, "waitid"):
+        return False
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
 
 class Workers(Executor):
     """Forked processes that take the longest work first.
 
     Args:
         count: of processes.
-        inner: what each of them carries its jobs out with. It gets as many at a time as it can use, of one kind.
+        inner: what each of them carries its jobs out with, bundle by bundle.
     """
 
-    def __init__(self, count: int, inner: Executor | None = None) -> None:
+    def __init__(self, count: int, inner: Inner | None = None) -> None:
         self._count = count
         self._inner = Sequential() if inner is None else inner
         self._host: ClientHost | None = None
@@ -97,75 +123,71 @@ class Workers(Executor):
     def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
 
+        A process that was killed costs nothing: its bundle is carried out again. A job that ends one process after
+        another is a failure.
+
         Raises:
-            WorkerLost: a worker died over a question.
             Exception: whatever a job raised.
         """
         self.start(host)
-        left = longest_last(tasks, self._inner.at_once)
-        done: dict[int, Outcome] = {}
+        work = Work(host, tasks, self._inner.at_once, _TRIES)
         try:
             for place in range(len(tasks)):
-                while place not in done:
-                    self._hand_out(left, tasks)
+                while place not in work.done:
+                    self._hand_out(work)
                     for worker in self._ready():
-                        done |= self._outcomes(worker, left)
-                yield done.pop(place)
+                        self._take_back(worker, work)
+                yield work.done.pop(place)
         finally:
             if any(worker.bundle for worker in self._workers):  # the caller gave up
                 self.close()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, also those that were stopped."""
         for worker in self._workers:
             worker.channel.close()
-            worker.process.terminate()
+            worker.process.kill()
         for worker in self._workers:
             worker.process.join()
         self._workers = []
 
-    def _hand_out(self, left: list[list[int]], tasks: Sequence[Task]) -> None:
+    def _hand_out(self, work: Work) -> None:
         """Give every idle worker the longest bundle that is left."""
-        for worker in list(self._workers):
-            if worker.bundle or not left:
-                continue
-            worker.bundle = {place: tasks[place].make() for place in left.pop()}
-            with suppress(ConnectionError):  # it died while it was idle; whoever listens to it will notice
-                worker.channel.send(list(worker.bundle.values()))
+        for worker in self._workers:
+            if worker.bundle is None and (bundle := work.take()):
+                worker.bundle = bundle
+                with suppress(ConnectionError):  # it died while it was idle; whoever listens to it will notice
+                    worker.channel.send(bundle.jobs, worker.look)
 
     def _ready(self) -> list[_Worker]:
         """Wait until at least one busy worker has something to say, or has died."""
         busy = {worker.channel.fileno(): worker for worker in self._workers if worker.bundle}
-        return [busy[number] for number in wait(list(busy)) if isinstance(number, int)]
+        found = wait(list(busy), _LOOK_EVERY)
+        if not found:
+            for worker in busy.values():
+                worker.look()
+        return [busy[number] for number in found if isinstance(number, int)]
 
-    def _outcomes(self, worker: _Worker, left: list[list[int]]) -> dict[int, Outcome]:
-        """What a worker has, by place of the task. What a dead one had is left again, each task by itself."""
+    def _take_back(self, worker: _Worker, work: Work) -> None:
+        """Note what a worker has; put another in its place if it died."""
         bundle = worker.bundle
+        assert bundle is not None
         try:
-            found = worker.channel.receive()
+            found = worker.channel.receive(worker.look)
         except (EOFError, ConnectionError):
-            epitaph = self._replaced(worker)
-            if len(bundle) > 1:
-                left.extend([place] for place in bundle)
-                return {}
-            ((place, job),) = bundle.items()
-            return {place: self._lost(job, epitaph)}
-        worker.bundle = {}
+            self._replace(worker)
+            work.lose(bundle, f"worker process {worker.process.pid}", worker.epitaph)
+            return
+        worker.bundle, worker.stopped = None, False
         if isinstance(found[0], Exception):
             raise found[0]
-        return dict(zip(bundle, found, strict=True))
+        work.finish(bundle, found)
 
-    def _lost(self, job: Job, epitaph: str) -> Failure:
-        if isinstance(job, Question) or self._host is None:
-            raise WorkerLost(f"judging client {job.client}: {epitaph}")
-        return Failure(job.client, self._host.full_name(job.handler), epitaph)
-
-    def _replaced(self, worker: _Worker) -> str:
-        """Put another worker in a dead one's place; how it ended."""
+    def _replace(self, worker: _Worker) -> None:
+        """Put another worker in a dead one's place."""
         assert self._host is not None
         worker.channel.close()
         self._workers[self._workers.index(worker)] = self._fork(self._host)
-        return worker.epitaph
 
     def _fork(self, host: ClientHost) -> _Worker:
         context = get_context("fork")
@@ -178,6 +200,7 @@ class Workers(Executor):
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
+        here.limit(_LOOK_EVERY)
         return _Worker(process, here)
 
 
@@ -188,24 +211,23 @@ def import_optimizers() -> None:
     torch.optim.Adam([weight], fused=True).step()
 
 
-def _work(host: ClientHost, inner: Executor, parent: Channel, others: list[Channel]) -> None:
-    """A worker's life: carry out jobs until the parent has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard speaks to the process that forked us
+def _work(host: ClientHost, inner: Inner, parent: Channel, others: list[Channel]) -> None:
+    """A worker's life: carry out bundles until the parent has gone."""
+    for terminal in (signal.SIGINT, signal.SIGHUP):  # it speaks to the process that forked us
+        signal.signal(terminal, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:
         other.close()  # or we would keep their channels open when that process is gone
     torch.set_num_threads(1)
     keep_freed_memory()
-    while True:
-        try:
-            tasks = [ready(job) for job in parent.receive()]
-        except (EOFError, ConnectionError):
-            return
-        try:
-            found = list(inner.run(host, tasks))
-        except Exception as error:
-            found = [_sendable(error)]
-        parent.send(found)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            jobs = parent.receive()
+            try:
+                found = inner.together(host, jobs)
+            except Exception as error:
+                found = [_sendable(error)]
+            parent.send(found)
 
 
 def _sendable(error: Exception) -> Exception:
