@@ -1,8 +1,11 @@
+import threading
+
 import pytest
 import torch
 from torch import nn
 
-from potluck.core.modes import held_layers, mode, to_training
+from potluck.core.errors import ConfigError
+from potluck.core.modes import held_layers, mode, threads, to_training
 
 
 @pytest.fixture
@@ -50,3 +53,35 @@ def test_to_training_heeds_a_train_of_the_nets_own():
             return self
 
     assert modes(to_training(Careful(nn.BatchNorm1d(2), nn.ReLU()))) == [True, False, True]
+
+
+def test_threads_of_two_blocks_are_put_back_when_both_are_over():
+    before = torch.get_num_threads()
+    with threads(2):
+        with threads(1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+def test_python_threads_must_agree_on_torchs():
+    entered, over = threading.Event(), threading.Event()
+
+    def stay():
+        with threads(1):
+            entered.set()
+            over.wait()
+
+    other = threading.Thread(target=stay)
+    other.start()
+    entered.wait()
+    try:
+        with threads(1):
+            pass
+        with pytest.raises(ConfigError, match="a run in another thread of this process computes with 1"), threads(2):
+            pass
+    finally:
+        over.set()
+        other.join()
+    with threads(2):
+        pass

@@ -1,5 +1,6 @@
 """`potluck run`: start, resume or branch a run, show how it goes, and end in order when told to."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -119,8 +120,10 @@ def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
         nonlocal told
         if os.getpid() != ours:  # a worker: whoever forked it will end it
             return
+        note_end(folder, "interrupted")  # first of all: what comes next may take its time
         if told:
-            note_end(folder, "interrupted")
+            for worker in multiprocessing.active_children():
+                worker.kill()
             with suppress(OSError):
                 cursor = "\x1b[?25h" if os.isatty(2) else ""  # which the progress bar has hidden
                 os.write(2, f"{cursor}potluck: interrupted; {onward}\n".encode())
@@ -137,7 +140,6 @@ def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        note_end(folder, "interrupted")
         number = interrupt.number if isinstance(interrupt, _Told) else signal.SIGINT
         _say([f"interrupted; {onward}"])
         raise typer.Exit(128 + number) from None
