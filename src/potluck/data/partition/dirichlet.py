@@ -14,7 +14,6 @@ minimum takes what it lacks from the client that then holds most, of the class t
 """
 
 import logging
-
 from dataclasses import dataclass
 
 import numpy as np
