@@ -73,6 +73,19 @@ def test_changed_source_is_decoded_again(
     assert len(list(cache.iterdir())) == 3
 
 
+def test_a_source_changed_at_equal_size_and_time_is_decoded_again(
+    hub: Path, cache: Path, photographs: np.ndarray, write_parquet: WriteParquet
+) -> None:
+    load("cifar10")
+    file = hub / CIFAR / "test-00000-of-00001.parquet"
+    before, renumbered = file.stat(), [9, 8, 7, 6, 5, 4, 3, 2]
+    write_parquet(file, list(photographs[12:]), renumbered, "img", "label")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert load("cifar10").test_targets.tolist() == renumbered
+    assert len(list(cache.iterdir())) == 3
+
+
 @pytest.mark.usefixtures("hub")
 def test_no_second_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face.config, "HF_DATASETS_CACHE", tmp_path / "arrow")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,8 +83,8 @@ class HubSource:
     def _split(self, split: str) -> tuple[Tensor, Tensor]:
         """Images (n, channels, height, width), uint8, and targets (n,) of one split."""
         files = self._local_files(split)
-        # A local copy that changes is decoded again: names and sizes of its files are part of the key.
-        origin = [(file.name, file.stat().st_size) for file in files] or "hub"
+        # A local copy that changes is decoded again: what is in its files is part of the key.
+        origin = [(file.name, _content_digest(file)) for file in files] or "hub"
         key = (
             _VERSION,
             self.repository,
@@ -176,6 +176,15 @@ class HubSource:
         if tuple(inputs.shape[1:]) != self.image_shape:
             raise DataError(f"{where}: images of shape {tuple(inputs.shape[1:])}; expected {self.image_shape}")
         return inputs, as_targets(np.array(labels), where)
+
+
+def _content_digest(file: Path) -> str:
+    """Hex digest of a file's bytes."""
+    try:
+        with file.open("rb") as content:
+            return file_digest(content, blake2b).hexdigest()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({_one_line(error)}); get it anew") from error
 
 
 def _open_local(files: list[Path], split: str, scratch: str) -> Any:
