@@ -2,13 +2,12 @@
 
 import math
 import unicodedata
-import warnings
 import zipfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 from torch import Tensor
@@ -16,10 +15,7 @@ from torch import Tensor
 from potluck.core.errors import DataError
 from potluck.core.machine import check_fits
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, plain, stacked
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, opened, plain, stacked
 
 _LAYOUT = "expected train/<class>/<image> and test/<class>/<image>"
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -197,7 +193,7 @@ def _list_images(path: Path, part: str) -> list[tuple[Path, int]]:
 
 def _header(file: Path) -> tuple[str, tuple[int, int]]:
     """What an image is, from its header alone: "L" (grey) or "RGB", and (height, width)."""
-    with _opened_image(file) as image:
+    with opened(file, str(file)) as image:
         return "L" if image.mode in ("1", "L") else "RGB", (image.height, image.width)
 
 
@@ -208,21 +204,5 @@ def _read_images(files: list[tuple[Path, int]], mode: str, where: str) -> tuple[
 
 
 def _read_image(file: Path, mode: str) -> np.ndarray:
-    with _opened_image(file) as image:
+    with opened(file, str(file)) as image:
         return np.asarray(image.convert(mode))
-
-
-@contextmanager
-def _opened_image(file: Path) -> Generator["Image"]:
-    """An image that is not decoded yet, and refused if it has more pixels than PIL takes for honest."""
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file) as image:
-                yield image
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: more than {Image.MAX_IMAGE_PIXELS:,} pixels; scale it down") from error
-    except Exception as error:  # whatever damage makes PIL's decoders raise
-        raise DataError(f"{file}: cannot be read as an image; replace or remove it") from error

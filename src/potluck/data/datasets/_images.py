@@ -1,6 +1,10 @@
 """Images as uint8 tensors (n, channels, height, width), whatever they came as."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,7 +13,32 @@ from torch import Tensor
 from potluck.core.errors import DataError
 from potluck.data.transforms import Normalise, Pipeline
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _CHANNELS = (1, 3, 4)
+
+
+@contextmanager
+def opened(source: Path | IO[bytes], where: str) -> Generator["Image"]:
+    """An image that is not decoded yet.
+
+    Raises:
+        DataError: it cannot be read, or has more pixels than PIL takes for honest; `where` opens the message.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(source) as image:
+                yield image
+    except (DataError, MemoryError):
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: more than {Image.MAX_IMAGE_PIXELS:,} pixels; scale it down") from error
+    except Exception as error:  # whatever damage makes PIL's decoders raise
+        raise DataError(f"{where}: cannot be read as an image; replace or remove it") from error
 
 
 def stacked(arrays: Iterable[np.ndarray], where: str) -> np.ndarray:
