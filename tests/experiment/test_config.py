@@ -86,6 +86,15 @@ def test_cifar_gets_the_five_resnets_and_digits_small_networks():
         ("run=3", "run: expected a table, found 3"),
         ("run.rounds.more=3", "rounds is not a table"),
         ("run.rounds", "expected key=value, such as run.rounds=10"),
+        ("run.memory_gib=inf", "run.memory_gib: expected a number from 0, and not infinity, found inf"),
+        ("run.memory_gib=nan", "run.memory_gib: expected a number from 0, and not infinity, found nan"),
+        ("run.threads=1_000_000", "run.threads: expected at most 1024, found 1000000"),
+        ("run.workers=1_000_000", "run.workers: expected at most 1024, found 1000000"),
+        ("federation.clients=1_000_000_000", "federation.clients: expected at most 1,000,000, found 1000000000"),
+        ("run.seed=2026-01-01", "run.seed: found a date or time, 2026-01-01; expected a number or text, in quotes"),
+        ("method.training.lr=07:30:00", "method.training.lr: found a date or time, 07:30:00"),
+        ('federation.models=["cnn2", {name="cnn2", width=2026-01-01T00:00:00Z}]', "federation.models.1.width: found a"),
+        ("method.name=2026-01-01", "method.name: expected text"),
         ("method.name=fedinn", "unknown method 'fedinn'; nearest: fedin"),
     ],
 )
@@ -95,6 +104,18 @@ def test_a_wrong_key_or_value_is_named_with_what_was_expected(assignment, expect
         resolve(override(base, [assignment]))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_date_in_a_file_is_named_also_where_another_key_is_given(tmp_path):
+    path = tmp_path / "dated.toml"
+    path.write_text("[run]\nseed = 2026-01-01\n")
+    with pytest.raises(ConfigError, match=r"dated\.toml: run\.seed: found a date or time, 2026-01-01"):
+        experiment_for(str(path), ["run.rounds=3"])
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_toml(tmp_path)
 
 
 def test_override_leaves_its_argument_alone():

@@ -4,12 +4,15 @@ Nothing is coerced and nothing unknown is ignored: a wrong key or value is a `Co
 or argument, the dotted key, what was found and what was expected.
 """
 
+import copy
 import dataclasses
 import inspect
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -33,6 +36,9 @@ _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
+# More are taken for a mistake, which would cost the machine before it is noticed.
+_MOST_THREADS = 1024
+_MOST_CLIENTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class FederationConfig:
 
     def __post_init__(self) -> None:
         _require("clients", self.clients, self.clients >= 1, "at least 1")
+        _require("clients", self.clients, self.clients <= _MOST_CLIENTS, f"at most {_MOST_CLIENTS:,}")
         own = self.data is None or len(self.data) == self.clients
         _require("data", len(self.data or ()), own, f"one for each of the {self.clients} clients")
         _require("models", self.models, self.models is None or len(self.models) > 0, "at least one")
@@ -119,11 +126,13 @@ class RunConfig:
         for name in ("rounds", "evaluate_every", "threads"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _require("workers", self.workers, self.workers is None or self.workers >= 1, "at least 1")
+        for name in ("threads", "workers"):
+            _require(name, getattr(self, name), (getattr(self, name) or 1) <= _MOST_THREADS, f"at most {_MOST_THREADS}")
         alone = self.threads == 1 or self.executor != "workers"
         _require("threads", self.threads, alone, "1 with the executor 'workers', which has one thread a process")
         _require("seed", self.seed, self.seed >= 0, "at least 0")
         _require("cohort_fraction", self.cohort_fraction, 0 < self.cohort_fraction <= 1, "above 0 and at most 1")
-        _require("memory_gib", self.memory_gib, self.memory_gib >= 0, "at least 0")
+        _require("memory_gib", self.memory_gib, 0 <= self.memory_gib < math.inf, "a number from 0, and not infinity")
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,8 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
@@ -190,7 +201,7 @@ def override(tree: Tree, assignments: Sequence[str]) -> Tree:
     Raises:
         ConfigError: an assignment has no `=`, or leads through something that is not a table.
     """
-    tree = json.loads(json.dumps(tree))
+    tree = copy.deepcopy(tree)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
@@ -296,12 +307,22 @@ def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
     A table for a field that is a dataclass itself changes what it names and leaves the field's other defaults.
     """
     _make_strict(cls)
+    _without_dates(tree, where, source)
     try:
         return TypeAdapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
-    except TypeError as error:  # TOML dates have no JSON form
+    except TypeError as error:  # of a plug-in's own checks
         raise ConfigError(f"{source}: {where}: {error}") from error
+
+
+def _without_dates(node: Any, where: str, source: str) -> None:
+    """Refuse TOML's dates and times, which no setting is, by the dotted key of the first."""
+    if isinstance(node, date | time):
+        raise ConfigError(f"{source}: {where}: found a date or time, {node}; expected a number or text, in quotes")
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in inner:
+        _without_dates(value, f"{where}.{key}", source)
 
 
 def _over_defaults(cls: type[Any], tree: Tree) -> Tree:
