@@ -64,12 +64,66 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         load_file(path)
 
 
-def test_a_file_that_breaks_leaves_no_module(tmp_path):
-    path = tmp_path / "breaks.py"
-    path.write_text("1 / 0")
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("\n1 / 0", r"ZeroDivisionError: division by zero; .*breaks\.py, line 2$"),
+        ("import no_such_module", r"ModuleNotFoundError: No module named 'no_such_module'; .*breaks\.py, line 1$"),
+        ("def x(:", r"SyntaxError: .*\(breaks\.py, line 1\)$"),
+        ("raise SystemExit(0)", r"SystemExit: 0; .*breaks\.py, line 1$"),
+    ],
+)
+def test_a_file_that_breaks_is_one_line_and_leaves_no_module(tmp_path, source, expected):
+    path, before = tmp_path / "breaks.py", set(sys.modules)
+    path.write_text(source)
+    with pytest.raises(ConfigError, match=rf"breaks\.py: cannot be imported: {expected}") as caught:
         load_file(path)
-    assert "potluck_file_breaks" not in sys.modules
+    assert "\n" not in str(caught.value)
+    assert set(sys.modules) == before
+
+
+def write(folder, **sources):
+    folder.mkdir(exist_ok=True)
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    return folder
+
+
+def test_a_file_imports_its_neighbours_and_leaves_the_path_as_it_was(tmp_path):
+    write(tmp_path / "parts", __init__="", deep="VALUE = 7")
+    write(tmp_path, mine="import layers\nfrom parts.deep import VALUE\n", layers="import more", more="")
+    path, before = list(sys.path), set(sys.modules)
+    module = load_file(tmp_path / "mine.py")
+    assert (module.VALUE, module.layers.__name__) == (7, "layers")
+    assert sys.path == path
+    assert set(sys.modules) - before == {module.__name__}
+
+
+def test_neighbours_of_one_name_are_each_their_own_files(tmp_path):
+    for name in ("one", "two"):
+        write(tmp_path / name, mine="from neighbour import NAME", neighbour=f"NAME = {name!r}")
+    assert [load_file(tmp_path / name / "mine.py").NAME for name in ("one", "two")] == ["one", "two"]
+
+
+def test_a_neighbour_called_like_a_library_does_not_become_the_library(tmp_path):
+    write(tmp_path, mine="import wave\nFOUND = wave.__file__", wave="")
+    sys.modules.pop("wave", None)
+    assert str(tmp_path / "wave.py") == load_file(tmp_path / "mine.py").FOUND
+    import wave
+
+    assert hasattr(wave, "open")
+
+
+def test_what_a_file_imports_of_an_installed_package_stays(tmp_path, monkeypatch):
+    """Also where the packages are installed below the file's folder."""
+    site = write(tmp_path / "site-packages", installed_package="")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr("potluck.core.errors._INSTALLED", (site,))
+    module = load_file(write(tmp_path, mine="import installed_package") / "mine.py")
+    try:
+        assert sys.modules["installed_package"] is module.installed_package
+    finally:
+        del sys.modules["installed_package"]
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path):

@@ -56,6 +56,12 @@ def test_digest_tells_shape_and_type() -> None:
         ({"train_targets": TARGETS.float()}, "found torch.float32"),
         ({"test_targets": torch.tensor([0, 3, 0])}, "toy: test part: label 3; expected labels from 0 to 2"),
         ({"test_targets": torch.tensor([0, -1, 0])}, "label -1"),
+        ({"num_classes": 1_000_001}, "toy: 1000001 classes; expected 1 to 1,000,000"),
+        ({"num_classes": 0}, "toy: 0 classes; expected 1"),
+        ({"classes": ("a", "b")}, "toy: 2 names of classes for 3 classes"),
+        ({"classes": ("a", "b", "a")}, "toy: two classes are called 'a'"),
+        ({"train_inputs": IMAGES.float()}, "training inputs are torch.float32 but test inputs torch.uint8"),
+        ({"train_inputs": IMAGES[:, 0, 0, 0]}, r"toy: training part: inputs of shape \(6,\); expected one row an"),
         ({"test_inputs": IMAGES[:3, :, :1]}, r"shape \(1, 2, 2\) but test inputs \(1, 1, 2\)"),
     ],
 )

@@ -78,7 +78,7 @@ def test_cifar_gets_the_five_resnets_and_digits_small_networks():
         ("run.cohort_fraction=0.0", "run.cohort_fraction: expected above 0 and at most 1, found 0.0"),
         ("method.training.optimizer=adamw", "method.training.optimizer: input should be 'adam' or 'sgd'"),
         ("method.training.lr=-0.1", "method.training.lr: expected at least 0, found -0.1"),
-        ("federation.clients=0", "federation.clients: expected at least 1, found 0"),
+        ("federation.clients=0", "federation.clients: expected at least 1 and at most 1,000,000, found 0"),
         ("federation.capacities=[2.0]", "federation.capacities: expected above 0 and at most 1, found 2.0"),
         ("federation.validation_fraction=1.0", "federation.validation_fraction: expected at least 0 and below 1"),
         ("federation.partition=dirchlet", "unknown partition 'dirchlet'; nearest: dirichlet"),
@@ -88,6 +88,15 @@ def test_cifar_gets_the_five_resnets_and_digits_small_networks():
         ("run=3", "run: expected a table, found 3"),
         ("run.rounds.more=3", "rounds is not a table"),
         ("run.rounds", "expected key=value, such as run.rounds=10"),
+        ("run.memory_gib=inf", "run.memory_gib: expected a finite number, found inf"),
+        ("run.memory_gib=nan", "run.memory_gib: expected a finite number, found nan"),
+        ("run.threads=1_000_000", "run.threads: expected at least 1 and at most 1,024, found 1000000"),
+        ("run.workers=1_000_000", "run.workers: expected at least 1 and at most 1,024, found 1000000"),
+        ("federation.clients=1_000_000_000", "federation.clients: expected at least 1 and at most 1,000,000, found 1000000000"),
+        ("run.seed=2026-01-01", "run.seed: found a date or time, 2026-01-01; expected a number or text, in quotes"),
+        ("method.training.lr=07:30:00", "method.training.lr: found a date or time, 07:30:00"),
+        ('federation.models=["cnn2", {name="cnn2", width=2026-01-01T00:00:00Z}]', "federation.models.1.width: found a"),
+        ("method.name=2026-01-01", "method.name: expected text"),
         ("method.name=fedinn", "unknown method 'fedinn'; nearest: fedin"),
     ],
 )
@@ -154,6 +163,18 @@ def test_what_the_user_sets_is_no_preset():
     assert experiment_for("fedavg", ["federation.dataset=cifar10"]).preset_words is None
     stored = override(experiment_for("fedavg", []).tree(), ["run.rounds=30"])
     assert resolve(stored).preset_words == "preset of digits: method.training.lr 0.01 (default 0.001)"
+
+
+def test_a_date_in_a_file_is_named_also_where_another_key_is_given(tmp_path):
+    path = tmp_path / "dated.toml"
+    path.write_text("[run]\nseed = 2026-01-01\n")
+    with pytest.raises(ConfigError, match=r"dated\.toml: run\.seed: found a date or time, 2026-01-01"):
+        experiment_for(str(path), ["run.rounds=3"])
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_toml(tmp_path)
 
 
 def test_override_leaves_its_argument_alone():

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from potluck.core.errors import ConfigError, nearest
+from potluck.core.errors import ConfigError, PotluckError, explained, is_users, nearest
 
 
 def module_names(package: str) -> list[str]:
@@ -47,10 +47,10 @@ def standing_in(copies: Mapping[Path, Path]) -> Generator[None]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a single Python file that lies outside any package.
+    """Import a Python file that lies outside any package; at its top it may import the modules beside it.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it cannot be imported.
     """
     source = (_copies.get() or {}).get(path, path)
     if not source.is_file() or path.suffix != ".py":
@@ -63,11 +63,38 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and type hints look their module up here
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
+        with _neighbours_of(path):
+            spec.loader.exec_module(module)
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, PotluckError | KeyboardInterrupt):
+            raise
+        raise ConfigError(f"{path}: cannot be imported: {explained(error)}") from error
     return module
+
+
+@contextmanager
+def _neighbours_of(path: Path) -> Generator[None]:
+    """Inside the block the modules in a file's folder can be imported, as when Python runs the file.
+
+    They are this file's alone: another file finds its own neighbours of the same names, and the rest of the program
+    what is installed.
+    """
+    folder, before = str(path.parent), set(sys.modules)
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            if _lies_in(sys.modules[name], path.parent):
+                del sys.modules[name]
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    return any(Path(place).is_relative_to(folder) and is_users(place) for place in places if place)
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:

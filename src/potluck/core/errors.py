@@ -1,7 +1,14 @@
 """The errors a caller would catch; the command line prints them on one line and exits with 2."""
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+_OURS = Path(__file__).resolve().parents[1]
+_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LONGEST = 300
 
 
 class PotluckError(Exception):
@@ -42,3 +49,17 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` names closest to `name`, best first, never empty while there are names."""
     known = sorted(known)
     return difflib.get_close_matches(name, known, n=count, cutoff=0.3) or known[:count]
+
+
+def explained(error: BaseException) -> str:
+    """Type and text of an error on one line, with the last place that it passed in a file of the user's own."""
+    text = " ".join(str(error).split())
+    shown = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{shown}; {frames[-1].filename}, line {frames[-1].lineno}" if frames else shown
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file of code is neither Potluck's, nor Python's, nor an installed package's."""
+    path = Path(filename)
+    return path.is_absolute() and not any(path.resolve().is_relative_to(place) for place in (_OURS, *_INSTALLED))

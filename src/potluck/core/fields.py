@@ -31,7 +31,7 @@ class Bound:
     holds: Callable[[Any, Any], bool]
 
     def __str__(self) -> str:
-        return f"{self.words} {self.limit:g}"
+        return f"{self.words} {self.limit:,}" if isinstance(self.limit, int) else f"{self.words} {self.limit:g}"
 
 
 def at_least(limit: float) -> Bound:

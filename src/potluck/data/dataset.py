@@ -10,14 +10,36 @@ from torch import Tensor
 from potluck.core.errors import DataError
 from potluck.core.examples import Examples, Preprocess
 
+MOST_CLASSES = 1_000_000
+"""More are taken for a mistake: numbers of another kind in place of labels."""
+
 
 @dataclass(frozen=True)
 class Description:
-    """What a model needs to know of a data set: the shape of one prepared input and the number of classes."""
+    """What a model needs to know of a data set.
+
+    Attributes:
+        name: how runs and records call it.
+        input_shape: of one prepared input.
+        num_classes: labels lie in 0 .. num_classes - 1.
+        classes: their names in order; None where classes have numbers only.
+
+    Raises:
+        DataError: the classes are too many, or are not `num_classes` different names.
+    """
 
     name: str
     input_shape: tuple[int, ...]
     num_classes: int
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_classes(self.name, self.num_classes, self.classes)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; their numbers as text where they have no others."""
+        return tuple(map(str, range(self.num_classes))) if self.classes is None else self.classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +55,10 @@ class Dataset:
         num_classes: targets lie in 0 .. num_classes - 1.
         preprocess: prepares a batch for a model; given a generator it augments too, without one it only
             normalises. None leaves inputs as they are stored.
+        classes: names of the classes in order; None where they have numbers only.
 
     Raises:
-        DataError: the tensors do not fit together, or a target is no class.
+        DataError: the tensors do not fit together, a target is no class, or an input is not finite.
     """
 
     name: str
@@ -45,8 +68,10 @@ class Dataset:
     test_targets: Tensor
     num_classes: int
     preprocess: Preprocess | None = None
+    classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        _check_classes(self.name, self.num_classes, self.classes)
         for part, inputs, targets in (
             ("training", self.train_inputs, self.train_targets),
             ("test", self.test_inputs, self.test_targets),
@@ -57,6 +82,11 @@ class Dataset:
             raise DataError(
                 f"{self.name}: training inputs have shape {train_shape} but test inputs {test_shape}; "
                 "bring all to one shape"
+            )
+        if self.train_inputs.dtype != self.test_inputs.dtype:
+            raise DataError(
+                f"{self.name}: training inputs are {self.train_inputs.dtype} but test inputs {self.test_inputs.dtype}; "
+                "store both in one type"
             )
 
     @property
@@ -77,7 +107,7 @@ class Dataset:
     @property
     def description(self) -> Description:
         """What a model needs to know of this data set."""
-        return Description(self.name, self.input_shape, self.num_classes)
+        return Description(self.name, self.input_shape, self.num_classes, self.classes)
 
     @property
     def checksum(self) -> str:
@@ -106,8 +136,23 @@ def digest(*tensors: Tensor) -> str:
     return total.hexdigest()
 
 
+def _check_classes(where: str, number: int, names: tuple[str, ...] | None) -> None:
+    """Raise DataError unless the classes are of a number that can be meant, and as many different names if any."""
+    if not 1 <= number <= MOST_CLASSES:
+        raise DataError(f"{where}: {number} classes; expected 1 to {MOST_CLASSES:,}: number the classes from 0")
+    if names is None:
+        return
+    if len(names) != number:
+        raise DataError(f"{where}: {len(names)} names of classes for {number} classes; give one name each")
+    if len(set(names)) != number:
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{where}: two classes are called {twice!r}; give each a name of its own")
+
+
 def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int) -> None:
     """Raise DataError unless there are inputs and each has one target that is a class."""
+    if inputs.dim() < 2:
+        raise DataError(f"{where}: inputs of shape {tuple(inputs.shape)}; expected one row an example, (n, ...)")
     if len(inputs) == 0:
         raise DataError(f"{where}: no examples; give at least one")
     if targets.dtype != torch.int64 or targets.dim() != 1 or len(targets) != len(inputs):
@@ -119,3 +164,17 @@ def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int) -
     if lowest < 0 or highest >= num_classes:
         wrong = lowest if lowest < 0 else highest
         raise DataError(f"{where}: label {wrong}; expected labels from 0 to {num_classes - 1}")
+    if inputs.is_floating_point():
+        _check_finite(where, inputs)
+
+
+def _check_finite(where: str, inputs: Tensor) -> None:
+    """Raise DataError if an input holds NaN or infinity."""
+    # Extremes first: they are found without a second tensor as large as the inputs.
+    if inputs.numel() == 0 or bool(torch.stack(inputs.aminmax()).isfinite().all()):
+        return
+    broken = (~inputs.flatten(1).isfinite().all(1)).nonzero().flatten()
+    raise DataError(
+        f"{where}: {len(broken)} of {len(inputs)} inputs hold NaN or infinity, the first in row {int(broken[0])}; "
+        "leave them out or fill them in"
+    )

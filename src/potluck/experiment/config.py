@@ -4,12 +4,14 @@ Nothing is coerced and nothing unknown is ignored: a wrong key or value is a `Co
 or argument, the dotted key, what was found and what was expected.
 """
 
+import copy
 import dataclasses
 import inspect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, time
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -37,6 +39,9 @@ _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": F
 _Share = Annotated[float, above(0), at_most(1)]
 _Part = Annotated[float, at_least(0), below(1)]
 _Count = Annotated[int, at_least(1)]
+# More are taken for a mistake, which would cost the machine before it is noticed.
+_Processes = Annotated[int, at_least(1), at_most(1024)]
+_Clients = Annotated[int, at_least(1), at_most(1_000_000)]
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
@@ -67,7 +72,7 @@ class FederationConfig(Checked):
     augmentation: Literal["paper", "none"] = "paper"
     train_fraction: _Share = 1.0
     data: tuple[str, ...] | None = None
-    clients: _Count = 10
+    clients: _Clients = 10
     partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
     models: tuple[str | dict[str, Any], ...] | None = None
     server_model: str | dict[str, Any] | None = None
@@ -114,9 +119,9 @@ class RunConfig(Checked):
     evaluate_every: _Count = 1
     common_test: bool = True
     executor: ExecutorName = "auto"
-    workers: _Count | None = None
+    workers: _Processes | None = None
     computing: Computing = PLAIN
-    threads: _Count = 1
+    threads: _Processes = 1
     memory_gib: Annotated[float, at_least(0)] = 4.0
     tolerate_failures: bool = False
     lost_rounds: _Count = 10
@@ -217,6 +222,8 @@ def read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
@@ -229,7 +236,7 @@ def override(tree: Tree, assignments: Sequence[str]) -> Tree:
     Raises:
         ConfigError: an assignment has no `=`, leads through something that is not a table, or contradicts another.
     """
-    tree = json.loads(json.dumps(tree))
+    tree = copy.deepcopy(tree)
     for key, value in sorted(_assigned(assignments).items(), key=lambda item: item[0].count(".")):
         *tables, last = key.split(".")
         place = tree
@@ -364,12 +371,22 @@ def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
     A table for a field that is a dataclass itself changes what it names and leaves the field's other defaults.
     """
     _make_strict(cls)
+    _without_dates(tree, where, source)
     try:
         return TypeAdapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
-    except TypeError as error:  # TOML dates have no JSON form
+    except TypeError as error:  # of a plug-in's own checks
         raise ConfigError(f"{source}: {where}: {error}") from error
+
+
+def _without_dates(node: Any, where: str, source: str) -> None:
+    """Refuse TOML's dates and times, which no setting is, by the dotted key of the first."""
+    if isinstance(node, date | time):
+        raise ConfigError(f"{source}: {where}: found a date or time, {node}; expected a number or text, in quotes")
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in inner:
+        _without_dates(value, f"{where}.{key}", source)
 
 
 def _over_defaults(cls: type[Any], tree: Tree) -> Tree:

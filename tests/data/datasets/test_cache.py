@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -96,6 +98,20 @@ def test_failing_to_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytes
         cached(path, decode)
     assert path.read_bytes() == b"old and damaged"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no limit on the size of files")
+def test_a_file_that_cannot_be_written_whole_is_told(tmp_path: Path) -> None:
+    code = (
+        "import resource, torch\nfrom pathlib import Path\nfrom potluck.data.datasets._cache import cached\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        f"cached(Path({str(tmp_path / 'images.safetensors')!r}), lambda: (torch.zeros(5000), torch.zeros(1)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("potluck.core.errors.DataError: "), done.stderr
+    assert "decoded images cannot be stored here" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_keeps_what_it_read_when_the_file_is_replaced(tmp_path: Path) -> None:

@@ -1,3 +1,9 @@
+import io
+import struct
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +42,7 @@ def test_folder(folder: Path) -> None:
     (folder / "train" / ".hidden").mkdir()
     (folder / "train" / "dog" / "notes.txt").write_text("no image")
     pets = load(folder)
-    assert describe(str(folder)) == pets.description == Description("pets", (3, 6, 5), 2)
+    assert describe(str(folder)) == pets.description == Description("pets", (3, 6, 5), 2, ("cat", "dog"))
     assert pets.train_targets.tolist() == [0, 0, 1, 1, 1], "cat is before dog"
     assert pets.test_targets.tolist() == [1]
     expected = np.asarray(Image.open(folder / "train" / "dog" / "0.png")).transpose(2, 0, 1)
@@ -109,6 +115,45 @@ def test_unreadable_image(folder: Path, keep: int) -> None:
         load(folder)
 
 
+def write_png_header(file: Path, height: int, width: int) -> None:
+    """A file that says that it is an image of this size; its pixels are missing."""
+    header = struct.pack(">4sIIBBBBB", b"IHDR", width, height, 8, 0, 0, 0, 0)
+    chunks = [struct.pack(">I", 13), header, struct.pack(">I", zlib.crc32(header)), struct.pack(">I4s", 64, b"IDAT")]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("read", [load, describe])
+@pytest.mark.parametrize("size", [30_000, 10_000])
+def test_an_image_that_bursts_is_not_decoded(tmp_path: Path, read, size: int) -> None:
+    """PIL refuses the first itself, and warns of the second."""
+    for part in ("train", "test"):
+        write_png_header(tmp_path / part / "a" / "0.png", size, size)
+    with pytest.raises(DataError, match=r"train/a/0\.png: more than 89,478,485 pixels; scale it down"):
+        read(tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_a_folder_of_more_than_the_machine_holds_is_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("potluck.core.machine.available_bytes", lambda: 6 * 6 * 5 * 3 - 1)
+    with pytest.raises(DataError, match=r"pets: its images: at least 0\.0 GiB of memory needed"):
+        load(folder)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_mixed_sizes_are_found_before_anything_is_decoded(folder: Path) -> None:
+    write_images(folder, "test", {"cat": [pixels(7, 5, 3)]})
+    with pytest.raises(DataError, match=r"pets/test: inputs of different shapes, \(6, 5, 3\) and \(7, 5, 3\)"):
+        load(folder)
+
+
+def test_classes_are_spelt_alike_whatever_composed_their_letters(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_images(tmp_path, part, {unicodedata.normalize("NFD", "hibou grand-duc d'Écosse"): [pixels(4, 4)]})
+    assert load(tmp_path).classes == describe(tmp_path).classes == ("hibou grand-duc d'Écosse",)
+
+
 def write_arrays(path: Path, **changes: np.ndarray | None) -> Path:
     arrays = {
         "x_train": pixels(6, 4, 5, 3),
@@ -171,12 +216,133 @@ def test_npz_features(tmp_path: Path) -> None:
         ),
         ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, dtype=int)}, "training part: no examples"),
         ({"y_test": np.array([{}, {}])}, "not an .npz file of plain arrays"),
+        (
+            {"x_train": np.zeros((6, 1, 4, 5), dtype=np.float32), "x_test": pixels(2, 4, 5)},
+            "mine: training inputs are torch.float32 but test inputs torch.uint8; store both in one type",
+        ),
+        (
+            {"x_train": np.array([[0.0], [0.0], [np.nan], [0.0], [-np.inf], [1e300]]), "x_test": np.zeros((2, 1))},
+            "training part: 3 of 6 inputs hold NaN or infinity, the first in row 2; leave them out or fill them in",
+        ),
     ],
 )
 def test_npz_errors(tmp_path: Path, changes: dict[str, np.ndarray | None], message: str) -> None:
     path = write_arrays(tmp_path / "mine.npz", **changes)
     with pytest.raises(DataError, match=message):
         load(path)
+
+
+def write_header(path: Path, name: str, shape: tuple[int, ...], content: bytes) -> Path:
+    """An archive, one of whose arrays has a made-up header."""
+    write_arrays(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    header = io.BytesIO()
+    described = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, stored in (members | {f"{name}.npy": header.getvalue() + content}).items():
+            archive.writestr(member, stored)
+    return path
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No array may be read, and no image decoded: both take memory."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("numpy.load", fail)
+    monkeypatch.setattr("PIL.Image.Image.convert", fail)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("read", [load, describe])
+def test_npz_whose_header_claims_more_than_it_holds_is_not_read(tmp_path: Path, read) -> None:
+    path = write_header(tmp_path / "mine.npz", "x_train", (62_500_000_000, 8, 8), b"x" * 64)
+    message = r"x_train says that it is uint8 of shape \(62500000000, 8, 8\), 4,000,000,000,000 bytes, and holds 64;"
+    with pytest.raises(DataError, match=message):
+        read(path)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("read", [load, describe])
+def test_npz_of_more_than_the_machine_holds_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
+    path = write_arrays(tmp_path / "mine.npz")
+    monkeypatch.setattr("potluck.core.machine.available_bytes", lambda: 100)
+    with pytest.raises(DataError, match=r"mine.npz: its arrays: at least 0.0 GiB of memory needed, 0.0 GiB left"):
+        read(path)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("read", [load, describe])
+@pytest.mark.parametrize("name", ["x_train", "y_train", "x_test", "y_test"])
+def test_npz_arrays_have_dimensions(tmp_path: Path, read, name: str) -> None:
+    path = write_arrays(tmp_path / "mine.npz", **{name: np.uint8(3)})
+    with pytest.raises(DataError, match=f"mine.npz: {name} is a single value; expected an array with a row an example"):
+        read(path)
+
+
+def test_npz_is_described_without_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read, whole = write_arrays(tmp_path / "mine.npz"), [], np.lib.npyio.NpzFile.__getitem__
+
+    def noted(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+        read.append(name)
+        return whole(archive, name)
+
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", noted)
+    assert describe(path) == Description("mine", (3, 4, 5), 3)
+    assert read == ["y_train"]
+
+
+def test_npz_names_its_classes(tmp_path: Path) -> None:
+    path = write_arrays(
+        tmp_path / "mine.npz", classes=np.array(["owl", "cat", "dog", unicodedata.normalize("NFD", "é")])
+    )
+    assert load(path).description == describe(path) == Description("mine", (3, 4, 5), 4, ("owl", "cat", "dog", "é"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (np.array(["cat", "dog"]), "training part: label 2; expected labels from 0 to 1"),
+        (np.array(["cat", "dog", "cat"]), "two classes are called 'cat'"),
+        (np.array([1, 2, 3]), r"classes: expected text of shape \(classes,\), found int64 \(3,\)"),
+        (np.array([["cat", "dog", "owl"]]), r"found <U3 \(1, 3\)"),
+    ],
+)
+def test_npz_names_that_are_none(tmp_path: Path, names: np.ndarray, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(write_arrays(tmp_path / "mine.npz", classes=names))
+
+
+def test_npz_labels_that_are_no_labels(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path / "mine.npz", y_train=np.array([0, 1, 2, 0, 1, 10**9]))
+    for read in (load, describe):
+        with pytest.raises(DataError, match="mine: 1000000001 classes; expected 1 to 1,000,000"):
+            read(path)
+
+
+def damaged(whole: bytes) -> Iterator[bytes]:
+    rng = np.random.default_rng(0)
+    for _ in range(120):
+        content = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            content[rng.integers(len(content))] = rng.integers(256)
+        yield bytes(content[: rng.integers(len(content))] if rng.integers(4) == 0 else content)
+
+
+@pytest.mark.filterwarnings("ignore")  # of numpy and zipfile, on what they then refuse
+def test_npz_with_any_damage_is_read_or_refused(tmp_path: Path) -> None:
+    path, refused = write_arrays(tmp_path / "mine.npz"), 0
+    for content in damaged(path.read_bytes()):
+        path.write_bytes(content)
+        try:
+            load(path)
+        except DataError:
+            refused += 1
+    assert refused > 40
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])

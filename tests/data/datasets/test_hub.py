@@ -1,10 +1,13 @@
 """Hub data sets from a miniature local copy; nothing here opens a connection beyond this machine."""
 
 import importlib
+import io
 import os
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,8 +15,11 @@ from typing import Any, NoReturn
 import datasets as hugging_face
 import huggingface_hub
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from PIL import Image
+from pyarrow import parquet
 
 from potluck.core.errors import DataError
 from potluck.core.rng import fold_in
@@ -70,6 +76,19 @@ def test_changed_source_is_decoded_again(
     second = load("cifar10")
     assert len(second.train) == 11
     assert torch.equal(second.test_inputs, first.test_inputs)
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_a_source_changed_at_equal_size_and_time_is_decoded_again(
+    hub: Path, cache: Path, photographs: np.ndarray, write_parquet: WriteParquet
+) -> None:
+    load("cifar10")
+    file = hub / CIFAR / "test-00000-of-00001.parquet"
+    before, renumbered = file.stat(), [9, 8, 7, 6, 5, 4, 3, 2]
+    write_parquet(file, list(photographs[12:]), renumbered, "img", "label")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert load("cifar10").test_targets.tolist() == renumbered
     assert len(list(cache.iterdir())) == 3
 
 
@@ -149,8 +168,8 @@ def test_local_copy_without_a_split(hub: Path) -> None:
     ("shapes", "labels", "column", "message"),
     [
         ([(32, 32, 3)], [0], "picture", r"no column img; found picture, label"),
-        ([(32, 32, 3), (31, 32, 3)], [0, 1], "img", r"different shapes, \(31, 32, 3\) and \(32, 32, 3\)"),
-        ([(28, 28, 3)], [0], "img", r"images of shape \(3, 28, 28\); expected \(3, 32, 32\)"),
+        ([(32, 32, 3), (31, 32, 3)], [0, 1], "img", r"row 1: image of shape \(3, 31, 32\); expected \(3, 32, 32\)"),
+        ([(28, 28, 3)], [0], "img", r"row 0: image of shape \(3, 28, 28\); expected \(3, 32, 32\)"),
         ([(32, 32, 3)], [-1], "img", r"label -1; expected labels from 0 to 9"),
     ],
 )
@@ -160,6 +179,49 @@ def test_local_copy_of_something_else(
     images = [np.zeros(shape, dtype=np.uint8) for shape in shapes]
     write_parquet(hub / CIFAR / "test-00000-of-00001.parquet", images, labels, column, "label")
     with pytest.raises(DataError, match=f"^cifar10: .*{message}"):
+        load("cifar10")
+
+
+def png(*shape: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros(shape, dtype=np.uint8)).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def large_png() -> bytes:
+    """Cut off after the size, 30,000 x 30,000."""
+    size = struct.pack(">II", 30_000, 30_000)
+    header = b"IHDR" + size + bytes([8, 0, 0, 0, 0])
+    return png(1, 1)[:8] + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\x09IDAT"
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pyarrow.array([1, 2]), r"column img holds Value\('int64'\); expected images"),
+        (pyarrow.array([[1, 2], [3]]), r"column img holds List\(.*\); expected images"),
+        (pyarrow.array(["secret.png", "/etc/passwd"]), r"column img holds Value\('string'\); expected images"),
+        (pyarrow.array([{"a": 1}] * 2), "column img holds .*; expected images"),
+        (pyarrow.array([png(32, 32, 3), b"none"]), "row 1: cannot be read as an image"),
+        (pyarrow.array([png(32, 32, 3), None]), "row 1: no image; expected its bytes in column img"),
+        (pyarrow.array([png(32, 32, 3), large_png()]), "row 1: more than 89,478,485 pixels"),
+    ],
+)
+def test_a_column_that_is_not_of_images_is_told(hub: Path, column: Any, message: str) -> None:
+    table = pyarrow.table({"img": column, "label": pyarrow.array([0, 1])})
+    parquet.write_table(table, hub / CIFAR / "test-00000-of-00001.parquet")
+    with pytest.raises(DataError, match=f"^cifar10: .*{message}"):
+        load("cifar10")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_row_that_names_a_file_of_this_machine_does_not_open_it(hub: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(png(32, 32, 3))
+    rows = [{"bytes": None, "path": str(tmp_path / "secret.png")}]
+    column = pyarrow.array(rows, pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
+    table = pyarrow.table({"img": column, "label": pyarrow.array([0])})
+    parquet.write_table(table, hub / CIFAR / "test-00000-of-00001.parquet")
+    with pytest.raises(DataError, match="row 0: no image"):
         load("cifar10")
 
 

@@ -31,7 +31,13 @@ def test_listing() -> None:
     ],
 )
 def test_descriptions(name: str, shape: tuple[int, ...], classes: int) -> None:
-    assert datasets.describe(name) == Description(name, shape, classes)
+    found = datasets.describe(name)
+    assert (found.name, found.input_shape, found.num_classes) == (name, shape, classes)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cinic10", "fashion_mnist"])
+def test_classes_that_have_names_are_named(name: str) -> None:
+    assert datasets.describe(name).class_names[1] == {"fashion_mnist": "Trouser"}.get(name, "automobile")
 
 
 def test_describing_imports_nothing_heavy() -> None:
@@ -53,6 +59,20 @@ def test_unknown_name() -> None:
 def test_missing_path(path: str | Path) -> None:
     with pytest.raises(DataError, match=f"^{path}: no such file or folder; expected"):
         datasets.load(path)
+
+
+@pytest.mark.parametrize("address", ["https://example.org/pets.npz", "s3://bucket/pets", "https:/example.org/pets.npz"])
+def test_an_address_on_the_web_is_no_path(address: str) -> None:
+    for place in (address, Path(address)):
+        with pytest.raises(DataError, match="an address on the web; download the data, and give the path"):
+            datasets.load(place)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, f"{'x' * 300}/pets.npz"])
+def test_a_path_that_no_file_can_have(path: str) -> None:
+    with pytest.raises((DataError, ConfigError)) as caught:
+        datasets.load(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_unknown_augmentation() -> None:

@@ -4,8 +4,8 @@ import torch
 
 from potluck.core.errors import DataError
 from potluck.core.rng import fold_in
-from potluck.data.federate import label_counts
-from potluck.data.partition.dirichlet import TRIES, Dirichlet
+from potluck.data.federate import fingerprint, label_counts
+from potluck.data.partition.dirichlet import TRIES, Dirichlet, _complete
 
 TARGETS = torch.arange(10).repeat(1000)
 
@@ -58,14 +58,14 @@ class FixedShares:
     def __init__(self, *rows: list[float]) -> None:
         self.rows = np.array(rows)
 
-    def dirichlet(self, alpha: np.ndarray, size: int) -> np.ndarray:
-        assert self.rows.shape == (size, len(alpha))
-        return self.rows
+    def dirichlet(self, alpha: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        assert (1, *self.rows.shape) == (*size, len(alpha))
+        return self.rows[None]
 
 
 def draw_sizes(class_sizes: list[int], *rows: list[float]) -> list[list[int]]:
-    drawn = Dirichlet()._draw_sizes(np.array(class_sizes), len(rows[0]), FixedShares(*rows))  # type: ignore[arg-type]
-    return drawn.tolist()
+    drawn = Dirichlet()._draw_sizes(np.array(class_sizes), len(rows[0]), FixedShares(*rows), 1)  # type: ignore[arg-type]
+    return drawn[0].tolist()
 
 
 def test_capped_sizes_by_hand() -> None:
@@ -91,11 +91,48 @@ def test_impossible_minimum_is_refused_at_once() -> None:
         Dirichlet(min_examples=600)(TARGETS, 20, fold_in(0))
 
 
-def test_hopeless_minimum_is_given_up() -> None:
-    scheme = Dirichlet(alpha=0.01, min_examples=10, capped=False)
-    message = f"none of {TRIES} draws gave each of 20 clients at least 10 of 300 examples .* raise alpha"
-    with pytest.raises(DataError, match=message):
-        scheme(TARGETS[:300], 20, fold_in(0))
+@pytest.mark.parametrize("capped", [True, False])
+def test_a_minimum_that_no_draw_gives_is_reached_by_completing_the_nearest(
+    capped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheme, clients = Dirichlet(alpha=0.01, min_examples=2, capped=capped), 30
+    parts = scheme(TARGETS, clients, fold_in(0))
+    assert len(torch.cat(parts).unique()) == len(TARGETS)
+    assert min(map(len, parts)) == 2
+    assert f"none of {TRIES} Dirichlet draws with alpha 0.01 gave each of 30 clients 2 examples" in caplog.text
+    again = scheme(TARGETS, clients, fold_in(0))
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_completing_by_hand() -> None:
+    # Client 2 lacks 3 and takes them from client 0, who holds 9, of class 1, its largest. Client 3 lacks 2: clients
+    # 0 and 1 now hold 6 each, and the first of them gives, of class 0, which is now its largest.
+    sizes = np.array([[4, 2, 0, 0], [5, 4, 0, 1]])
+    _complete(sizes, 3)
+    assert sizes.tolist() == [[2, 2, 0, 2], [2, 4, 3, 1]]
+
+
+def test_completing_takes_no_more_than_a_client_can_spare() -> None:
+    sizes = np.array([[3, 1, 0, 0], [0, 2, 1, 1]])
+    _complete(sizes, 2)
+    assert sizes.sum(axis=0).tolist() == [2, 2, 2, 2]
+    assert sizes.sum(axis=1).tolist() == [4, 4]
+
+
+def test_a_partition_that_is_drawn_at_last_is_not_completed(caplog: pytest.LogCaptureFixture) -> None:
+    """The 254th draw is the first to do; its fingerprint is that of drawing one by one without an end."""
+    parts = Dirichlet(alpha=0.1)(TARGETS, 100, fold_in(3))
+    assert fingerprint(parts) == "d288d12786bab6a49266ff9153fb3c77"
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_draws_at_once_are_those_one_by_one(capped: bool) -> None:
+    scheme, class_sizes = Dirichlet(alpha=0.2, capped=capped), np.array([700, 31, 500])
+    at_once = scheme._draw_sizes(class_sizes, 40, np.random.default_rng(0), 50)
+    rng = np.random.default_rng(0)
+    one_by_one = [scheme._draw_sizes(class_sizes, 40, rng, 1)[0] for _ in range(50)]
+    assert np.array_equal(at_once, one_by_one)
 
 
 def test_tiny_alpha_gives_whole_classes() -> None:

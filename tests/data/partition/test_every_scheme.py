@@ -1,6 +1,6 @@
 """What holds for all schemes; their own laws are in the files beside this one."""
 
-from dataclasses import FrozenInstanceError, dataclass, is_dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 
 import pytest
 import torch
@@ -95,6 +95,35 @@ def test_inputs_are_left_alone(name: str) -> None:
     get_partition(name)()(targets, 8, KEY)
     assert torch.equal(targets, TARGETS)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@every_scheme
+@given(
+    seed=st.integers(0, 1000),
+    clients=st.integers(1, 1000),
+    examples=st.integers(1, 3000),
+    classes=st.integers(1, 30),
+    exponent=st.floats(-6, 6),
+    least=st.integers(1, 4),
+)
+def test_every_division_ends_in_parts_for_all_or_is_refused(
+    name: str, seed: int, clients: int, examples: int, classes: int, exponent: float, least: int
+) -> None:
+    scheme = get_partition(name)
+    known = {"alpha": 10**exponent, "min_examples": least, "classes": least}
+    options = {field.name: known[field.name] for field in fields(scheme) if field.name in known}  # type: ignore[arg-type]
+    targets = torch.randint(classes, (examples,), generator=fold_in(seed).generator())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("potluck.data.partition.dirichlet.TRIES", 20)
+        try:
+            parts = scheme(**options)(targets, clients, fold_in(seed))
+        except DataError:
+            assert name != "dirichlet" or clients * least > examples
+            return
+    assert len(parts) == clients
+    assert min(map(len, parts)) >= (least if name == "dirichlet" else 1)
+    everything = torch.cat(parts)
+    assert len(everything.unique()) == len(everything)
 
 
 @every_scheme

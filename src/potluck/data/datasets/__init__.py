@@ -5,6 +5,7 @@ an object, has `describe()` and `load(augmentation)` (see `Source`).
 """
 
 import importlib
+import re
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ AUGMENTATIONS = ("paper", "none")
 """What `load` can do to training images: what the papers do to this data set, or nothing random."""
 
 _GROUP = "potluck.datasets"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has made one slash of two; one letter would be a drive
 
 
 def list_datasets(pattern: str = "*") -> list[str]:
@@ -28,7 +30,7 @@ def list_datasets(pattern: str = "*") -> list[str]:
 
 
 def describe(name_or_path: str | Path) -> Description:
-    """Input shape and classes of a data set, without reading it (an `.npz` file has to be read).
+    """Input shape and classes of a data set, without reading the inputs.
 
     Raises:
         ConfigError: no data set has this name.
@@ -44,7 +46,8 @@ def load(name_or_path: str | Path, *, augmentation: str = "paper") -> Dataset:
 
     Args:
         name_or_path: one of `list_datasets()`, or a path. A folder holds `train/<class>/<image>` and
-            `test/<class>/<image>`; an `.npz` file holds the arrays x_train, y_train, x_test, y_test.
+            `test/<class>/<image>`; an `.npz` file holds the arrays x_train, y_train, x_test, y_test, and may name its
+            classes in an array of text, `classes`.
         augmentation: "paper" augments training images as the papers do; "none" leaves all that is random out.
             What is not random, normalisation and size, is the same for both.
 
@@ -66,10 +69,18 @@ def _source(name_or_path: str | Path) -> Source:
         if name in offered:
             return offered[name].load()
     path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError) as error:  # a name that no file can have, a place that may not be looked at
+        raise DataError(
+            f"{path}: cannot be looked at ({error}); give the path of a folder or of an .npz file"
+        ) from error
+    if is_folder:
         return FolderSource(path)
-    if path.is_file():
+    if is_file:
         return NpzSource(path)
+    if _URL.match(name):
+        raise DataError(f"{name}: an address on the web; download the data, and give the path of the folder or file")
     if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
         raise DataError(f"{path}: no such file or folder; expected a folder of images, an .npz file or a name")
     raise unknown("data set", name, list_datasets(), "potluck list datasets")

@@ -45,6 +45,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
 
 def _write(path: Path, inputs: Tensor, targets: Tensor) -> None:
     """Write under another name, then rename: who looks meanwhile sees the old file or all of the new."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
@@ -53,7 +54,7 @@ def _write(path: Path, inputs: Tensor, targets: Tensor) -> None:
             unfinished = Path(scratch) / path.name
             save_file({"inputs": inputs, "targets": targets}, unfinished, {"digest": digest(inputs, targets)})
             os.replace(unfinished, path)
-    except OSError as error:
+    except (SafetensorError, OSError) as error:  # safetensors says in its own way that a disk is full
         raise DataError(
             f"{path.parent}: decoded images cannot be stored here ({error}); "
             "set XDG_CACHE_HOME to a folder that can be written"

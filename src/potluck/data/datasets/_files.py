@@ -1,19 +1,26 @@
 """One's own data from disk: a folder of images or an `.npz` file."""
 
+import math
+import unicodedata
 import zipfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from torch import Tensor
 
 from potluck.core.errors import DataError
+from potluck.core.machine import check_fits
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets._images import as_inputs, as_targets, plain, stacked
+from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, opened, plain, stacked
 
 _LAYOUT = "expected train/<class>/<image> and test/<class>/<image>"
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_NAMES = "classes"
 
 
 @dataclass(frozen=True)
@@ -24,75 +31,146 @@ class FolderSource:
 
     def describe(self) -> Description:
         """Reads the folder's listing and one image."""
-        files = _list_images(self.path, "train")
-        image = stacked([_read_image(files[0][0], _common_mode([files[0][0]]))], str(self.path))
-        return Description(self.path.resolve().name, tuple(as_inputs(image, "").shape[1:]), _num_classes(self.path))
+        file, _ = _list_images(self.path, "train")[0]
+        mode, _ = _header(file)
+        image = stacked([_read_image(file, mode)], str(self.path))
+        names = _names(self.path)
+        return Description(self.path.resolve().name, tuple(as_inputs(image, "").shape[1:]), len(names), names)
 
     def load(self, augmentation: str) -> Dataset:
         """All images; grey if every one is, else RGB. There is nothing to augment."""
-        train, test = _list_images(self.path, "train"), _list_images(self.path, "test")
-        mode = _common_mode([file for file, _ in train + test])
-        train_inputs, train_targets = _read_images(train, mode, f"{self.path}/train")
-        test_inputs, test_targets = _read_images(test, mode, f"{self.path}/test")
+        parts = [_list_images(self.path, part) for part in ("train", "test")]
+        headers = [[_header(file) for file, _ in files] for files in parts]
+        mode = "RGB" if any(mode == "RGB" for part in headers for mode, _ in part) else "L"
+        shapes = [[size if mode == "L" else (*size, 3) for _, size in part] for part in headers]
+        for part, found in zip(("train", "test"), shapes, strict=True):
+            check_one_shape(found, f"{self.path}/{part}")
+        needed = sum(len(found) * math.prod(found[0]) for found in shapes)
+        check_fits(needed, f"{self.path}: its images", "scale them down, or use fewer", DataError)
+        train_inputs, train_targets = _read_images(parts[0], mode, f"{self.path}/train")
+        test_inputs, test_targets = _read_images(parts[1], mode, f"{self.path}/test")
+        names = _names(self.path)
         return Dataset(
             name=self.path.resolve().name,
             train_inputs=train_inputs,
             train_targets=train_targets,
             test_inputs=test_inputs,
             test_targets=test_targets,
-            num_classes=_num_classes(self.path),
+            num_classes=len(names),
             preprocess=plain(train_inputs),
+            classes=names,
         )
 
 
 @dataclass(frozen=True)
 class NpzSource:
-    """An `.npz` file with the arrays x_train, y_train, x_test and y_test."""
+    """An `.npz` file with the arrays x_train, y_train, x_test and y_test, and if it likes `classes`, their names."""
 
     path: Path
 
     def describe(self) -> Description:
-        """Reads the whole file."""
-        return self.load("none").description
+        """Reads the arrays' headers, labels and names."""
+        shape, kind = _headers(self.path)["x_train"]
+        sample = as_inputs(np.zeros((1, *shape[1:]), kind), f"{self.path}: x_train")
+        arrays = _read_arrays(self.path, ("y_train", _NAMES))
+        return Description(self.path.stem, tuple(sample.shape[1:]), *_counted(arrays, self.path))
 
     def load(self, augmentation: str) -> Dataset:
-        """All arrays; classes are 0 to the largest training label. There is nothing to augment."""
-        arrays = _read_arrays(self.path)
+        """All arrays; classes are those named, or 0 to the largest training label. There is nothing to augment."""
+        _headers(self.path)
+        arrays = _read_arrays(self.path, (*_ARRAYS, _NAMES))
+        num_classes, names = _counted(arrays, self.path)
         train_inputs = as_inputs(arrays["x_train"], f"{self.path}: x_train")
-        train_targets = as_targets(arrays["y_train"], f"{self.path}: y_train")
         return Dataset(
             name=self.path.stem,
             train_inputs=train_inputs,
-            train_targets=train_targets,
+            train_targets=as_targets(arrays["y_train"], f"{self.path}: y_train"),
             test_inputs=as_inputs(arrays["x_test"], f"{self.path}: x_test"),
             test_targets=as_targets(arrays["y_test"], f"{self.path}: y_test"),
-            num_classes=int(train_targets.max()) + 1 if len(train_targets) else 0,
+            num_classes=num_classes,
             preprocess=plain(train_inputs),
+            classes=names,
         )
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an archive; never unpickles."""
+def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of every array, none of which is read; they fit in memory, and the file holds what they claim."""
+    with _opened_archive(path) as archive:
+        found = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
+        missing = [name for name in _ARRAYS if name not in found]
+        if missing:
+            expected, names = ", ".join(_ARRAYS), ", ".join(found) or "nothing"
+            raise DataError(f"{path}: no array {', '.join(missing)}; expected {expected}, found {names}")
+        headers: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        for name in (*_ARRAYS, *({_NAMES} & found.keys())):
+            with archive.open(found[name]) as file:
+                shape, kind = _header_of(file)
+                held = found[name].file_size - file.tell()
+            if not shape:
+                raise DataError(f"{path}: {name} is a single value; expected an array with a row an example")
+            if kind.hasobject:
+                raise _no_archive(path)
+            if (claimed := math.prod(shape) * kind.itemsize) != held:
+                raise DataError(
+                    f"{path}: {name} says that it is {kind} of shape {shape}, {claimed:,} bytes, and holds {held:,}; "
+                    "write it anew with numpy.savez"
+                )
+            headers[name] = shape, kind
+    needed = sum(math.prod(shape) * kind.itemsize for shape, kind in headers.values())
+    check_fits(needed, f"{path}: its arrays", "make them smaller, or use fewer examples", DataError)
+    return headers
+
+
+def _header_of(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of a stored array, whose first value is then next in the file."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    return shape, kind
+
+
+def _read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those arrays of an archive that are in it; never unpickles."""
+    # Opened here because numpy leaves a file open that turns out to be no archive.
+    with _opened_archive(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in names if name in archive}
+
+
+@contextmanager
+def _opened_archive(path: Path) -> Generator[zipfile.ZipFile]:
     try:
-        # Opened here because numpy leaves a file open that turns out to be no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in _ARRAYS if name not in archive]
-            if missing:
-                found = ", ".join(archive.files) or "nothing"
-                raise DataError(f"{path}: no array {', '.join(missing)}; expected {', '.join(_ARRAYS)}, found {found}")
-            return {name: archive[name] for name in _ARRAYS}
-    except (AttributeError, EOFError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not an .npz file of plain arrays; write one with numpy.savez") from error
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # whatever damage makes zipfile, zlib and numpy raise
+        raise _no_archive(path) from error
+
+
+def _no_archive(path: Path) -> DataError:
+    return DataError(f"{path}: not an .npz file of plain arrays; write one with numpy.savez")
+
+
+def _counted(arrays: dict[str, np.ndarray], path: Path) -> tuple[int, tuple[str, ...] | None]:
+    """How many classes there are, and their names if they have any."""
+    if _NAMES in arrays:
+        names = arrays[_NAMES]
+        if names.ndim != 1 or names.dtype.kind != "U":
+            raise DataError(f"{path}: {_NAMES}: expected text of shape (classes,), found {names.dtype} {names.shape}")
+        return len(names), tuple(unicodedata.normalize("NFC", str(name)) for name in names)
+    targets = as_targets(arrays["y_train"], f"{path}: y_train")
+    if len(targets) == 0:
+        raise DataError(f"{path}: training part: no examples; give at least one")
+    return max(int(targets.max()), 0) + 1, None  # if all are negative, loading says so
 
 
 def _class_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _num_classes(path: Path) -> int:
-    return len(_class_names(path / "train"))
+def _names(path: Path) -> tuple[str, ...]:
+    """The classes' names, spelt alike on systems that compose letters otherwise."""
+    return tuple(unicodedata.normalize("NFC", name) for name in _class_names(path / "train"))
 
 
 def _list_images(path: Path, part: str) -> list[tuple[Path, int]]:
@@ -113,18 +191,10 @@ def _list_images(path: Path, part: str) -> list[tuple[Path, int]]:
     return found
 
 
-def _common_mode(files: list[Path]) -> str:
-    """The PIL mode that all images are brought to: "L" (grey) if every one is grey, else "RGB"."""
-    from PIL import Image
-
-    for file in files:
-        try:
-            with Image.open(file) as image:  # reads the header only
-                if image.mode not in ("1", "L"):
-                    return "RGB"
-        except OSError as error:
-            raise _unreadable(file) from error
-    return "L"
+def _header(file: Path) -> tuple[str, tuple[int, int]]:
+    """What an image is, from its header alone: "L" (grey) or "RGB", and (height, width)."""
+    with opened(file, str(file)) as image:
+        return "L" if image.mode in ("1", "L") else "RGB", (image.height, image.width)
 
 
 def _read_images(files: list[tuple[Path, int]], mode: str, where: str) -> tuple[Tensor, Tensor]:
@@ -134,14 +204,5 @@ def _read_images(files: list[tuple[Path, int]], mode: str, where: str) -> tuple[
 
 
 def _read_image(file: Path, mode: str) -> np.ndarray:
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert(mode))
-    except OSError as error:
-        raise _unreadable(file) from error
-
-
-def _unreadable(file: Path) -> DataError:
-    return DataError(f"{file}: cannot be read as an image; replace or remove it")
+    with opened(file, str(file)) as image:
+        return np.asarray(image.convert(mode))

@@ -6,10 +6,11 @@ Hugging Face cache.
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from potluck.core.errors import DataError
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._cache import cache_folder, cached
-from potluck.data.datasets._images import as_inputs, as_targets, stacked
+from potluck.data.datasets._images import as_inputs, as_targets, opened, stacked
 from potluck.data.transforms import Pipeline
 
 _VERSION = 1
@@ -45,6 +46,7 @@ class HubSource:
         image: name of the column with images.
         label: name of the column with labels.
         test_split: the split that is tested on.
+        classes: names of the classes in order; None where they are known by number.
     """
 
     name: str
@@ -56,11 +58,12 @@ class HubSource:
     image: str = "image"
     label: str = "label"
     test_split: str = "test"
+    classes: tuple[str, ...] | None = None
 
     def describe(self) -> Description:
         """Known without any data."""
         prepared = self.preprocess(torch.zeros(1, *self.image_shape, dtype=torch.uint8), None)
-        return Description(self.name, tuple(prepared.shape[1:]), self.num_classes)
+        return Description(self.name, tuple(prepared.shape[1:]), self.num_classes, self.classes)
 
     def load(self, augmentation: str) -> Dataset:
         """Both splits, from the cache of decoded images if they are there.
@@ -78,13 +81,14 @@ class HubSource:
             test_targets=test_targets,
             num_classes=self.num_classes,
             preprocess=self.preprocess if augmentation == "paper" else self.preprocess.without_augmentation(),
+            classes=self.classes,
         )
 
     def _split(self, split: str) -> tuple[Tensor, Tensor]:
         """Images (n, channels, height, width), uint8, and targets (n,) of one split."""
         files = self._local_files(split)
-        # A local copy that changes is decoded again: names and sizes of its files are part of the key.
-        origin = [(file.name, file.stat().st_size) for file in files] or "hub"
+        # A local copy that changes is decoded again: what is in its files is part of the key.
+        origin = [(file.name, _content_digest(file)) for file in files] or "hub"
         key = (
             _VERSION,
             self.repository,
@@ -127,9 +131,9 @@ class HubSource:
             try:
                 rows = _open_local(files, split, scratch) if files else self._open_hub(split)
                 return self._read_rows(rows, where)
-            except DataError:
+            except (DataError, MemoryError):
                 raise
-            except (OSError, ValueError) as error:
+            except Exception as error:  # whatever damage makes pyarrow and datasets raise
                 raise DataError(f"{where}: cannot be read ({_one_line(error)}); get it anew") from error
 
     def _open_hub(self, split: str) -> Any:
@@ -167,15 +171,46 @@ class HubSource:
         missing = {self.image, self.label} - set(rows.column_names)
         if missing:
             raise DataError(f"{where}: no column {', '.join(sorted(missing))}; found {', '.join(rows.column_names)}")
+        if not _may_hold_images(kind := rows.features[self.image]):
+            raise DataError(f"{where}: column {self.image} holds {kind}; expected images")
         images: list[np.ndarray] = []
         labels: list[int] = []
-        for row in rows.cast_column(self.image, datasets.Image(mode=self._mode)):
-            images.append(np.asarray(row[self.image]))
+        for number, row in enumerate(rows.cast_column(self.image, datasets.Image(decode=False))):
+            images.append(self._pixels(row[self.image], f"{where}: row {number}"))
             labels.append(row[self.label])
-        inputs = as_inputs(stacked(images, where), where)
-        if tuple(inputs.shape[1:]) != self.image_shape:
-            raise DataError(f"{where}: images of shape {tuple(inputs.shape[1:])}; expected {self.image_shape}")
-        return inputs, as_targets(np.array(labels), where)
+        return as_inputs(stacked(images, where), where), as_targets(np.array(labels), where)
+
+    def _pixels(self, stored: Mapping[str, Any] | None, where: str) -> np.ndarray:
+        """One image, decoded here so that nothing but its own bytes is ever opened, and no size but the right one."""
+        from PIL import ImageOps
+
+        content = stored.get("bytes") if stored else None
+        if not content:
+            raise DataError(f"{where}: no image; expected its bytes in column {self.image}")
+        with opened(BytesIO(content), where) as image:
+            ImageOps.exif_transpose(image, in_place=True)
+            pixels = np.asarray(image if image.mode == self._mode else image.convert(self._mode))
+        found = (self.image_shape[0], *pixels.shape[:2])
+        if found != self.image_shape:
+            raise DataError(f"{where}: image of shape {found}; expected {self.image_shape}")
+        return pixels
+
+
+def _may_hold_images(kind: Any) -> bool:
+    """Whether a column's type, in the terms of `datasets`, is that of images: declared ones, or their bytes."""
+    import datasets
+
+    inner = kind.get("bytes") if isinstance(kind, dict) else kind
+    return isinstance(kind, datasets.Image) or getattr(inner, "dtype", None) in ("binary", "large_binary")
+
+
+def _content_digest(file: Path) -> str:
+    """Hex digest of a file's bytes."""
+    try:
+        with file.open("rb") as content:
+            return file_digest(content, blake2b).hexdigest()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({_one_line(error)}); get it anew") from error
 
 
 def _open_local(files: list[Path], split: str, scratch: str) -> Any:

@@ -1,6 +1,10 @@
 """Images as uint8 tensors (n, channels, height, width), whatever they came as."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,7 +13,32 @@ from torch import Tensor
 from potluck.core.errors import DataError
 from potluck.data.transforms import Normalise, Pipeline
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _CHANNELS = (1, 3, 4)
+
+
+@contextmanager
+def opened(source: Path | IO[bytes], where: str) -> Generator["Image"]:
+    """An image that is not decoded yet.
+
+    Raises:
+        DataError: it cannot be read, or has more pixels than PIL takes for honest; `where` opens the message.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(source) as image:
+                yield image
+    except (DataError, MemoryError):
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: more than {Image.MAX_IMAGE_PIXELS:,} pixels; scale it down") from error
+    except Exception as error:  # whatever damage makes PIL's decoders raise
+        raise DataError(f"{where}: cannot be read as an image; replace or remove it") from error
 
 
 def stacked(arrays: Iterable[np.ndarray], where: str) -> np.ndarray:
@@ -21,10 +50,15 @@ def stacked(arrays: Iterable[np.ndarray], where: str) -> np.ndarray:
     arrays = list(arrays)
     if not arrays:
         raise DataError(f"{where}: no examples; give at least one")
-    shapes = sorted({array.shape for array in arrays})
-    if len(shapes) > 1:
-        raise DataError(f"{where}: inputs of different shapes, {shapes[0]} and {shapes[-1]}; bring all to one shape")
+    check_one_shape([array.shape for array in arrays], where)
     return np.stack(arrays)
+
+
+def check_one_shape(shapes: Sequence[tuple[int, ...]], where: str) -> None:
+    """Raise DataError unless all shapes are one; `where` opens the message."""
+    found = sorted(set(shapes))
+    if len(found) > 1:
+        raise DataError(f"{where}: inputs of different shapes, {found[0]} and {found[-1]}; bring all to one shape")
 
 
 def as_inputs(array: np.ndarray, where: str) -> Tensor:
@@ -37,7 +71,8 @@ def as_inputs(array: np.ndarray, where: str) -> Tensor:
         DataError: another type or number of axes; `where` opens the message.
     """
     if np.issubdtype(array.dtype, np.floating):
-        return torch.from_numpy(array.astype(np.float32))
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which no data set may be
+            return torch.from_numpy(array.astype(np.float32))
     if array.dtype != np.uint8:
         raise DataError(f"{where}: expected uint8 images or float features, found {array.dtype}; convert them")
     if array.ndim not in (3, 4):

@@ -20,5 +20,6 @@ _SOURCE = HubSource(
         after=(Cutout(16),),
     ),
     image="img",
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 describe, load = _SOURCE.describe, _SOURCE.load

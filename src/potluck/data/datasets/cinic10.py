@@ -25,5 +25,6 @@ _SOURCE = HubSource(
         before=(RandomCrop(4), RandomFlip()),
         after=(Cutout(16),),
     ),
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 describe, load = _SOURCE.describe, _SOURCE.load

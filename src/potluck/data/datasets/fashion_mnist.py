@@ -15,5 +15,17 @@ _SOURCE = HubSource(
     image_shape=(1, 28, 28),
     num_classes=10,
     preprocess=Pipeline(prepare=(Normalise(), Resize(32))),
+    classes=(
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
 )
 describe, load = _SOURCE.describe, _SOURCE.load
