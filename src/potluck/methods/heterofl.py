@@ -85,6 +85,7 @@ class HeteroFL(Method[State]):
     mask: bool = True
 
     keeps_model = False
+    default_capacities = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
     def __post_init__(self) -> None:
         if not self.levels or any(not 0 < level <= 1 for level in self.levels):
