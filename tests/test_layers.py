@@ -74,7 +74,7 @@ def test_core_imports_the_standard_library_torch_safetensors_and_itself(path):
     must_hold(path, broken, "core may import only the standard library, torch, safetensors and potluck.core")
 
 
-SHARED = ("losses", "noise", "privacy", "classwise", "vae", "memory", "depthwise")
+SHARED = ("losses", "noise", "privacy", "classwise", "vae", "memory", "activations", "depthwise")
 """Modules that methods share, beside core and the contract of models; each may import those before it."""
 
 

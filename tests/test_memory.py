@@ -5,12 +5,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.inference import predict
+from potluck.core.fit import LocalTraining
 from potluck.core.rng import Key, isolated
-from potluck.memory import SCENARIOS, SLACK, MemoryModel, Piece, decompose, predict_from_disk, saved_bytes
+from potluck.memory import SCENARIOS, SLACK, MemoryModel, Piece, decompose, parameter_copies, saved_bytes
 from potluck.models.contract import StagedNet
-from potluck.models.mlp import mlp3
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit
 
@@ -135,12 +133,44 @@ def test_the_estimate_is_parameters_and_twice_the_outputs_of_a_batch():
     assert memory.whole == 4 * (20 + 42 + 16) + 2 * 4 * (5 + 7 + 7 + 2) * 10
 
 
+def test_training_counts_parameters_as_often_as_the_optimiser_holds_them():
+    # Adam: weights, gradients, two moments. SGD has a moment only where there is momentum.
+    trainings = [LocalTraining("adam"), LocalTraining("sgd"), LocalTraining("sgd", momentum=0.9)]
+    assert [parameter_copies(training) for training in trainings] == [4, 2, 3]
+    once, often = (MemoryModel.of(flat(3, 5, 7), (3,), 10, copies) for copies in (1, 4))
+    assert often.whole - once.whole == 3 * 4 * (20 + 42 + 16)
+    assert often.costs[0] - once.costs[0] == 3 * 4 * 20
+
+
+def test_to_train_a_piece_takes_its_stem_and_the_classifier_and_a_batch_too():
+    memory = MemoryModel.of(flat(3, 1, 4, 2), (3,), 10, 2)  # a stem and two blocks
+    piece = Piece(0, 2, memory.costs[0])
+    parameters = 4 * (4 + 8 + 6)  # stem, first block, head
+    activations = 2 * 4 * 10 * (1 + 4 + 2 + 2)  # pooling and head count as modules
+    assert memory.blocks == ((0, 2), (2, 3))
+    assert memory.held(piece) == 2 * parameters
+    assert memory.training(piece) == 2 * parameters + activations + 4 * 10 * 3
+
+
+def test_as_many_examples_pass_forward_together_as_there_is_room_for():
+    memory = MemoryModel.of(flat(3, 5, 7), (3,), 10)
+    # The batch's input of 3 and output of 7, and inside the second stage 5 and 7.
+    assert memory.forward(2) == 4 * (3 + 7 + 5 + 7)
+    assert [memory.at_once(2, room) for room in (0, 88, 3 * 88 + 1, 10**6)] == [1, 1, 3, 10]
+
+
+@pytest.mark.parametrize("batch_size", [2, 500])
+def test_what_a_block_is_depends_on_neither_batch_nor_optimiser(batch_size):
+    net = flat(3, 1, 4)
+    assert MemoryModel.of(net, (3,), batch_size, 4).blocks == MemoryModel.of(net, (3,)).blocks
+
+
 def test_a_first_stage_of_half_the_seconds_cost_is_no_stem():
-    # Costs at batch 1 are 4 (a b + b) + 8 b: 3 to 1 takes 24; then 24, 36 and 48 and 60 from 1 to 2, 3, 4 and 5.
-    assert MemoryModel.of(flat(3, 1, 3), (3,), 1).costs == [24, 48]
-    assert MemoryModel.of(flat(3, 1, 3), (3,), 1).blocks == ((0, 1), (1, 2))
-    assert MemoryModel.of(flat(3, 1, 4), (3,), 1).blocks == ((0, 2),)
-    assert MemoryModel.of(flat(3, 1, 4), (3,), 1).costs == [64]
+    # Costs in the paper's table are 4 (a b + b) + 256 b: 3 to 1 takes 272; then 528 from 1 to 2 and 792 from 1 to 3.
+    assert MemoryModel.of(flat(3, 1, 2), (3,)).costs == [272, 528]
+    assert MemoryModel.of(flat(3, 1, 2), (3,)).blocks == ((0, 1), (1, 2))
+    assert MemoryModel.of(flat(3, 1, 3), (3,)).blocks == ((0, 2),)
+    assert MemoryModel.of(flat(3, 1, 3), (3,)).costs == [792]
 
 
 def test_norms_behind_the_last_block_belong_to_the_classifier():
@@ -190,29 +220,3 @@ def test_measuring_dropout_leaves_the_global_generator_alone(global_generator_un
     with isolated(Key(("net",))):
         net = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
     assert saved_bytes(net, torch.zeros(10, 3)) > 4 * 10 * 3
-
-
-# Inference from disk
-
-
-@pytest.mark.parametrize("budget", [0.2, 0.4, 1.0])
-@pytest.mark.parametrize("net", [mlp3(3, (3, 8, 8), width=5), preresnet20(3, (3, 8, 8), widths=(2, 3, 4))])
-def test_inference_from_disk_is_an_ordinary_forward_bit_for_bit(net, budget, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    examples = Examples(torch.rand(7, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(7))
-    memory = MemoryModel.of(net, (3, 8, 8))
-    budget = max(budget * memory.whole, memory.costs[-1])
-    found = predict_from_disk(net, examples, memory.pieces(budget), batch_size=3)
-    assert_close(found, predict(net, examples, batch_size=3), rtol=0, atol=0)
-    assert not list(tmp_path.iterdir())
-
-
-def test_inference_from_disk_keeps_one_pieces_activations_of_one_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    net = mlp3(3, (6,), width=5)
-    seen = []
-    for stage in net.stages:
-        stage.register_forward_hook(lambda *_: seen.append(sorted(file.name for file in tmp_path.rglob("[0-9]*"))))
-    pieces = [Piece(place, place + 1, 0) for place in range(3)]
-    predict_from_disk(net, Examples(torch.ones(4, 6), torch.zeros(4)), pieces, batch_size=2)
-    assert seen == [["0", "1"]] * 6  # two batches, three pieces: each batch has one file at any time

@@ -2,31 +2,46 @@
 
 Zhang et al. 2023. https://arxiv.org/abs/2303.04887, Algorithm 1. The symbols are those of `potluck.methods.fedepth`,
 the departures too.
+
+A client's budget is `slack` times its capacity times the estimate for the whole net, at the batch size and with the
+optimiser of its training. The tensors that its round holds at once fit into the budget: weights that are trained, their
+gradients, the optimiser's moments, activations, and z_j. Beside it are the data set, the whole network's weights, and
+what else `potluck.memory` says the estimate leaves out. Judging a model is no part of a round, and has batches of its
+own size. Where several clients are trained in one process as one computation, it holds the sum of their budgets.
 """
 
 import copy
+import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import keep_statistics, measure_statistics
+from potluck.activations import Buffer, outputs
+from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
+from potluck.core.examples import Batch
 from potluck.core.federation import Criterion, Member
 from potluck.core.fields import Checked, above, at_least
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
-from potluck.core.inference import predict
 from potluck.core.message import Message
-from potluck.core.modes import mode
 from potluck.core.roles import Client, Server
 from potluck.core.schema import Kind, optional, some_of
 from potluck.core.sharing import Sharing
 from potluck.core.weights import Weights, frozen_of, learnt_of, load, parameters_of
 from potluck.losses import distillation
-from potluck.memory import SLACK, MemoryModel, Piece, between, bypassed
+from potluck.memory import (
+    SCENARIOS,
+    SLACK,
+    MemoryModel,
+    Piece,
+    between,
+    bypassed,
+    parameter_copies,
+    size_text,
+)
 from potluck.models.contract import StagedNet
 
 Exit = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
@@ -41,9 +56,11 @@ class DepthWise(Checked):
         training: of each sub-problem; every piece has all the epochs.
         sharing: who averages with whom.
         partial: what becomes of leading blocks that do not fit, "freeze" or "bypass", see departure 7.
-        buffer: whether the finished pieces' output is computed once and kept, or anew for every batch.
+        buffer: whether the finished pieces' output is computed once and kept - in memory where the budget has room for
+            it beside training, or else in a temporary file - or anew for every batch.
         slack: budgets are multiplied by it.
-        models: nets that a client of capacity 1 trains together, of which it sends one; 2 in the paper's Surplus.
+        models: nets that a client of capacity 1 trains together, of which it sends one; 2 in the paper's Surplus. Its
+            budget is multiplied by them.
     """
 
     training: LocalTraining = LocalTraining()
@@ -53,21 +70,49 @@ class DepthWise(Checked):
     slack: Annotated[float, above(0)] = SLACK
     models: Annotated[int, at_least(1)] = 1
 
+    default_capacities: ClassVar[tuple[float, ...]] = SCENARIOS["fair"]
+
+    def estimate(self, net: StagedNet, input_shape: tuple[int, ...]) -> MemoryModel:
+        """What training this net takes, with the batches and the optimiser of `training`."""
+        return MemoryModel.of(net, input_shape, self.training.batch_size, parameter_copies(self.training))
+
+    def budget(self, capacity: float, memory: MemoryModel) -> float:
+        """A client's budget in bytes."""
+        return self.slack * capacity * memory.whole
+
     def check_budgets(self, server: Server) -> None:
         """Refuse clients that could not train a single piece, before anybody trains.
 
         Raises:
-            ConfigError: there is one; with the least memory that would do.
+            ConfigError: there is one; with the least memory that would do, or what else is in the way.
         """
-        memories: dict[str, MemoryModel] = {}
+        first_alike: dict[tuple[str, float], Member] = {}
         for member in server.roster.values():
-            name = member.architecture
-            if name not in memories:
-                memories[name] = MemoryModel.of(staged(server.build(name)), server.input_shape)
+            first_alike.setdefault((member.architecture, member.capacity), member)
+        nets = {name: staged(server.build(name)) for name in dict.fromkeys(name for name, _ in first_alike)}
+        memories = {name: self.estimate(net, server.input_shape) for name, net in nets.items()}
+        for (name, capacity), member in first_alike.items():
             try:
-                memories[name].pieces(self.slack * member.capacity * memories[name].whole)
+                self._check_budget(capacity, nets[name], memories[name])
             except ValueError as error:
-                raise ConfigError(f"client {member.id}, capacity {member.capacity:g} of {name}: {error}") from error
+                raise ConfigError(f"client {member.id}, capacity {capacity:g} of {name}: {error}") from error
+
+    def _check_budget(self, capacity: float, net: StagedNet, memory: MemoryModel) -> None:
+        """Raises ValueError where a client of this capacity has no piece to train or no way to it."""
+        budget = self.budget(capacity, memory)
+        try:
+            pieces = memory.pieces(budget)
+        except ValueError as error:
+            least = math.ceil(1000 * memory.costs[-1] / (self.slack * memory.whole)) / 1000
+            raise ValueError(f"{error}; federation.capacities of at least {least:g} would do") from error
+        start = pieces[0].start
+        if start > 0 and self.partial == "bypass":
+            bypassed(net, pieces, memory)
+        elif (least := 2 * memory.forward(start)) > budget:  # BatchNorm measures two examples at least
+            raise ValueError(
+                f"budget of {size_text(budget)}: too small for the forward pass of the blocks that are not trained;"
+                f" expected at least {size_text(least, enough=True)}"
+            )
 
     def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
         """What the entries of the reply may hold: blocks that do not fit are left out."""
@@ -86,29 +131,71 @@ class DepthWise(Checked):
         if self.models > 1 and client.capacity == 1:
             yield from learn_mutually(client, self.models, self.training)
             return self.sharing.reply(client)
-        memory = MemoryModel.of(net, client.train.input_shape)
-        pieces = memory.pieces(self.slack * client.capacity * memory.whole)
+        memory = self.estimate(net, client.train.input_shape)
+        budget = self.budget(client.capacity, memory)
+        pieces = memory.pieces(budget)
         frozen = between(net, 0, pieces[0].start)
         if len(frozen) and self.partial == "bypass":
-            net, pieces, frozen = *bypassed(net, pieces, memory), nn.Sequential()
+            net, pieces, memory, frozen = *bypassed(net, pieces, memory), nn.Sequential()
         elif len(frozen) and self.sharing.buffers != "average":  # no statistics come for what is not trained here
-            measure_statistics(frozen, inputs_behind(nn.Sequential(), client.train, client.rng))
-        done, z = 0, client.train
-        for number, piece in enumerate(pieces):
-            before, last = between(net, 0, done), between(net, done, piece.start)
-            if number > 0:
-                measure_statistics(last, inputs_behind(nn.Sequential() if self.buffer else before, z, client.rng))
-            done = piece.start
-            sub_problem = lead_out(net, piece, memory)
-            z = passed(last, z, self.training.batch_size) if self.buffer else z
-            if not parameters_of(sub_problem):
-                continue  # all of it is frozen
-            if self.buffer:
-                yield Fit(sub_problem, client.objective, z, self.training)
-            else:
-                extras = {"finished": between(net, 0, piece.start)}
-                yield Fit(sub_problem, AfterFinished(client.criterion), z, self.training, extras)
+            size = max(2, memory.at_once(len(frozen), budget))
+            measure(frozen, (inputs for inputs, _ in client.train.batches(size, client.rng)))
+        plan = Plan(net, pieces, memory, budget)
+        sub_problems = self._buffered(client, plan, lead_out) if self.buffer else self._anew(client, plan, lead_out)
+        yield from sub_problems
         return without(self.sharing.reply(client), [name for name, _ in frozen.named_children()])
+
+    def _buffered(self, client: Client, plan: "Plan", lead_out: Exit) -> Generator[Fit, FitReport]:
+        """The sub-problems on z_j that is computed once."""
+        done, size = 0, self.training.batch_size
+        with Buffer(client.train) as z:
+            for number, piece in enumerate(plan.pieces):
+                last = between(plan.net, done, piece.start)
+                if number > 0:
+                    measure(last, (inputs for inputs, _ in z.examples.batches(size, client.rng)))
+                if len(last):
+                    at_once = plan.memory.at_once(piece.start, plan.budget)
+                    z.advance(last, size, at_once, in_memory=plan.has_room(piece, done, len(client.train)))
+                done = piece.start
+                sub_problem = lead_out(plan.net, piece, plan.memory)
+                if parameters_of(sub_problem):  # else all of it is frozen
+                    yield Fit(sub_problem, client.objective, z.examples, self.training)
+
+    def _anew(self, client: Client, plan: "Plan", lead_out: Exit) -> Generator[Fit, FitReport]:
+        """The sub-problems on z_j that is computed for each batch."""
+        done, size = 0, self.training.batch_size
+        for number, piece in enumerate(plan.pieces):
+            before, finished = between(plan.net, 0, done), between(plan.net, 0, piece.start)
+            if number > 0:
+                at_once = plan.memory.at_once(done, plan.budget)
+                batches = client.train.batches(size, client.rng)
+                measure(between(plan.net, done, piece.start), (outputs(before, x, at_once) for x, _ in batches))
+            done = piece.start
+            sub_problem = lead_out(plan.net, piece, plan.memory)
+            if parameters_of(sub_problem):  # else all of it is frozen
+                objective = AfterFinished(client.criterion, plan.at_once_beside(piece))
+                yield Fit(sub_problem, objective, client.train, self.training, {"finished": finished})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a client trains: the pieces of a net, by an estimate and within a budget in bytes."""
+
+    net: StagedNet
+    pieces: list[Piece]
+    memory: MemoryModel
+    budget: float
+
+    def has_room(self, piece: Piece, done: int, examples: int) -> bool:
+        """Whether a piece's inputs fit beside its training, and while they are made of those from `done` on."""
+        inputs = examples * self.memory.example(piece.start)
+        before = examples * self.memory.example(done) if done else 0
+        making = before + self.memory.batch_size * self.memory.forward(piece.start)
+        return inputs + max(making, self.memory.training(piece)) <= self.budget
+
+    def at_once_beside(self, piece: Piece) -> int:
+        """How many examples of a batch may pass the finished pieces together, with the piece's optimiser in memory."""
+        return self.memory.at_once(piece.start, self.budget - self.memory.held(piece))
 
 
 @dataclass(frozen=True)
@@ -116,13 +203,12 @@ class AfterFinished:
     """The task's loss of a sub-problem whose input is computed for each batch by the finished pieces."""
 
     criterion: Criterion
+    at_once: int
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of a batch that has not passed the finished pieces."""
+        """Of a batch that has not passed the finished pieces; `at_once` of its examples do so together."""
         inputs, targets = batch
-        with mode(extras["finished"], training=False), torch.no_grad():
-            z = extras["finished"](inputs)
-        return self.criterion(net(z), targets)
+        return self.criterion(net(outputs(extras["finished"], inputs, self.at_once)), targets)
 
 
 @dataclass(frozen=True)
@@ -168,16 +254,10 @@ def drawn_afresh(net: nn.Module) -> nn.Module:
     return load(net, frozen, partial=True)
 
 
-def inputs_behind(finished: nn.Sequential, z: Examples, rng: torch.Generator) -> Iterator[Tensor]:
-    """What finished stages put out, batch by batch in random order, for measuring the statistics of the next."""
-    for inputs, _ in z.batches(64, rng):
-        with mode(finished, training=False), torch.no_grad():
-            yield finished(inputs)
-
-
-def passed(finished: nn.Sequential, z: Examples, batch_size: int) -> Examples:
-    """The examples behind finished stages, in evaluation mode and without gradients; as they are if there is none."""
-    return Examples(predict(finished, z, batch_size), z.labels) if len(finished) else z
+def measure(stages: nn.Sequential, batches: Iterator[Tensor]) -> None:
+    """Set BatchNorm's statistics to those of all batches, if there is a BatchNorm."""
+    if batch_norms(stages):
+        measure_statistics(stages, batches)
 
 
 def without(reply: dict[str, Any], stages: list[str]) -> dict[str, Any]:

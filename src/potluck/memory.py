@@ -1,29 +1,32 @@
 """How much memory a staged net takes to train, by stage, and how to cut it into pieces that fit a budget.
 
 Two answers, and they differ. `MemoryModel` is the estimate of FeDepth's Table 1 (Zhang et al. 2023.
-https://arxiv.org/abs/2303.04887): bytes of parameters, and twice the outputs of all modules for a batch of 32, once
-forward and once backward. `saved_bytes` measures what autograd really keeps for the backward pass.
+https://arxiv.org/abs/2303.04887): bytes of parameters, and twice the outputs of all modules for a batch, once forward
+and once backward. `saved_bytes` measures what autograd really keeps for the backward pass. The table is for batches of
+32 and counts parameters once; a client's estimate is for its own batches, and counts parameters as often as its
+optimiser does: themselves, their gradients, and the optimiser's moments.
 
 As in the table, the first stage counts nothing and goes with the second one if it takes less than half as much: such
 a stage is a stem. Otherwise it is a block like any other. What follows the last block, norms without other layers,
 pooling and head, counts nothing either: it is the classifier, which is trained with every piece.
+
+What the estimate leaves out: the data set; the weights of the whole network, which a client holds as they came, in the
+network, and as they go; Python and torch themselves, what torch's kernels use while they run (a convolution's copies of
+its inputs and outputs in another order, for one), and what the allocator holds back. It sees what modules put out; what
+functions between them keep has to fit into the factor of two, which for convolutions with norms is generous.
 """
 
 import math
-import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.batchnorm import BATCH_NORMS, keep_statistics
-from potluck.core.examples import Examples
-from potluck.core.message import Message
+from potluck.core.fit import LocalTraining
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.models.contract import StagedNet
@@ -46,17 +49,24 @@ UNCOUNTED = (nn.Sequential, nn.ModuleList, nn.ReLU)
 
 @dataclass(frozen=True)
 class Part:
-    """One stage, or pooling and head together: the estimate in bytes, and the shape of one example's output."""
+    """One stage, or pooling and head together: the estimate in bytes, and the shape of one example's output.
+
+    Attributes:
+        parameters: held once.
+        activations: twice the outputs of all its modules for a batch.
+        copies: how often the parameters are held in training.
+    """
 
     name: str
     parameters: int
     activations: int
     output: Size
+    copies: int = 1
 
     @property
     def cost(self) -> int:
         """Bytes to train it."""
-        return self.parameters + self.activations
+        return self.copies * self.parameters + self.activations
 
 
 @dataclass(frozen=True)
@@ -75,14 +85,27 @@ class MemoryModel:
     Attributes:
         parts: the stages in order, then pooling and head as "head".
         blocks: from and to before which stage; what is never cut further. A stem is in the first.
+        input: shape of one example.
+        batch_size: examples a step.
     """
 
     parts: tuple[Part, ...]
     blocks: tuple[tuple[int, int], ...]
+    input: Size
+    batch_size: int
 
     @classmethod
-    def of(cls, net: StagedNet, input_shape: Sequence[int], batch_size: int = BATCH_SIZE) -> "MemoryModel":
-        """Run one example through the net, in evaluation mode, and count."""
+    def of(
+        cls, net: StagedNet, input_shape: Sequence[int], batch_size: int = BATCH_SIZE, copies: int = 1
+    ) -> "MemoryModel":
+        """Run one example through the net, in evaluation mode, and count.
+
+        Args:
+            net: which is left as it was.
+            input_shape: of one example.
+            batch_size: examples a step.
+            copies: how often parameters count: once in the paper's table, see `parameter_copies` for training.
+        """
         named = [*net.stages.named_children(), ("head", nn.Sequential(net.pool, net.head))]
         parts: list[Part] = []
         x = torch.zeros(1, *input_shape)
@@ -90,8 +113,9 @@ class MemoryModel:
             for name, module in named:
                 x, written = _written(module, x)
                 held = sum(p.numel() * p.element_size() for p in module.parameters())
-                parts.append(Part(name, held, 2 * written * batch_size, x.shape[1:]))
-        return cls(tuple(parts), _blocks(net, [part.cost for part in parts]))
+                parts.append(Part(name, held, 2 * written * batch_size, x.shape[1:], copies))
+        in_the_table = [part.parameters + part.activations / batch_size * BATCH_SIZE for part in parts]
+        return cls(tuple(parts), _blocks(net, in_the_table), Size(input_shape), batch_size)
 
     @property
     def whole(self) -> int:
@@ -120,6 +144,33 @@ class MemoryModel:
             Piece(self.blocks[first][0], self.blocks[last - 1][1], sum(costs[first:last]))
             for first, last in decompose(costs, budget)
         ]
+
+    def training(self, piece: Piece) -> int:
+        """Bytes to train a piece, with what its cost leaves out: the stem, the classifier, a batch of its inputs."""
+        activations = sum(part.activations for part in self._trained_with(piece))
+        return self.held(piece) + activations + self.batch_size * self.example(piece.start)
+
+    def held(self, piece: Piece) -> int:
+        """Bytes of the parameters that are trained with a piece, in all their copies."""
+        return sum(part.copies * part.parameters for part in self._trained_with(piece))
+
+    def _trained_with(self, piece: Piece) -> tuple[Part, ...]:
+        return *self.parts[piece.start : piece.stop], *self.parts[len(self.parts) - 1 - self.after :]
+
+    def example(self, start: int) -> int:
+        """Bytes of what the stage in this place reads of one example."""
+        shape = self.parts[start - 1].output if start else self.input
+        return shape.numel() * torch.get_default_dtype().itemsize
+
+    def forward(self, stop: int) -> int:
+        """Bytes that one example takes at most on its way through the stages before `stop`, forward only."""
+        put_out = [part.activations // (2 * self.batch_size) for part in self.parts[:stop]]
+        through = (self.example(place) + count for place, count in enumerate(put_out))
+        return self.example(0) + self.example(stop) + max(through, default=0)
+
+    def at_once(self, stop: int, room: float) -> int:
+        """How many examples of a batch may pass the stages before `stop` together, forward only, in so many bytes."""
+        return max(1, min(self.batch_size, int(room // self.forward(stop))))
 
 
 def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
@@ -152,13 +203,19 @@ def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(costs)], strict=True))
 
 
+def parameter_copies(training: LocalTraining) -> int:
+    """How often training holds a parameter: itself, its gradient, and what the optimiser keeps of it."""
+    moments = 2 if training.optimizer == "adam" else int(training.momentum > 0)
+    return 2 + moments
+
+
 def between(net: StagedNet, start: int, stop: int) -> nn.Sequential:
     """The stages from `start` to before `stop` as one module, under their names."""
     return nn.Sequential(OrderedDict(list(net.stages.named_children())[start:stop]))
 
 
-def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[StagedNet, list[Piece]]:
-    """The net and its pieces without the stages that do not fit; the stem joins the first piece.
+def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[StagedNet, list[Piece], MemoryModel]:
+    """The net, its pieces and its estimate without the stages that do not fit; the stem joins the first piece.
 
     Raises:
         ValueError: there is no stem, or its output has not the shape that the first piece reads.
@@ -177,7 +234,9 @@ def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[
         )
     shifted = [replace(piece, start=piece.start - start + 1, stop=piece.stop - start + 1) for piece in pieces]
     shifted[0] = replace(shifted[0], start=0)
-    return StagedNet(dict([parts[0], *parts[start:]]), net.head, net.pool), shifted
+    blocks = tuple((first - start + 1, stop - start + 1) for first, stop in memory.blocks if first >= start)
+    left = replace(memory, parts=(memory.parts[0], *memory.parts[start:]), blocks=((0, blocks[0][1]), *blocks[1:]))
+    return StagedNet(dict([parts[0], *parts[start:]]), net.head, net.pool), shifted, left
 
 
 def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
@@ -199,24 +258,6 @@ def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
     return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)
 
 
-def predict_from_disk(net: StagedNet, examples: Examples, pieces: Sequence[Piece], batch_size: int = 100) -> Tensor:
-    """Logits (n, classes) as `core.inference.predict` has them, with one piece's activations in memory at a time.
-
-    The activations of each batch between two pieces lie in a temporary folder; those before are deleted as soon as
-    the next are written. FeDepth, "Memory-efficient Inference".
-    """
-    bounds = [0, *(piece.start for piece in pieces if piece.start > 0), len(net.stages)]
-    with tempfile.TemporaryDirectory() as place, mode(net, training=False), torch.no_grad():
-        files: list[Path] = []
-        for number, (inputs, _) in enumerate(examples.batches(batch_size)):
-            files.append(Path(place) / f"{number}")
-            _store(files[-1], inputs)
-        for start, stop in pairwise(bounds):
-            for file in files:
-                _store(file, net.stages[start:stop](_stored(file)))
-        return torch.cat([net.head(net.pool(_stored(file))) for file in files])
-
-
 def size_text(count: float, *, enough: bool = False) -> str:
     """Bytes as text, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte.
 
@@ -229,8 +270,11 @@ def size_text(count: float, *, enough: bool = False) -> str:
     return f"{shown:.2f} {name}"
 
 
-def _blocks(net: StagedNet, costs: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Stages that are never cut: the stem with its successor, and every other by itself."""
+def _blocks(net: StagedNet, costs: Sequence[float]) -> tuple[tuple[int, int], ...]:
+    """Stages that are never cut: the stem with its successor, and every other by itself.
+
+    The costs are those of the paper's table, so that what a block is depends on the net alone.
+    """
     stages = list(net.stages.children())
     end = len(stages)
     while end > 1 and _is_norm(stages[end - 1]):
@@ -259,11 +303,3 @@ def _written(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _store(file: Path, activations: Tensor) -> None:
-    file.write_bytes(Message(z=activations).encode())
-
-
-def _stored(file: Path) -> Tensor:
-    return Message.decode(file.read_bytes())["z"]

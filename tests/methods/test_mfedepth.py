@@ -75,7 +75,7 @@ def test_with_memory_for_all_it_is_fedavg_and_sends_no_heads_back(play, clouds):
 def test_each_piece_moves_itself_and_its_head_alone(play):
     run = play(MFeDepth(ROUGH), images(1 / 6))
     fits = fits_of(run, 0)
-    pieces = [["stem", "block1"], ["block2"], ["block3"], ["block4"], ["block5", "block6"]]
+    pieces = [["stem", "block1"], ["block2"], ["block3"], ["block4"], ["block5", "block6"], ["block7"], ["block8"]]
     client, fit = next(fits)
     before = weights_of(client.model)
     for piece in pieces:
@@ -87,24 +87,24 @@ def test_each_piece_moves_itself_and_its_head_alone(play):
         before = after
     client, fit = next(fits)
     assert fit is None
-    assert moved(before, weights_of(client.model)) == {"block7", "block8", "block9", "norm", "head"}
+    assert moved(before, weights_of(client.model)) == {"block9", "norm", "head"}
 
 
 def test_a_head_is_averaged_over_the_clients_that_trained_it(play):
     run = play(MFeDepth(PLAIN), images(1 / 6, 1 / 3, 1 / 2, 1.0))
     replies = run.wire.replied["local_update"][0]
     assert [heads_in(replies[id]) for id in range(4)] == [
-        {"block1", "block2", "block3", "block4", "block6"},
-        {"block2", "block4"},
-        {"block3"},
+        {"block1", "block2", "block3", "block4", "block6", "block7", "block8"},
+        {"block2", "block5", "block8"},
+        {"block4"},
         set(),
     ]
     before, after = (state.heads["all"] for state in run.states)
-    for head, trainers in {"block1": [0], "block2": [0, 1], "block3": [0, 2], "block4": [0, 1]}.items():
+    for head, trainers in {"block1": [0], "block2": [0, 1], "block4": [0, 2], "block5": [1], "block8": [0, 1]}.items():
         for name in (n for n in before if n.startswith(head)):
             expected = mean([replies[id]["heads"][name] for id in trainers], [10 + id for id in trainers])
             assert_close(after[name], expected, **EXACTLY)
-    assert moved(before, after) == {"block1", "block2", "block3", "block4", "block6"}
+    assert moved(before, after) == {f"block{number}" for number in range(1, 9)}
 
 
 def test_heads_go_on_from_the_servers(play):
@@ -117,12 +117,12 @@ def test_heads_go_on_from_the_servers(play):
 
 def test_a_frozen_client_trains_no_head_before_its_first_piece(play):
     run = play(MFeDepth(PLAIN), images(1 / 8))
-    assert heads_in(run.wire.replied["local_update"][0][0]) == {"block4", "block5", "block6", "block8"}
+    assert heads_in(run.wire.replied["local_update"][0][0]) == {"block4", "block5", "block6", "block7", "block8"}
 
 
 def test_a_bypass_names_heads_by_their_blocks_all_the_same(play):
     run = play(MFeDepth(PLAIN, partial="bypass"), images(1 / 8))
-    assert heads_in(run.wire.replied["local_update"][0][0]) == {"block4", "block5", "block6", "block8"}
+    assert heads_in(run.wire.replied["local_update"][0][0]) == {"block4", "block5", "block6", "block7", "block8"}
 
 
 def test_heads_are_a_norm_a_mean_and_a_layer_without_relu():

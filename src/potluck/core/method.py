@@ -77,6 +77,9 @@ class Method(Checked, Generic[S]):
     keeps_model: ClassVar[bool] = True
     """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
 
+    default_capacities: ClassVar[tuple[float, ...]] = (1.0,)
+    """Shares of the full model that clients can train, dealt in turn, where a configuration gives none."""
+
     def needs(self) -> frozenset[Need]:
         """What the federation must offer for this method with these hyper-parameters."""
         return frozenset()

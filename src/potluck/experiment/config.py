@@ -60,9 +60,11 @@ class FederationConfig(Checked):
         clients: how many.
         partition: a scheme of `potluck list partitions` and its parameters.
         models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
-            depths of one family that suits the inputs; one sliceable net for methods that cut widths.
+            depths of one family that suits the inputs; one sliceable net for methods that cut widths, and one of many
+            stages for methods that train nets in pieces, if `capacities` are left open too.
         server_model: the common or global model; the one of `models` with the fewest parameters by default.
-        capacities: shares of the full model that clients can train, dealt in turn.
+        capacities: shares of the full model that clients can train, dealt in turn. Default: the method's own, which
+            are 1 where it takes no notice of them.
         validation_fraction: share of a client's examples that it never trains on and chooses by.
         public: public examples: "none", "holdout" (taken from the training set), or another data set.
         public_fraction: share of the training set that "holdout" takes.
@@ -339,9 +341,10 @@ def _with_defaults(federation: FederationConfig, method: Method[Any]) -> Federat
     models, capacities = federation.models, federation.capacities
     if models is None:
         shape = describe(federation.dataset).input_shape
-        models = _default_models(shape, slices)
+        in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
+        models = _models_of_many_stages(shape) if in_pieces else _default_models(shape, slices)
     if capacities is None:
-        capacities = (1.0, 0.5, 0.25, 0.125, 0.0625) if slices else (1.0,)
+        capacities = method.default_capacities
     return dataclasses.replace(federation, models=models, capacities=capacities)
 
 
@@ -352,6 +355,14 @@ def _default_models(shape: tuple[int, ...], slices: bool) -> tuple[str | Tree, .
     if slices:
         return ({"name": "preresnet18", "width": 16} if small else "preresnet18",)
     return tuple({"name": name, "width": 32} for name in _SMALL_FAMILY) if small else _FAMILY
+
+
+def _models_of_many_stages(shape: tuple[int, ...]) -> tuple[str | Tree, ...]:
+    """One net that clients with little memory can train stage by stage."""
+    if len(shape) == 1:
+        return ("mlp6",)
+    small = min(shape[1:]) <= _SMALL_IMAGE
+    return ({"name": "preresnet20", "widths": [8, 16, 32]} if small else "preresnet20",)
 
 
 def _model(model: str | Tree, source: str) -> ModelSpec:

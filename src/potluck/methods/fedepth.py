@@ -109,6 +109,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
+        del message  # its weights are in the model now, and this client's memory is short
         reply = yield from self.learn(client, functools.partial(linked, link=self.link))
         return Message(**reply)
 

@@ -77,7 +77,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         for architecture, member in sorted(members.items()):
             net = staged(server.build(architecture))
             with isolated(key):
-                mine = parameters_of(auxiliary_heads(net, MemoryModel.of(net, server.input_shape), server.num_classes))
+                mine = parameters_of(auxiliary_heads(net, self.estimate(net, server.input_shape), server.num_classes))
             heads[self.sharing.group(member)] = mine | heads.get(self.sharing.group(member), {})
         return State(self.sharing.initial(server), heads)
 
@@ -100,8 +100,9 @@ class MFeDepth(DepthWise, SharesWeights[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         net = staged(client.model)
-        heads = auxiliary_heads(net, MemoryModel.of(net, client.train.input_shape), client.num_classes)
+        heads = auxiliary_heads(net, self.estimate(net, client.train.input_shape), client.num_classes)
         load(heads, pick(message["heads"], {name: tensor.shape for name, tensor in heads.state_dict().items()}))
+        del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
 
         def lead_out(net: StagedNet, piece: Piece, memory: MemoryModel) -> nn.Module:
