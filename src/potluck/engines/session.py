@@ -75,7 +75,7 @@ class Session:
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
         self._keeps_model = method.keeps_model
-        self._frozen = frozen_names(client.model)
+        self._frozen = frozen_names(client.model) if method.keeps_model else frozenset[str]()
         self._client = client
         self._computing = computing
         self._give_back = give_back
