@@ -20,8 +20,8 @@ def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:
 
 def takes_batch_statistics(net: nn.Module) -> bool:
     """Whether a BatchNorm layer of `net` normalises by its batch in training, for which one example is too few."""
-    held = set(held_layers(net))
-    return any(layer not in held or layer.running_mean is None for layer in batch_norms(net).values())
+    norms = batch_norms(net).values()
+    return any(layer.training or not net.training or layer.running_mean is None for layer in norms)
 
 
 @contextmanager

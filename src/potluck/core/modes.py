@@ -20,10 +20,7 @@ def held_layers(net: nn.Module) -> list[nn.Module]:
 
 def to_training(net: nn.Module) -> nn.Module:
     """Put the net in training mode, its `held_layers` apart, and return it."""
-    held = held_layers(net)
-    net.train()
-    for layer in held:
-        layer.training = False
+    _train(net, [(module, module.training) for module in net.modules()])
     return net
 
 
@@ -32,7 +29,7 @@ def mode(net: nn.Module, *, training: bool) -> Generator[None]:
     """Inside the block `net` is in one mode, in training mode without its `held_layers`; afterwards as it was."""
     before = [(module, module.training) for module in net.modules()]
     if training:
-        to_training(net)
+        _train(net, before)
     else:
         net.eval()
     try:
@@ -40,6 +37,14 @@ def mode(net: nn.Module, *, training: bool) -> Generator[None]:
     finally:
         for module, was in before:
             module.training = was
+
+
+def _train(net: nn.Module, before: list[tuple[nn.Module, bool]]) -> None:
+    holds = net.training
+    net.train()
+    for module, was in before:
+        if holds and not was:
+            module.training = False
 
 
 _lock = threading.Lock()

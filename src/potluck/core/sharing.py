@@ -81,8 +81,8 @@ class Sharing(Checked):
         """The entries of a message that bring a client the weights it owns, and buffers if they are shared."""
         owned = pick(pool[self.group(member)], member.shapes)
         weights = {name: tensor for name, tensor in owned.items() if name in member.parameters}
-        kept = member.buffers
-        buffers = {name: tensor for name, tensor in owned.items() if name in kept}
+        others = member.parameters | member.frozen
+        buffers = {name: tensor for name, tensor in owned.items() if name not in others}
         return {"weights": weights, "buffers": buffers if self.buffers == "average" and buffers else None}
 
     def receive(self, client: Client, message: Message) -> None:

@@ -40,18 +40,23 @@ def parameters_of(net: nn.Module) -> Weights:
 
 def buffers_of(net: nn.Module) -> Weights:
     """A copy of what is kept but not trained, such as BatchNorm's running statistics, without what is frozen."""
-    other = {name for name, _ in net.named_parameters(remove_duplicate=False)} | frozen_names(net)
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in other}
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in net.state_dict().items() if name not in parameters}
+    frozen = frozen_names(net) if buffers else frozenset[str]()
+    return {name: tensor.detach().clone() for name, tensor in buffers.items() if name not in frozen}
 
 
 def frozen_of(net: nn.Module) -> Weights:
     """A copy of the frozen parameters and buffers."""
-    frozen = frozen_names(net)
+    if not (frozen := frozen_names(net)):
+        return {}
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name in frozen}
 
 
 def frozen_names(net: nn.Module) -> frozenset[str]:
     """Names of the frozen parameters and buffers."""
+    if not _has_frozen(net):  # names take longer than a look
+        return frozenset()
     named = net.named_parameters(remove_duplicate=False)
     names = {name for name, parameter in named if not parameter.requires_grad}
     if held := set(held_layers(net)):
@@ -59,6 +64,12 @@ def frozen_names(net: nn.Module) -> frozenset[str]:
             if layer in held:
                 names |= {f"{prefix}.{name}" for name in layer._buffers.keys() - layer._non_persistent_buffers_set}
     return frozenset(names)
+
+
+def _has_frozen(net: nn.Module) -> bool:
+    layers = list(net.modules())
+    held = net.training and any(not layer.training for layer in layers)
+    return held or any(p is not None and not p.requires_grad for layer in layers for p in layer._parameters.values())
 
 
 def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:

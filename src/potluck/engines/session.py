@@ -79,7 +79,7 @@ class Session:
         self.call = call
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
-        self._frozen = frozen_names(client.model)
+        self._frozen = frozen_names(client.model) if method.keeps_model else frozenset[str]()
         self._client = client
         self._computing = computing
         self._give_back = give_back

@@ -169,17 +169,19 @@ class _Turn:
 @contextmanager
 def _training(fit: Fit, computing: Computing) -> Generator[list[_Turn]]:
     """Training mode, gradients for the parameters to be trained only, fresh optimisers; undone afterwards."""
-    parameters, trained = dict(fit.net.named_parameters()), fit.trained()
+    before = [(parameter, parameter.requires_grad) for parameter in fit.net.parameters()]
+    trained = fit.trained()
     turns = list(_turns(fit, trained, computing))
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in trained)
+    for parameter, _ in before:
+        parameter.requires_grad_(False)
+    for parameter in trained.values():
+        parameter.requires_grad_(True)
     try:
         with mode(fit.net, training=True):
             yield turns
     finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
+        for parameter, was in before:
+            parameter.requires_grad_(was)
             parameter.grad = None
 
 
