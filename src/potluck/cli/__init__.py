@@ -1,8 +1,10 @@
 """The command line: each command parses, then imports what it needs."""
 
+import errno
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -212,7 +214,33 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except (PotluckError, _UsageError) as error:
-        print(f"potluck: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        _refuse(str(error))
+    except BrokenPipeError:
+        raise
+    except (OSError, MemoryError) as error:
+        _refuse(_of_the_machine(error))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Say why on one line, and end."""
+    with suppress(OSError):  # whoever reads may have gone
+        print(f"potluck: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
+    sys.exit(2)
+
+
+def _of_the_machine(error: OSError | MemoryError) -> str:
+    """What the machine, not Potluck, could not do: write where it may not, or on a full disk."""
+    if isinstance(error, MemoryError):
+        return f"no memory is left ({str(error) or 'MemoryError'}); use smaller models, fewer workers or less data"
+    places = ", ".join(str(place) for place in (error.filename, error.filename2) if place is not None)
+    advice = {
+        errno.ENOSPC: "make room on the disk",
+        errno.EDQUOT: "make room within your quota",
+        errno.EROFS: "name a folder that can be written",
+        errno.EACCES: "name a place that you may use",
+        errno.EPERM: "name a place that you may use",
+        errno.ENOTDIR: "a part of this path is a file; name a folder",
+    }.get(error.errno or 0)
+    return "; ".join(filter(None, [f"{places}: {error.strerror}" if places else str(error), advice]))

@@ -1,6 +1,8 @@
 """`potluck run`: start or resume a run, and show how it goes."""
 
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from potluck.cli.display import Progress, print_result
@@ -10,14 +12,23 @@ from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.folder import new_folder, open_folder
 from potluck.experiment.play import holding, play, prepare
 from potluck.experiment.presets import experiment_for
-from potluck.records import CONFIG
+from potluck.records import CONFIG, MANIFEST
 
 
 def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> None:
     """Start a run; the folder is made when nothing is left that could be refused."""
     experiment = experiment_for(target, assignments)
     assembly = assemble(experiment)
-    _play(new_folder(parent, experiment), experiment, assembly)
+    parent_is_new = not parent.exists()
+    folder = new_folder(parent, experiment)
+    try:
+        _play(folder, experiment, assembly)
+    finally:
+        if not (folder / MANIFEST).exists():  # refused before it began
+            shutil.rmtree(folder, ignore_errors=True)
+            if parent_is_new:
+                with suppress(OSError):
+                    parent.rmdir()
 
 
 def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> None:

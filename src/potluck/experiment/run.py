@@ -21,6 +21,7 @@ from potluck.experiment.config import RunConfig
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
 from potluck.experiment.records import append, keep_rounds, round_record
+from potluck.experiment.rehearsal import rehearse
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ class Run:
         folder: where records and checkpoints go; None keeps nothing. A folder with a checkpoint is resumed.
         choice: of the executor; by the configuration without.
         store: of what clients keep; in the folder without.
+
+    Raises:
+        ConfigError: a client's model, or the server's, cannot be trained on its data.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Run:
         choice: Choice | None = None,
         store: ClientStore | None = None,
     ) -> None:
+        rehearse(federation)
         self._config = config
         self._folder = folder
         if folder:
