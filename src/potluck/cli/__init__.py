@@ -1,7 +1,9 @@
 """The command line: each command parses, then imports what it needs."""
 
+import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -221,11 +223,35 @@ def main() -> None:
         code = app(standalone_mode=False) or 0
         sys.stdout.flush()
     except (PotluckError, _UsageError) as error:
-        print(f"potluck: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        code = 2
+        code = _refuse(str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except BrokenPipeError:  # whoever read our output has seen enough
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
+    except (OSError, MemoryError) as error:
+        code = _refuse(_of_the_machine(error))
     sys.exit(code)
+
+
+def _refuse(reason: str) -> int:
+    """Say why on one line; the exit code of what the user can mend."""
+    with suppress(OSError):  # whoever reads may have gone
+        print(f"potluck: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
+    return 2
+
+
+def _of_the_machine(error: OSError | MemoryError) -> str:
+    """What the machine, not Potluck, could not do: write where it may not, or on a full disk."""
+    if isinstance(error, MemoryError):
+        return f"no memory is left ({str(error) or 'MemoryError'}); use smaller models, fewer workers or less data"
+    places = ", ".join(str(place) for place in (error.filename, error.filename2) if place is not None)
+    advice = {
+        errno.ENOSPC: "make room on the disk",
+        errno.EDQUOT: "make room within your quota",
+        errno.EROFS: "name a folder that can be written",
+        errno.EACCES: "name a place that you may use",
+        errno.EPERM: "name a place that you may use",
+        errno.ENOTDIR: "a part of this path is a file; name a folder",
+    }.get(error.errno or 0)
+    return "; ".join(filter(None, [f"{places}: {error.strerror}" if places else str(error), advice]))

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Generator, Sequence
@@ -22,7 +23,7 @@ from potluck.experiment.play import holding, note_end, play, prepare
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.records import bytes_sent
 from potluck.experiment.run import FREE, check_continues, what_matters
-from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint
 
 _ENDING = 2.0  # seconds that a killed process may take to give up its lock
 
@@ -31,7 +32,16 @@ def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> No
     """Start a run; the folder is made when nothing is left that could be refused."""
     experiment = experiment_for(target, assignments)
     assembly = assemble(experiment)
-    _play(new_folder(parent, experiment), experiment, assembly)
+    parent_is_new = not parent.exists()
+    folder = new_folder(parent, experiment)
+    try:
+        _play(folder, experiment, assembly)
+    finally:
+        if not (folder / MANIFEST).exists():  # refused before it began
+            shutil.rmtree(folder, ignore_errors=True)
+            if parent_is_new:
+                with suppress(OSError):
+                    parent.rmdir()
 
 
 def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> None:

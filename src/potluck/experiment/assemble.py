@@ -1,17 +1,22 @@
 """From a resolved configuration to a federation: data, partition, models, capacities put together."""
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from potluck.core.digest import digest
-from potluck.core.errors import ConfigError, DataError
+from potluck.core.errors import ConfigError, DataError, PotluckError, explained
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Site
+from potluck.core.machine import check_fits
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import describe, load
@@ -184,15 +189,53 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) 
     """What builds this model for a task.
 
     Raises:
-        ConfigError: it cannot be built.
+        ConfigError: it cannot be built, or not in this machine's memory.
     """
-    build = partial(get_model(spec.name), num_classes, input_shape, **spec.options)
+    build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
+    _check_memory(build, where)
     try:
-        with isolated(Key((str(spec),))):
-            build()
-    except TypeError as error:
-        raise ConfigError(f"federation.models: {spec}: {error}") from error
+        with isolated(Key((where,))):
+            net: object = build()
+    except PotluckError:
+        raise
+    except Exception as error:  # the user's own code, or options of the wrong kind
+        raise ConfigError(f"{where}: cannot be built: {explained(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"{where}: returned {type(net).__name__}; expected a torch.nn.Module: return the network")
+    lazy = [name for name, tensor in (*net.named_parameters(), *net.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ConfigError(
+            f"{where}: {lazy[0]} has no shape yet; give lazy layers their sizes, or pass one batch through the network"
+            " before it is returned"
+        )
     return build
+
+
+class _Unfilled(TorchFunctionMode):
+    """Inside it, tensors without storage are not filled at random, for which torch would load its compiler first."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "erfinv_") and args:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _check_memory(build: Builder, where: str) -> None:
+    """Refuse a network whose weights and gradients this machine has no memory for, before it is built."""
+    try:
+        with isolated(Key((where,))), torch.device("meta"), _Unfilled():
+            net = build()
+        tensors = [*net.parameters(), *net.buffers(), *(p for p in net.parameters() if p.requires_grad)]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    except Exception:  # one that only real tensors build; what is wrong with others is said when they are built
+        return
+    check_fits(needed, f"{where}: its weights and gradients", "make it smaller", ConfigError)
 
 
 def _used(dataset: Dataset, fraction: float, key: Key) -> Tensor:

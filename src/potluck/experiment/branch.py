@@ -10,7 +10,7 @@ from potluck.experiment.config import Experiment, differences
 from potluck.experiment.folder import new_folder, open_folder, seed_manifest
 from potluck.experiment.records import Records
 from potluck.experiment.run import check_continues, what_matters
-from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint
 
 _INHERITED = ("data_checksum", "partition_fingerprint")
 
@@ -53,7 +53,9 @@ def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
 
 
 def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, object]) -> None:
-    """Records and checkpoints."""
+    """Records, checkpoints, and the count of private releases, which the branch goes on with."""
+    if (folder / RELEASES).is_file():
+        write_atomically(place / RELEASES, (folder / RELEASES).read_bytes())
     for name, extent in (last.records or {}).items():
         if extent.bytes:
             with (folder / name).open("rb") as file:

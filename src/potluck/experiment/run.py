@@ -29,6 +29,7 @@ from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
+from potluck.experiment.rehearsal import rehearse
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib")
@@ -67,6 +68,9 @@ class Run:
 
     Attributes:
         notes: what the user should know of the folder's checkpoint, and of this machine, after `load`.
+
+    Raises:
+        ConfigError: a client's model, or the server's, cannot be trained on its data.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
+        rehearse(federation)
         self._config = config
         self._folder = folder
         self._settings = what_matters(_settings(method, config) if settings is None else settings)

@@ -218,7 +218,7 @@ def test_npz_features(tmp_path: Path) -> None:
         ({"y_test": np.array([{}, {}])}, "not an .npz file of plain arrays"),
         (
             {"x_train": np.zeros((6, 1, 4, 5), dtype=np.float32), "x_test": pixels(2, 4, 5)},
-            "mine: training inputs are torch.float32 but test inputs torch.uint8; store both in one type",
+            "x_train is float32 but x_test uint8; store both in one type",
         ),
         (
             {"x_train": np.array([[0.0], [0.0], [np.nan], [0.0], [-np.inf], [1e300]]), "x_test": np.zeros((2, 1))},

@@ -116,6 +116,9 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
                     "write it anew with numpy.savez"
                 )
             headers[name] = shape, kind
+    kinds = [headers[name][1] for name in ("x_train", "x_test")]
+    if len({np.issubdtype(kind, np.floating) for kind in kinds}) > 1:
+        raise DataError(f"{path}: x_train is {kinds[0]} but x_test {kinds[1]}; store both in one type")
     needed = sum(math.prod(shape) * kind.itemsize for shape, kind in headers.values())
     check_fits(needed, f"{path}: its arrays", "make them smaller, or use fewer examples", DataError)
     return headers

@@ -184,7 +184,7 @@ class HubSource:
         """One image, decoded here so that nothing but its own bytes is ever opened, and no size but the right one."""
         from PIL import ImageOps
 
-        content = stored.get("bytes") if stored else None
+        content = None if stored is None else stored.get("bytes")
         if not content:
             raise DataError(f"{where}: no image; expected its bytes in column {self.image}")
         with opened(BytesIO(content), where) as image:

@@ -1,0 +1,117 @@
+"""A rehearsal: every network once on two examples, so that what cannot be trained is told before the first round."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.errors import ConfigError, explained
+from potluck.core.examples import Batch, Examples
+from potluck.core.federation import Federation
+from potluck.core.rng import Key, isolated
+
+
+def rehearse(federation: Federation) -> None:
+    """Judge and train a copy of each architecture, the server's too, on two examples of its own.
+
+    Nothing is left behind: the copies are thrown away, and no stream of random numbers moves. Architectures whose
+    clients' data are elsewhere are left out.
+
+    Raises:
+        ConfigError: an architecture raises on its inputs, or does not return finite logits (batch, classes), or has
+            no gradient.
+    """
+    trained = {site.architecture: site.train for site in federation.sites.values() if _is_here(site.train)}
+    for name, examples in sorted(trained.items()):
+        _Rehearsal(federation, name, _two_of(examples)).carry_out(trains=True)
+    server = federation.server_architecture
+    common = [examples for examples in (federation.public, federation.test, *trained.values()) if _is_here(examples)]
+    if server not in trained and common:
+        _Rehearsal(federation, server, _two_of(common[0])).carry_out(trains=False)
+
+
+def _is_here(examples: Examples | None) -> bool:
+    return examples is not None and len(examples) > 0 and examples.inputs.numel() > 0
+
+
+def _two_of(examples: Examples | None) -> Batch:
+    """The first two examples, or the only one twice: one alone has no batch statistics."""
+    assert examples is not None
+    return examples.batch(torch.tensor([0, min(1, len(examples) - 1)]))
+
+
+class _Rehearsal:
+    """One architecture on one batch."""
+
+    def __init__(self, federation: Federation, name: str, batch: Batch) -> None:
+        self._federation = federation
+        self._name = name
+        self._inputs, self._targets = batch
+        # What is wrong with the data is not the network's fault.
+        self._sound = not self._inputs.is_floating_point() or bool(self._inputs.isfinite().all())
+
+    def carry_out(self, trains: bool) -> None:
+        """In evaluation mode, then in training mode with the gradient of the loss if the architecture `trains`."""
+        key = Key(("rehearsal", self._name))
+        net = self._federation.build(self._name, key)
+        with isolated(key):
+            with torch.no_grad():
+                self._logits(net.eval(), "in evaluation mode")
+            logits = self._logits(net.train(), "in training mode")
+            if trains:
+                self._check_gradient(net, logits)
+
+    def _logits(self, net: nn.Module, when: str) -> Tensor:
+        """The network's outputs, which are logits of the right shape."""
+        try:
+            outputs: object = net(self._inputs)
+        except Exception as error:  # the user's own code
+            raise self._wrong(
+                f"cannot read inputs of shape {_shown(self._inputs)} {when}: {explained(error)}"
+            ) from error
+        expected = f"logits of shape (batch, {self._federation.num_classes})"
+        if not isinstance(outputs, Tensor):
+            raise self._wrong(f"returns {type(outputs).__name__}; expected {expected}: {_advice(outputs)}")
+        if tuple(outputs.shape) != (2, self._federation.num_classes):
+            found = f"returns a tensor of shape {_shown(outputs)}"
+            raise self._wrong(f"{found}; expected {expected}: give its last layer one output a class")
+        if not outputs.is_floating_point():
+            raise self._wrong(f"returns {outputs.dtype}; expected {expected}, of floating point")
+        if self._sound and not outputs.isfinite().all():
+            raise self._wrong(f"returns NaN or infinity {when}, with its first weights; expected finite logits")
+        return outputs
+
+    def _check_gradient(self, net: nn.Module, logits: Tensor) -> None:
+        """The loss can be taken, and goes down somewhere."""
+        try:
+            loss = self._federation.criterion(logits, self._targets)
+        except Exception as error:
+            found = f"logits {_shown(logits)} and targets {_shown(self._targets)}, {self._targets.dtype}"
+            raise self._wrong(f"the loss cannot be taken of {found}: {explained(error)}") from error
+        if not loss.requires_grad:
+            raise self._wrong("the loss depends on no parameter that can be trained; expected one with requires_grad")
+        try:
+            loss.backward()
+        except Exception as error:
+            raise self._wrong(f"the loss has no gradient: {explained(error)}") from error
+        for name, parameter in net.named_parameters():
+            if self._sound and parameter.grad is not None and not parameter.grad.isfinite().all():
+                raise self._wrong(f"the gradient of {name} is NaN or infinite, with the first weights and two examples")
+
+    def _wrong(self, problem: str) -> ConfigError:
+        return ConfigError(f"model {self._name}: {problem}")
+
+
+def _shown(tensor: Tensor) -> str:
+    """The shape of a tensor, its first axis as the batch if it is as long as the batch."""
+    sizes = ["batch" if position == 0 and size == 2 else str(size) for position, size in enumerate(tensor.shape)]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def _advice(outputs: object) -> str:
+    """How to return logits in place of what is returned."""
+    if hasattr(outputs, "logits"):
+        return "end forward with `return outputs.logits`, or wrap the network in one that does"
+    if isinstance(outputs, Mapping):
+        return "return the one entry that holds the logits"
+    return "return the logits alone"
