@@ -1,3 +1,9 @@
+import multiprocessing
+import os
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, IntEnum
 
 import numpy as np
@@ -6,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.core.rng import Key, fold_in, isolated
+from potluck.core.rng import Key, Stream, fold_in, isolated
 
 parts = st.one_of(st.integers(), st.text(max_size=5))
 paths = st.lists(parts, max_size=4).map(tuple)
@@ -117,3 +123,52 @@ def test_an_isolated_block_inside_another_does_not_advance_it():
         with isolated(Key((2,))):
             torch.rand(9)
         assert torch.equal(torch.cat([first, torch.rand(1)]), straight)
+
+
+@pytest.mark.usefixtures("global_generator_unchanged")
+def test_threads_do_not_draw_from_each_others_blocks():
+    def drawn(key, between=lambda: None):
+        found = []
+        stream = Stream(key)
+        for turn in range(6):
+            with isolated(key.fold(turn)) if turn % 2 else stream.flowing():
+                for _ in range(4):
+                    found.append(torch.rand(2))
+                    between()
+        return torch.cat(found)
+
+    keys = [Key(("thread", number)) for number in range(3)]
+    alone = [drawn(key) for key in keys]
+    with ThreadPoolExecutor(len(keys)) as threads:
+        # Sleeping lets the others run; a barrier inside the blocks would wait for ever, as one is in them at a time.
+        together = list(threads.map(lambda key: drawn(key, lambda: time.sleep(0.001)), keys))
+    assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_process_forked_while_a_thread_is_in_a_block_can_enter_one():
+    inside, over = threading.Event(), threading.Event()
+
+    def stay():
+        with isolated(Key((1,))):
+            inside.set()
+            over.wait()
+
+    def enter(key):
+        with isolated(key):
+            pass
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    inside.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, on forking beside threads
+        child = multiprocessing.get_context("fork").Process(target=enter, args=(Key((2,)),))
+        child.start()
+    child.join(60)
+    over.set()
+    thread.join()
+    stuck = child.is_alive()
+    child.kill()
+    assert not stuck
+    assert child.exitcode == 0

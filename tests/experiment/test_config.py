@@ -1,4 +1,6 @@
 import dataclasses
+import tomllib
+from itertools import permutations
 
 import pytest
 
@@ -95,6 +97,63 @@ def test_a_wrong_key_or_value_is_named_with_what_was_expected(assignment, expect
         resolve(override(base, [assignment]))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ("federation.partition.alpha=0.1", "federation.partition=dirichlet"),
+        ("method.mu=0.3", 'method={name="fedin"}'),
+        ("run.seed=4", "run={rounds=3}", "run.rounds=5"),
+    ],
+)
+def test_the_order_of_overrides_does_not_matter(assignments):
+    trees = [experiment_for("fedin", list(order)).tree() for order in permutations(assignments)]
+    assert all(tree == trees[0] for tree in trees)
+    values = {key: value for key, _, value in (given.partition("=") for given in assignments) if value[0] != "{"}
+    for key, value in values.items():
+        if key != "federation.partition":
+            table = trees[0]
+            for name in key.split("."):
+                table = table[name]
+            assert str(table) == value
+
+
+def test_another_partition_drops_the_parameters_of_the_one_before_and_the_same_keeps_them():
+    base = {"federation": {"partition": {"name": "dirichlet", "alpha": 0.1}}}
+    assert override(base, ["federation.partition=dirichlet"]) == base
+    assert override(base, ["federation.partition=iid"]) == {"federation": {"partition": {"name": "iid"}}}
+
+
+@pytest.mark.parametrize(
+    "assignments", [["run.rounds=3", "run.rounds=5"], ["method.name=fedmd"], ["run.rounds=3", " run.rounds = 4"]]
+)
+def test_overrides_that_contradict_each_other_are_refused(assignments):
+    with pytest.raises(ConfigError, match=r"(run\.rounds|method\.name) is given twice, as .* and as .*; give it once"):
+        experiment_for("fedin", assignments)
+    assert experiment_for("fedin", ["run.rounds=3", "run.rounds=3", "method.name=fedin"]).run.rounds == 3
+
+
+def test_a_method_given_by_key_gets_the_demonstrations_settings_of_its_own():
+    assert experiment_for(None, ["method.name=fedavg"]).tree() == experiment_for("fedavg", []).tree()
+
+
+def test_what_the_preset_of_digits_changes_is_noted_and_changes_no_hash():
+    experiment = experiment_for("fedavg", [])
+    assert dict(experiment.preset) == {"method.training.lr": 0.001, "run.rounds": 20}
+    words = "preset of digits: method.training.lr 0.01 (default 0.001), run.rounds 25 (default 20)"
+    assert experiment.preset_words == words
+    assert experiment.toml().startswith(f"# {words}")
+    again = resolve(tomllib.loads(experiment.toml()))
+    assert (again.preset, again.tree()) == (experiment.preset, experiment.tree())
+    assert resolve({name: table for name, table in experiment.tree().items() if name != "preset"}).hash8 == again.hash8
+
+
+def test_what_the_user_sets_is_no_preset():
+    assert experiment_for("fedavg", ["method.training.lr=0.01", "run.rounds=20"]).preset_words is None
+    assert experiment_for("fedavg", ["federation.dataset=cifar10"]).preset_words is None
+    stored = override(experiment_for("fedavg", []).tree(), ["run.rounds=30"])
+    assert resolve(stored).preset_words == "preset of digits: method.training.lr 0.01 (default 0.001)"
 
 
 def test_override_leaves_its_argument_alone():

@@ -1,5 +1,12 @@
+import dataclasses
+import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +15,7 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.folder import open_folder
 from potluck.experiment.play import holding, play, prepare
 from potluck.experiment.presets import experiment_for
+from potluck.experiment.run import Run
 
 HOLDS = """
 import sys
@@ -54,3 +62,87 @@ def test_a_folder_that_another_process_plays_in_is_refused_until_that_ends(tmp_p
         other.kill()
     with holding(tmp_path):
         pass
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from potluck.experiment.play import holding
+with holding(Path(sys.argv[1])):
+    worker = os.fork()
+    if worker == 0:
+        sys.stdin.read()
+        os._exit(0)
+    print(worker, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_takes_its_lock_with_it_though_its_workers_live_on(tmp_path):
+    pytest.importorskip("fcntl", reason="this system has no file locks")
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        worker = int(process.stdout.readline())
+        with pytest.raises(CheckpointError, match="another process plays this run"), holding(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        os.kill(worker, 0)  # it is there still
+        with holding(tmp_path):
+            pass
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_path):
+    said = []
+
+    def watch(record):
+        said.append(open_folder(tmp_path)["status"])
+
+    play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, watch)
+    longer = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=2))
+    run = prepare(longer, assemble(longer), tmp_path)
+    assert "ended" not in open_folder(tmp_path)
+    play(run, longer, tmp_path, watch)
+    assert said == ["running", "running"]
+
+
+def test_a_manifest_of_another_version_or_damaged_is_refused(experiment, tmp_path):
+    play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
+    manifest = open_folder(tmp_path)
+    for content, expected in [
+        (json.dumps({**manifest, "schema_version": 7}), "has schema version 7"),
+        ("[]", "is damaged: found list"),
+        ("{", "is damaged"),
+        ("{}", "it has no 'schema_version'"),
+    ]:
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(CheckpointError, match=expected):
+            open_folder(tmp_path)
+
+
+@pytest.mark.slow
+def test_two_runs_in_two_threads_end_like_each_alone(tmp_path):
+    (tmp_path / "dropout.py").write_text(DROPOUT)
+    models = f"federation.models=['{tmp_path / 'dropout.py'}:net']"
+    more = [models, "federation.clients=3", "federation.train_fraction=0.2", "run.rounds=2", "run.executor=sequential"]
+
+    def digest(seed):
+        experiment = experiment_for("fedavg", [*more, f"run.seed={seed}"])
+        federation = assemble(experiment).federation
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return Run(experiment.method, federation, experiment.run, folder).play().checkpoint.digest
+
+    alone = [digest(seed) for seed in range(3)]
+    assert len(set(alone)) == 3
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(digest, range(3))) == alone
+
+
+DROPOUT = """from torch import nn
+
+
+def net(num_classes, input_shape, *, rate=1.0):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, num_classes))
+"""

@@ -194,14 +194,15 @@ class _Ledger:
 
     def _place_of_damage(self, content: bytes, marks: str) -> str:
         """Of a file whose content has changed: where it first differs from what was written."""
-        known, found, end = re.findall("." * _MARK, marks), 0, 0
-        for (first, final, number, lines), mark in zip(_rounds(content), known, strict=False):
+        known, groups, end = re.findall("." * _MARK, marks), list(_rounds(content)), 0
+        for place, (mark, (first, final, number, lines)) in enumerate(zip(known, groups, strict=False)):
             if number is None or _mark(lines) != mark:
-                return _lines(first, final, number)
-            found, end = found + 1, final
+                after = groups[place + 1 : place + 2]  # what cuts a round's lines short is a line that is no record
+                return next((_lines(*line[:3]) for line in after if line[2] is None), _lines(first, final, number))
+            end = final
         if not content:
             return "which is missing or empty"
-        return f"which ends with line {end}" if found < len(known) else "somewhere"
+        return f"which ends with line {end}" if len(groups) < len(known) else "somewhere"
 
     def _damaged(self, place: str) -> CheckpointError:
         return CheckpointError(
