@@ -116,3 +116,77 @@ def test_long_runs_differ_in_their_methods_alone(path):
     resolve(tree, str(path))
     first = read_toml(BENCHMARKS / "long_horizon" / "fedavg.toml")
     assert (tree["federation"], tree["run"]) == (first["federation"], first["run"])
+
+
+# Runs that are killed
+
+
+@pytest.fixture
+def kills(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import kills
+
+    yield kills
+    del sys.modules["kills"]
+
+
+@pytest.mark.slow
+def test_a_few_killed_runs_come_back_to_the_same_bytes(kills):
+    cells = [kills.Cell("fedavg", "sequential"), kills.Cell("scaffold", "stacked, workers")]
+    kills.warm(cells)
+    trials = list(kills.kills(cells, 6, begun=0, seed=0))
+    assert [trial.method for trial in trials] == ["fedavg", "scaffold"] * 3
+    assert not [trial for trial in trials if trial.outcome == "lost"]
+    assert any(trial.outcome == "same bytes" for trial in trials)
+
+
+@pytest.mark.slow
+def test_a_few_faults_at_writes_end_in_the_same_bytes_or_one_line(kills):
+    cell = kills.Cell("scaffold", "workers")
+    kills.warm([cell])
+    whole = kills.Undisturbed.of(cell, rounds=2)
+    found = [kills.fault(cell, whole, what, 30, None) for what in kills.FAULTS]
+    assert [trial.outcome for trial in found] == ["same bytes", "one line"]
+    assert "No space left on device" in found[1].detail
+
+
+@pytest.mark.slow
+def test_other_bytes_tracebacks_and_hanging_are_losses(kills):
+    cell = kills.Cell("local", "sequential")
+    kills.warm([cell])
+    with kills.ground(cell, rounds=1) as here:
+        ended = here.run().wait()
+        right = here.digest()
+        for digest, outcome in ((right, "same bytes"), ({**right, "rounds.jsonl": "other"}, "lost")):
+            assert kills.aftermath(here, ended, kills.Undisturbed(digest, 0.0))[0] == outcome
+        whole = kills.Undisturbed(right, 0.0)
+        told = kills.Ended(2, "round 1  accuracy 3 %\npotluck: cannot write it: no space\n")
+        assert kills.aftermath(here, told, whole) == ("one line", "potluck: cannot write it: no space")
+        for bad in (
+            kills.Ended(2, "potluck: one\npotluck: two\n"),
+            kills.Ended(1, "Traceback (most recent call last):\nOSError\n"),
+            kills.Ended(None, ""),
+        ):
+            assert kills.aftermath(here, bad, whole)[0] == "lost"
+
+
+def test_the_table_of_kills_counts_every_trial_once(kills):
+    cell = "local", "workers"
+    trials = [
+        kills.Trial(*cell, "one worker", 0.5, False, "same bytes"),
+        kills.Trial(*cell, "all processes", 0.1, False, "lost", "why"),
+        kills.Trial(*cell, "full disk at a write", 3, True, "one line", "potluck: full"),
+    ]
+    text = kills.table(trials, dict.fromkeys(("cpu", "cores", "system", "python", "commit"), "x"), "command")
+    assert "## At 2 random moments" in text
+    assert "| local | workers | 2 | 1 | 0 | 0 | 1 |" in text
+    assert "| local | workers | full disk at a write | a resume | 1 | 0 | 1 | 0 | 0 |" in text
+    assert '"detail": "why"' in text
+
+
+def test_half_a_line_of_an_interrupted_command_is_no_trial(kills, tmp_path):
+    trial = kills.Trial("local", "workers", "one worker", 0.5, False, "same bytes")
+    line = json.dumps(asdict(trial)) + "\n"
+    (tmp_path / "notes").write_text(line + '{"method": "lo')
+    assert kills.remembered(tmp_path / "notes") == [trial]
+    assert (tmp_path / "notes").read_text() == line

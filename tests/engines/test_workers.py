@@ -275,16 +275,20 @@ def test_processes_end_with_the_executor():
 
 
 @pytest.mark.slow
-def test_processes_end_when_the_one_that_forked_them_is_killed():
+@pytest.mark.parametrize("stopped", [None, 0, 1])
+def test_processes_end_when_the_one_that_forked_them_is_killed(stopped):
+    """Each by itself: one that was stopped keeps no other alive."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # a process of its own, that is killed without a chance to tidy up
         spread = InProcessEngine(Trains(), federation(), executor=Workers(2))
-        state, _ = spread.round(1, {}, range(5))
-        os.write(write, ",".join(map(str, pids(state))).encode())
+        spread.round(1, {}, range(5))
+        os.write(write, ",".join(str(worker.process.pid) for worker in spread.executor._workers).encode())
         signal.pause()
         os._exit(1)
     found = [int(pid) for pid in os.read(read, 100).decode().split(",")]
+    if stopped is not None:
+        os.kill(left := found.pop(stopped), signal.SIGSTOP)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(read)
@@ -292,7 +296,10 @@ def test_processes_end_when_the_one_that_forked_them_is_killed():
     deadline = time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}") for pid in found) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in found if os.path.exists(f"/proc/{pid}")]
+    alive = [pid for pid in found if os.path.exists(f"/proc/{pid}")]
+    if stopped is not None:
+        os.kill(left, signal.SIGKILL)
+    assert not alive
 
 
 # Processes that are killed, and clients that end every process

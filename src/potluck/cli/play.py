@@ -117,6 +117,16 @@ class _Told(KeyboardInterrupt):
         self.number = number
 
 
+def _end_at_once(number: int, onward: str) -> None:
+    """Leave everything as it lies, also workers that do not listen."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with suppress(OSError):
+        cursor = "\x1b[?25h" if os.isatty(2) else ""  # which the progress bar has hidden
+        os.write(2, f"{cursor}potluck: interrupted; {onward}\n".encode())
+    os._exit(128 + number)
+
+
 @contextmanager
 def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
     """Have a signal end the run with one line and a note in its folder; a second one ends it at once.
@@ -130,15 +140,10 @@ def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
         nonlocal told
         if os.getpid() != ours:  # a worker: whoever forked it will end it
             return
+        again, told = told, number
         note_end(folder, "interrupted")  # first of all: what comes next may take its time
-        if told:
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            with suppress(OSError):
-                cursor = "\x1b[?25h" if os.isatty(2) else ""  # which the progress bar has hidden
-                os.write(2, f"{cursor}potluck: interrupted; {onward}\n".encode())
-            os._exit(128 + number)
-        told = number
+        if again:
+            _end_at_once(number, onward)
         raise _Told(number)
 
     if threading.current_thread() is not threading.main_thread():  # only there can signals be heard

@@ -16,7 +16,7 @@ from potluck.engines.files import sync, write_atomically
 from potluck.engines.stores import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
-from potluck.experiment.folder import logging_to, note_status, write_manifest
+from potluck.experiment.folder import logging_to, note_status, open_folder, write_manifest
 from potluck.experiment.run import Result, Run, Watcher
 from potluck.records import CONFIG, LOCK
 
@@ -141,7 +141,8 @@ def play(
 def note_end(folder: Path, status: str, **facts: str) -> None:
     """Note how a run ended before its time, if the folder takes it: why it ended is what matters."""
     with suppress(PotluckError):
-        note_status(folder, status, **facts)
+        if open_folder(folder).get("status") != "finished":
+            note_status(folder, status, **facts)
 
 
 def _logged(run: Run, watch: Watcher) -> Result:

@@ -118,7 +118,8 @@ class Workers(Executor):
         self.close()
         self._host = host
         import_optimizers()
-        self._workers = [self._fork(host) for _ in range(self._count)]
+        for _ in range(self._count):
+            self._workers.append(self._fork(host))  # each has to know of those before it
 
     def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
