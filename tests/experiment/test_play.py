@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, StorageError
 from potluck.experiment.assemble import assemble
 from potluck.experiment.folder import open_folder
 from potluck.experiment.play import holding, play, prepare
@@ -92,6 +92,13 @@ def test_a_killed_process_takes_its_lock_with_it_though_its_workers_live_on(tmp_
         with holding(tmp_path):
             pass
         os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["lock", "log.txt", "config.toml.tmp"])
+def test_a_folder_that_takes_no_files_is_one_line(name, experiment, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(StorageError, match=r"^cannot write .*: Is a directory$"), holding(tmp_path):
+        play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
 
 
 def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_path):
