@@ -29,7 +29,9 @@ with holding(Path(sys.argv[1])):
 
 @pytest.fixture
 def experiment():
-    return experiment_for("local", ["federation.models=[{name='cnn2', width=2}]", "run.rounds=1"])
+    return experiment_for(
+        "local", ["federation.models=[{name='cnn2', width=2}]", "federation.clients=2", "run.rounds=1"]
+    )
 
 
 def test_a_run_leaves_what_it_stands_on_and_how_it_ended(experiment, tmp_path):
