@@ -1,11 +1,17 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from potluck.core.errors import ConfigError, DataError
+from potluck.core.errors import CheckpointError, ConfigError, DataError
+from potluck.core.rng import Key
+from potluck.data.datasets import load
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import RunConfig
+from potluck.experiment.folder import open_folder
+from potluck.experiment.play import prepare
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.run import Run
 
@@ -60,8 +66,6 @@ def test_held_out_public_examples_are_nobodys_training_examples_and_have_no_labe
 
 
 def test_public_images_of_another_data_set_are_fitted_to_the_task(tmp_path):
-    import numpy as np
-
     images = np.random.default_rng(0).integers(0, 255, (12, 20, 20, 3), dtype=np.uint8)
     labels = np.arange(12) % 2
     np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
@@ -130,3 +134,104 @@ def test_public_examples_come_from_the_fraction_that_is_used():
 def test_a_fraction_that_is_no_example_is_refused():
     with pytest.raises(ConfigError, match=r"train_fraction: 1e-05 of 1438 examples is none"):
         assembled("federation.train_fraction=0.00001")
+
+
+COLOURS = {"ant": 10, "cat": 60, "dog": 120, "owl": 180, "zebra": 240}
+
+
+def write_pets(root, *classes: str, test: tuple[str, ...] | None = None) -> str:
+    """A folder of six images a class to train on and two to test on, each of its class's shade."""
+    for part, count, names in (("train", 6, classes), ("test", 2, test or classes)):
+        for name in names:
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("L", (8, 8), COLOURS[name]).save(root / part / name / f"{number}.png")
+    return str(root)
+
+
+def classes_of(examples, names: tuple[str, ...]) -> set[tuple[str, str]]:
+    """What the images show and what their labels say."""
+    shown = {shade: name for name, shade in COLOURS.items()}
+    pairs = zip(examples.inputs[:, 0, 0, 0].tolist(), examples.targets.tolist(), strict=True)
+    return {(shown[shade], names[label]) for shade, label in pairs}
+
+
+@pytest.mark.parametrize("tested", [("cat", "dog", "owl"), ("ant", "cat", "dog", "owl")])
+def test_clients_classes_are_matched_by_name(tmp_path, tested):
+    """Three clients of three classes each, five in all, not all of which the common test set has."""
+    held = [("cat", "dog", "owl"), ("cat", "dog", "zebra"), ("ant", "dog", "owl")]
+    places = [write_pets(tmp_path / str(client), *classes) for client, classes in enumerate(held)]
+    common = write_pets(tmp_path / "pets", *tested)
+    assembly = assembled(f"federation.dataset={common}", f"federation.data={places}", "federation.clients=3")
+    assert assembly.classes == ("ant", "cat", "dog", "owl", "zebra")
+    federation = assembly.federation
+    assert federation.num_classes == 5
+    assert federation.build(None, Key(())).head.out_features == 5
+    for client, classes in enumerate(held):
+        site, own = federation.sites[client], {(name, name) for name in classes}
+        assert classes_of(site.train, assembly.classes) == classes_of(site.test, assembly.classes) == own
+    assert classes_of(federation.test, assembly.classes) == {(name, name) for name in tested}
+
+
+def test_clients_with_few_of_the_classes_change_nothing_for_the_others(tmp_path):
+    """Where everybody has all classes labels stay as they were, and so do runs."""
+    common, whole = (write_pets(tmp_path / name, "cat", "dog", "owl") for name in ("pets", "whole"))
+    part = write_pets(tmp_path / "part", "owl", test=("owl",))
+    options = (f"federation.dataset={common}", "federation.clients=2")
+    alike = assembled(*options, f"federation.data={[whole, whole]}")
+    unlike = assembled(*options, f"federation.data={[whole, part]}")
+    assert alike.federation.sites[0].train.targets.tolist() == [0] * 6 + [1] * 6 + [2] * 6
+    assert torch.equal(alike.federation.sites[0].train.targets, unlike.federation.sites[0].train.targets)
+    assert set(unlike.federation.sites[1].train.targets.tolist()) == {2}
+    assert alike.data_checksum == unlike.data_checksum == load(common).checksum
+
+
+def write_numbers(path, count: int, **more) -> str:
+    labels = np.arange(4 * count) % count
+    images = np.zeros((4 * count, 8, 8), dtype=np.uint8)
+    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels, **more)
+    return str(path)
+
+
+def test_an_archive_without_the_highest_class_is_welcome(tmp_path):
+    places = [write_numbers(tmp_path / f"{count}.npz", count) for count in (10, 7)]
+    assembly = assembled(f"federation.data={places}", "federation.clients=2")
+    assert assembly.classes == tuple("0123456789")
+    assert set(assembly.federation.sites[1].train.targets.tolist()) == set(range(7))
+
+
+def test_an_archive_that_names_its_classes_is_matched_by_name(tmp_path):
+    common = write_numbers(tmp_path / "common.npz", 3, classes=np.array(["owl", "cat", "dog"]))
+    own = write_numbers(tmp_path / "own.npz", 2, classes=np.array(["dog", "owl"]))
+    assembly = assembled(f"federation.dataset={common}", f"federation.data={[own]}", "federation.clients=1")
+    assert assembly.classes == ("owl", "cat", "dog")
+    assert assembly.federation.sites[0].train.targets.tolist() == [2, 0] * 4
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "message"),
+    [
+        (["cat", "dog"], ["Cat", "dog"], r"client 0 \(.*own\.npz\) calls a class 'Cat', and common 'cat'; spell it"),
+        (None, ["cat", "dog"], r"client 0 \(.*own\.npz\) names its classes, cat, dog, and common numbers them"),
+    ],
+)
+def test_classes_that_cannot_be_matched_are_told_before_data_are_loaded(tmp_path, monkeypatch, common, own, message):
+    places = [
+        write_numbers(tmp_path / f"{name}.npz", 2, **({} if names is None else {"classes": np.array(names)}))
+        for name, names in (("common", common), ("own", own))
+    ]
+    monkeypatch.setattr("potluck.experiment.assemble.load", lambda *_, **__: pytest.fail("data were loaded"))
+    with pytest.raises(DataError, match=message):
+        assembled(f"federation.dataset={places[0]}", f"federation.data={places[1:]}", "federation.clients=1")
+
+
+def test_the_manifest_names_the_classes_and_notices_when_they_are_renamed(tmp_path):
+    common = write_pets(tmp_path / "pets", "cat", "dog")
+    options = [f"federation.dataset={common}", f"federation.data={[common]}", "federation.clients=1"]
+    experiment = experiment_for("local", [*options, "federation.models=['mlp2']", "run.executor=sequential"])
+    prepare(experiment, assemble(experiment), tmp_path / "run")
+    assert open_folder(tmp_path / "run")["classes"] == ["cat", "dog"]
+    for part in ("train", "test"):
+        (tmp_path / "pets" / part / "cat").rename(tmp_path / "pets" / part / "ant")
+    with pytest.raises(CheckpointError, match=r"classes was \['cat', 'dog'\] and now is \['ant', 'dog'\]"):
+        prepare(experiment, assemble(experiment), tmp_path / "run")

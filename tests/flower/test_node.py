@@ -1,12 +1,14 @@
 """What a node keeps, for how long, and whom it serves."""
 
+import numpy as np
 import pytest
 import torch
 
-from potluck.core.errors import CheckpointError, ConfigError
+from potluck.core.errors import CheckpointError, ConfigError, DataError
 from potluck.engines.host import Question, Verdict
+from potluck.experiment.config import resolve
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.node import Home, Node, node_at
+from potluck.flower.node import Home, Node, federation_at, node_at
 from potluck.flower.store import NodeStore
 
 
@@ -89,6 +91,40 @@ def test_a_server_cannot_name_another_folder(tmp_path, run):
 def test_a_client_that_the_experiment_lacks_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has 2 clients"):
         node_at(Home(tmp_path), words(client=2))
+
+
+def digits_in(path, *, names=None, digits=10):
+    """An archive of digits in a client's own order of classes."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(4 * digits) % digits
+    images = rng.integers(0, 17, (len(labels), 8, 8), dtype=np.uint8)
+    named = {} if names is None else {"classes": np.array(names)}
+    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels, **named)
+    return path
+
+
+def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
+    experiment = resolve(words()["experiment"])
+    data = digits_in(tmp_path / "own.npz", names=["9", "2"], digits=2)
+    federation, _ = federation_at(Home(tmp_path, data, "cnn2"), experiment, 0)
+    assert set(federation.sites[0].train.labels.tolist()) == {9, 2}
+    assert federation.num_classes == 10
+    assert node_at(Home(tmp_path, data, "cnn2"), words())[1]["num_classes"] == 10
+
+
+def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
+    data = digits_in(tmp_path / "own.npz", names=[str(digit) for digit in range(1, 11)])
+    with pytest.raises(DataError, match=r"client 0 \(.*own\.npz\): class '10' is none of the 10 of digits; nearest"):
+        node_at(Home(tmp_path, data, "cnn2"), words())
+
+
+def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itself(tmp_path):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\ndef narrow(classes, shape): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))\n"
+    )
+    home = Home(tmp_path, digits_in(tmp_path / "own.npz"), f"{tmp_path / 'nets.py'}:narrow")
+    with pytest.raises(ConfigError, match=r"nets\.py:narrow: returns a tensor of shape \(batch, 7\); expected logits"):
+        node_at(home, words())
 
 
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):

@@ -1,12 +1,115 @@
-"""From a partition to what each client holds: validation splits, matching test parts, and their records."""
+"""From data to what each client holds: classes matched by name, validation splits, matching test parts, records."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from potluck.core.errors import DataError, nearest
 from potluck.core.fields import require
 from potluck.core.rng import Key
-from potluck.data.dataset import digest
+from potluck.data.dataset import Dataset, Description, digest
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the clients of a federation have in common: its classes, whoever holds examples of them.
+
+    Classes are matched by name. A data set whose classes have numbers only means those of the common data set.
+
+    Attributes:
+        common: the data set whose test part is everyone's.
+        classes: names of the federation's classes, in the order of their numbers.
+    """
+
+    common: Description
+    classes: tuple[str, ...]
+
+    @classmethod
+    def matching(cls, common: Description, own: Mapping[str, Description] | None = None) -> "Task":
+        """The classes of the common data set and of clients' own ones together.
+
+        If clients bring no class of their own, the order is that of the common data set; otherwise all are sorted.
+
+        Args:
+            common: the data set whose test part is everyone's.
+            own: clients' data sets, by words that name the client in a message.
+
+        Raises:
+            DataError: one data set names its classes where another numbers them, or two spell one name differently.
+        """
+        holders = dict.fromkeys(common.class_names, common.name)
+        for who, description in (own or {}).items():
+            for name in _names(description, common, who):
+                holders.setdefault(name, who)
+        _check_spelling(holders)
+        if len(holders) == common.num_classes:
+            return cls(common, common.class_names)
+        return cls(common, tuple(sorted(holders, key=int if all(map(_is_number, holders)) else None)))
+
+    def relabelled(self, dataset: Dataset, who: str) -> Dataset:
+        """A data set with the federation's numbers for its classes; `who` names it in a message.
+
+        Raises:
+            DataError: it has a class that is none of the federation's.
+        """
+        names, number = _names(dataset.description, self.common, who), {name: i for i, name in enumerate(self.classes)}
+        strange = [name for name in names if name not in number]
+        if strange:
+            raise DataError(
+                f"{who}: class {strange[0]!r} is none of the {len(self.classes)} of {self.common.name};"
+                f" nearest: {', '.join(nearest(strange[0], self.classes))}; call classes alike everywhere"
+            )
+        numbers = torch.tensor([number[name] for name in names])
+        return replace(
+            dataset,
+            train_targets=numbers[dataset.train_targets],
+            test_targets=numbers[dataset.test_targets],
+            num_classes=len(self.classes),
+            classes=None if self.common.classes is None else self.classes,
+        )
+
+
+def _names(description: Description, common: Description, who: str) -> tuple[str, ...]:
+    """What a data set's classes are called, in the order of its own numbers."""
+    known = common.class_names
+    if description.classes is not None:
+        if common.classes is None and not all(map(_is_number, description.classes)):
+            raise DataError(
+                f"{who} names its classes, {_shown(description.classes)}, and {common.name} numbers them;"
+                " name them there too (an .npz file has an array `classes`), or call these by number"
+            )
+        return description.classes
+    if description.num_classes <= len(known):
+        return known[: description.num_classes]
+    if common.classes is not None:
+        raise DataError(
+            f"{who} numbers its classes up to {description.num_classes - 1}, and {common.name} has {len(known)},"
+            f" {_shown(known)}; name them (an .npz file has an array `classes`)"
+        )
+    return description.class_names
+
+
+def _check_spelling(holders: Mapping[str, str]) -> None:
+    """Refuse names that differ only in case, in spaces around them, or in leading zeros: one class is meant."""
+    seen: dict[str, str] = {}
+    for name, who in holders.items():
+        meant = str(int(name)) if _is_number(name) else " ".join(name.casefold().split())
+        other = seen.setdefault(meant, name)
+        if other != name:
+            raise DataError(f"{who} calls a class {name!r}, and {holders[other]} {other!r}; spell it alike")
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (" ..." if len(names) > _SHOWN else "")
 
 
 def split_validation(indices: Tensor, targets: Tensor, fraction: float, key: Key) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from potluck.core.machine import check_fits
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import describe, load
-from potluck.data.federate import fingerprint, matching_test_parts, split_validation
+from potluck.data.federate import Task, fingerprint, matching_test_parts, split_validation
 from potluck.experiment.config import Experiment, ModelSpec
 from potluck.experiment.needs import Offer, check_needs
 from potluck.models import get_model
@@ -28,11 +29,18 @@ from potluck.models import get_model
 
 @dataclass(frozen=True)
 class Assembly:
-    """A federation, and the facts about its data that a run's manifest records."""
+    """A federation, and the facts about its data that a run's manifest records.
+
+    Attributes:
+        data_checksum: of the data set that is dealt, or whose test part is the common one.
+        partition_fingerprint: of who holds what.
+        classes: their names in the order of their numbers; empty where clients are elsewhere.
+    """
 
     federation: Federation
     data_checksum: str
     partition_fingerprint: str
+    classes: tuple[str, ...] = ()
 
 
 def assemble(experiment: Experiment) -> Assembly:
@@ -43,8 +51,8 @@ def assemble(experiment: Experiment) -> Assembly:
         DataError: the data are not there or cannot be divided as asked.
     """
     config = experiment.federation
-    description = describe(config.dataset)
-    task = (description.num_classes, description.input_shape)
+    matched = _matched(experiment)
+    task = (len(matched.classes), matched.common.input_shape)
     architectures, server_architecture = architectures_of(experiment, *task)
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
     offer = Offer(
@@ -57,8 +65,10 @@ def assemble(experiment: Experiment) -> Assembly:
     check_needs(experiment.method.needs(), experiment.method_name, offer)
 
     dataset = load(config.dataset, augmentation=config.augmentation)
+    if config.data:
+        dataset = matched.relabelled(dataset, dataset.name)
     private, public = _private_and_public(experiment, dataset)
-    dealt = _own(experiment) if config.data else _dealt(experiment, dataset, private)
+    dealt = _own(experiment, matched) if config.data else _dealt(experiment, dataset, private)
     capacities = list(islice(cycle(config.capacities or (1.0,)), config.clients))
     sites = {
         client: Site(client, assigned[client], *parts, capacity=capacities[client])
@@ -72,7 +82,7 @@ def assemble(experiment: Experiment) -> Assembly:
         public=public,
         test=dataset.test,
     )
-    return Assembly(federation, dataset.checksum, dealt.fingerprint)
+    return Assembly(federation, dataset.checksum, dealt.fingerprint, matched.classes)
 
 
 def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]:
@@ -142,22 +152,49 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     return _Dealt(found, fingerprint(parts))
 
 
-def _own(experiment: Experiment) -> _Dealt:
-    """Data that each client brings."""
+def _matched(experiment: Experiment) -> Task:
+    """The classes of the data set, and those that clients with data of their own bring, none of which is loaded."""
     places = experiment.federation.data or ()
-    datasets = [load(place, augmentation=experiment.federation.augmentation) for place in places]
+    own = {_named(client, place): describe(place) for client, place in enumerate(places)}
+    return Task.matching(describe(experiment.federation.dataset), own)
+
+
+def _named(client: ClientId, place: str | Path) -> str:
+    return f"client {client} ({place})"
+
+
+def _own(experiment: Experiment, matched: Task) -> _Dealt:
+    """Data that each client brings."""
+    places = enumerate(experiment.federation.data or ())
+    datasets = [load_own(experiment, client, place, matched) for client, place in places]
     parts = [own_parts(experiment, client, dataset) for client, dataset in enumerate(datasets)]
     return _Dealt(parts, digest(" ".join(dataset.checksum for dataset in datasets).encode()))
 
 
+def load_own(experiment: Experiment, client: ClientId, place: str | Path, matched: Task | None = None) -> Dataset:
+    """A client's own data, with the numbers that classes of these names have in the federation.
+
+    Args:
+        experiment: which.
+        client: whose data they are.
+        place: where they are.
+        matched: the federation's classes; those of the experiment's data set without.
+
+    Raises:
+        DataError: the data cannot be read, or have a class that is none of the federation's.
+    """
+    matched = Task.matching(describe(experiment.federation.dataset)) if matched is None else matched
+    dataset = load(place, augmentation=experiment.federation.augmentation)
+    return matched.relabelled(dataset, _named(client, place))
+
+
 def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
-    """What a client trains on, chooses by and is tested on, of data of its own."""
-    description = describe(experiment.federation.dataset)
-    found = (tuple(dataset.train.input_shape), dataset.num_classes)
-    if found != (expected := (description.input_shape, description.num_classes)):
+    """What a client trains on, chooses by and is tested on, of data that `load_own` gave."""
+    common = describe(experiment.federation.dataset)
+    found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
+    if found != expected:
         raise DataError(
-            f"{dataset.name}, of client {client}: inputs {found[0]} and {found[1]} classes; expected {expected[0]} and"
-            f" {expected[1]}, as in {description.name}"
+            f"{dataset.name}, of client {client}: inputs of shape {found}; expected {expected}, as in {common.name}"
         )
     draw = fold_in(experiment.run.seed, "federation", "validation", client)
     rows = torch.arange(len(dataset.train_targets))

@@ -54,7 +54,8 @@ class FederationConfig(Checked):
     Attributes:
         dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file. Its training part
             is divided among the clients, unless they have `data` of their own; its test part is the common one.
-        data: of each client, a data set, folder or file of its own instead of a share.
+        data: of each client, a data set, folder or file of its own instead of a share. Classes are matched by name,
+            and those without names by number.
         augmentation: of training images: the "paper"'s, or "none".
         train_fraction: share of the training set that is used at all, drawn at random; for small trials.
         clients: how many.

@@ -90,6 +90,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
     found = {
         "data_checksum": assembly.data_checksum,
         "partition_fingerprint": assembly.partition_fingerprint,
+        "classes": list(assembly.classes),
     }
     for name, value in found.items():
         if before.get(name, value) != value:

@@ -14,8 +14,9 @@ from potluck.data.datasets import load
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.inspection import check_class_targets, check_inputs
 from potluck.engines.session import Answer, Call, failure
-from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, own_parts
+from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
+from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, Parcel
 from potluck.flower.store import NodeStore
 from potluck.flower.wire import from_outcome, round_of, to_job
@@ -178,7 +179,7 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
         words: the experiment's tables, the run's name, and which client this is.
 
     Raises:
-        ConfigError: owner and server do not agree on a client.
+        ConfigError: owner and server do not agree on a client, or its model cannot be trained on its data.
         DataError: the data cannot be read, are of another task, or hold NaN.
         CheckpointError: data or model are not those that the run began with.
     """
@@ -186,6 +187,7 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]
     federation, data = federation_at(home, experiment, client)
     check_inputs(federation)
     check_class_targets(federation)
+    rehearse(federation)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     store = NodeStore(home.state / _safe(str(words["run"])))
     node = Node(client, federation, host, store, experiment.run.threads)
@@ -218,7 +220,7 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> tuple
         whole = assemble(experiment)
         sites = {client: whole.federation.sites[client]}
         return replace(whole.federation, sites=sites), whole.data_checksum
-    dataset = load(home.data, augmentation=experiment.federation.augmentation)
+    dataset = load_own(experiment, client, home.data)
     parts = own_parts(experiment, client, dataset)
     own = model_of(home, experiment, client)
     task = (dataset.num_classes, dataset.train.input_shape)
