@@ -24,6 +24,10 @@ class CheckpointError(PotluckError):
     """A run folder cannot be resumed or read."""
 
 
+class PotluckWarning(UserWarning):
+    """Something that a user should know before the first round; the command line prints it on one line."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` names closest to `name`, best first, never empty while there are names."""
     known = sorted(known)

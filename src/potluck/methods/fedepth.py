@@ -25,8 +25,8 @@ Wire
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedavg on capacity=1.0
-    buffer=true approaches fedepth buffer=false on capacity=0.5
-    counts a twin as twice the data
+    buffer=true approaches fedepth buffer=false on capacity=0.7
+    counts a twin as twice the data on capacity=0.7
     training.lr=0.0 stays at rest
 
 Departures from the paper
