@@ -277,7 +277,7 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
 
 def test_a_warning_of_potlucks_own_is_one_line_before_the_first_round(potluck):
     run = "run heterofl run.rounds=1 federation.clients=2 federation.capacities=[1.0,0.5] federation.train_fraction=0.1"
-    outcome = potluck(f"{run} method.levels=[1.0,0.6] federation.models=\"[{{name='preresnet18',width=4}}]\"")
+    outcome = potluck(f"{run} method.levels=[1.0,0.6] run.executor=sequential federation.models=\"['mlp2']\"")
     assert outcome.code == 0
     told, *rounds = outcome.err.splitlines()
     assert told.startswith("potluck: heterofl: client 1: capacity 0.5 lies below the smallest level, 0.6")
