@@ -139,7 +139,7 @@ def test_training_counts_parameters_as_often_as_the_optimiser_holds_them():
     assert [parameter_copies(training) for training in trainings] == [4, 2, 3]
     once, often = (MemoryModel.of(flat(3, 5, 7), (3,), 10, copies) for copies in (1, 4))
     assert often.whole - once.whole == 3 * 4 * (20 + 42 + 16)
-    assert often.costs[0] - once.costs[0] == 3 * 4 * 20
+    assert often.parts[0].cost - once.parts[0].cost == 3 * 4 * 20
 
 
 def test_to_train_a_piece_takes_its_stem_and_the_classifier_and_a_batch_too():
@@ -167,10 +167,43 @@ def test_what_a_block_is_depends_on_neither_batch_nor_optimiser(batch_size):
 
 def test_a_first_stage_of_half_the_seconds_cost_is_no_stem():
     # Costs in the paper's table are 4 (a b + b) + 256 b: 3 to 1 takes 272; then 528 from 1 to 2 and 792 from 1 to 3.
-    assert MemoryModel.of(flat(3, 1, 2), (3,)).costs == [272, 528]
+    assert [part.cost for part in MemoryModel.of(flat(3, 1, 2), (3,)).parts[:2]] == [272, 528]
     assert MemoryModel.of(flat(3, 1, 2), (3,)).blocks == ((0, 1), (1, 2))
+    assert MemoryModel.of(flat(3, 1, 3), (3,)).parts[1].cost == 792
     assert MemoryModel.of(flat(3, 1, 3), (3,)).blocks == ((0, 2),)
-    assert MemoryModel.of(flat(3, 1, 3), (3,)).costs == [792]
+
+
+def test_a_block_that_keeps_more_than_twice_its_outputs_counts_as_what_it_keeps():
+    class Wasteful(nn.Module):  # torch keeps the argument of each sine, and no module puts one out
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = self.layer(x)
+            for _ in range(5):
+                x = x.sin()
+            return x
+
+    net = StagedNet({"one": nn.Linear(6, 6), "two": Wasteful(), "three": nn.Linear(6, 6)}, nn.Linear(6, 2))
+    memory = MemoryModel.of(net, (6,), 10)
+    # By hand, in outputs of six numbers: the batch, the block's input, five arguments, what comes out (which the head
+    # keeps, and the pooling hands on), and two gradients; the logits besides, and the parameters of block and head.
+    assert memory.step(Piece(1, 2, 0)) == 4 * 10 * (6 * (1 + 1 + 5 + 1 + 2) + 2) + 4 * (42 + 14)
+    assert memory.costs[1] == memory.step(Piece(1, 2, 0)) > memory.parts[1].cost
+    assert memory.pieces(memory.costs[1])[0].start == 0
+    assert memory.pieces(memory.costs[1] - 1)[0].start == 2
+
+
+def test_the_papers_blocks_keep_less_than_their_estimate():
+    memory = table_1()
+    assert all(memory.step(Piece(*block, 0)) < memory.parts[block[1] - 1].cost for block in memory.blocks)
+
+
+def test_the_whole_net_is_one_piece_whatever_its_blocks_take():
+    for net in (flat(3, 5, 5), flat(3, 5, 5, 5, norm=True)):
+        memory = MemoryModel.of(net, (3,), 10, 4)
+        assert [(piece.start, piece.stop) for piece in memory.pieces(memory.whole)] == [(0, len(net.stages))]
 
 
 def test_norms_behind_the_last_block_belong_to_the_classifier():

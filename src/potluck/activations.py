@@ -97,15 +97,16 @@ class RowsOnDisk:
     def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
         """The rows (batch, *shape) at these places (batch,)."""
         found = torch.empty((len(inputs), *self.shape), dtype=self.dtype)
+        left = found.view(-1).view(torch.uint8).numpy().data
         row_bytes = self.shape.numel() * found.element_size()
-        for place, row in zip(inputs.tolist(), found, strict=True):
+        for place in inputs.tolist():
             self.file.seek(place * row_bytes)
-            self._read_into(row)
+            self._read_into(left[:row_bytes])
+            left = left[row_bytes:]
         return found
 
-    def _read_into(self, row: Tensor) -> None:
+    def _read_into(self, left: memoryview) -> None:
         """Fill a row from where the file stands; the system may give a long row piece by piece."""
-        left = row.view(-1).view(torch.uint8).numpy().data
         while len(left):
             count: int = self.file.readinto(left)  # type: ignore[attr-defined]
             if not count:

@@ -120,18 +120,18 @@ class DepthWise(Checked):
         sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds[entry] is not None}
         return {**kinds, **{entry: optional(kind) for entry, kind in sent.items()}}
 
-    def learn(self, client: Client, lead_out: Exit) -> Generator[Fit, FitReport, dict[str, Any]]:
+    def learn(self, client: Client, memory: MemoryModel, lead_out: Exit) -> Generator[Fit, FitReport, dict[str, Any]]:
         """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the entries of the reply.
 
         Args:
             client: with the weights it was sent.
+            memory: the estimate for its model.
             lead_out: makes of a piece the net of its sub-problem, from the piece's input to logits.
         """
         net = staged(client.model)
         if self.models > 1 and client.capacity == 1:
             yield from learn_mutually(client, self.models, self.training)
             return self.sharing.reply(client)
-        memory = self.estimate(net, client.train.input_shape)
         budget = self.budget(client.capacity, memory)
         pieces = memory.pieces(budget)
         frozen = between(net, 0, pieces[0].start)

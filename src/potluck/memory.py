@@ -10,15 +10,17 @@ As in the table, the first stage counts nothing and goes with the second one if 
 a stage is a stem. Otherwise it is a block like any other. What follows the last block, norms without other layers,
 pooling and head, counts nothing either: it is the classifier, which is trained with every piece.
 
-What the estimate leaves out: the data set; the weights of the whole network, which a client holds as they came, in the
-network, and as they go; Python and torch themselves, what torch's kernels use while they run (a convolution's copies of
-its inputs and outputs in another order, for one), and what the allocator holds back. It sees what modules put out; what
-functions between them keep has to fit into the factor of two, which for convolutions with norms is generous.
+For convolutions with norms the table's factor of two is generous; a block that really keeps more than its estimate
+counts as what it keeps: see `MemoryModel.step`.
+
+What both leave out: the data set; the weights of the whole network, which a client holds as they came, in the network,
+and as they go; Python and torch themselves, what torch's kernels use while they run (a convolution's copies of its
+inputs and outputs in another order, for one), and what the allocator holds back.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +56,8 @@ class Part:
     Attributes:
         parameters: held once.
         activations: twice the outputs of all its modules for a batch.
+        kept: for a batch, what autograd keeps for the backward pass and what comes out; without what goes in.
+        largest: for a batch, of a single module's output.
         copies: how often the parameters are held in training.
     """
 
@@ -61,7 +65,9 @@ class Part:
     parameters: int
     activations: int
     output: Size
-    copies: int = 1
+    kept: int
+    largest: int
+    copies: int
 
     @property
     def cost(self) -> int:
@@ -98,7 +104,7 @@ class MemoryModel:
     def of(
         cls, net: StagedNet, input_shape: Sequence[int], batch_size: int = BATCH_SIZE, copies: int = 1
     ) -> "MemoryModel":
-        """Run one example through the net, in evaluation mode, and count.
+        """Run two examples through the net, as in training, and count.
 
         Args:
             net: which is left as it was.
@@ -108,19 +114,20 @@ class MemoryModel:
         """
         named = [*net.stages.named_children(), ("head", nn.Sequential(net.pool, net.head))]
         parts: list[Part] = []
-        x = torch.zeros(1, *input_shape)
-        with mode(net, training=False), torch.no_grad():
+        x = torch.zeros(2, *input_shape)
+        with isolated(Key(("memory",))), mode(net, training=True), keep_statistics(net):  # Dropout draws
             for name, module in named:
-                x, written = _written(module, x)
+                x, written, kept = _watched(module, x)
+                put_out, largest, kept = (count * batch_size // 2 for count in (sum(written), max(written), kept))
                 held = sum(p.numel() * p.element_size() for p in module.parameters())
-                parts.append(Part(name, held, 2 * written * batch_size, x.shape[1:], copies))
+                parts.append(Part(name, held, 2 * put_out, x.shape[1:], kept, largest, copies))
         in_the_table = [part.parameters + part.activations / batch_size * BATCH_SIZE for part in parts]
         return cls(tuple(parts), _blocks(net, in_the_table), Size(input_shape), batch_size)
 
     @property
     def whole(self) -> int:
         """Bytes to train the whole net at once."""
-        return sum(part.cost for part in self.parts)
+        return max(sum(part.cost for part in self.parts), self.step(Piece(0, self.blocks[-1][1], 0)))
 
     @property
     def after(self) -> int:
@@ -134,21 +141,44 @@ class MemoryModel:
 
     @property
     def costs(self) -> list[int]:
-        """Bytes to train each block; those of its last stage, so that a stem counts nothing."""
-        return [self.parts[stop - 1].cost for _, stop in self.blocks]
+        """Bytes to train each block by itself."""
+        return [self.cost(place, place + 1) for place in range(len(self.blocks))]
+
+    def cost(self, first: int, last: int) -> int:
+        """Bytes to train the blocks from `first` to before `last` together.
+
+        Each counts as its last stage does, so that a stem counts nothing; or all count as a step holds, if more.
+        """
+        blocks = self.blocks[first:last]
+        step = self.step(Piece(blocks[0][0], blocks[-1][1], 0))
+        return max(sum(self.parts[stop - 1].cost for _, stop in blocks), step)
 
     def pieces(self, budget: float) -> list[Piece]:
         """The blocks packed into pieces of at most `budget` bytes; see `decompose`."""
-        costs = self.costs
         return [
-            Piece(self.blocks[first][0], self.blocks[last - 1][1], sum(costs[first:last]))
-            for first, last in decompose(costs, budget)
+            Piece(self.blocks[first][0], self.blocks[last - 1][1], self.cost(first, last))
+            for first, last in decompose(self.costs, budget, self.cost)
         ]
 
     def training(self, piece: Piece) -> int:
         """Bytes to train a piece, with what its cost leaves out: the stem, the classifier, a batch of its inputs."""
         activations = sum(part.activations for part in self._trained_with(piece))
-        return self.held(piece) + activations + self.batch_size * self.example(piece.start)
+        estimated = self.held(piece) + activations + self.batch_size * self.example(piece.start)
+        return max(estimated, self.step(piece))
+
+    def step(self, piece: Piece) -> int:
+        """Bytes that a step of training a piece holds, as its parts were seen to keep them.
+
+        Parameters in all their copies, the batch as it comes and as the piece reads it, what is kept for the backward
+        pass, what the classifier reads if a link makes it, and the gradients of the largest output and of what it was
+        computed from.
+        """
+        trained = self._trained_with(piece)
+        linked = self.parts[piece.stop - 1].output != self.features
+        read = self.example(piece.start) + linked * self.example(len(self.parts) - 1 - self.after)
+        read += (piece.start > 0) * self.example(0)
+        kept = sum(part.kept for part in trained) + 2 * max(part.largest for part in trained)
+        return self.held(piece) + kept + self.batch_size * read
 
     def held(self, piece: Piece) -> int:
         """Bytes of the parameters that are trained with a piece, in all their copies."""
@@ -173,8 +203,10 @@ class MemoryModel:
         return max(1, min(self.batch_size, int(room // self.forward(stop))))
 
 
-def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
-    """Pack costs in order: a piece grows as long as its sum stays within the budget.
+def decompose(
+    costs: Sequence[float], budget: float, together: Callable[[int, int], float] | None = None
+) -> list[tuple[int, int]]:
+    """Pack costs in order: a piece grows as long as it stays within the budget.
 
     Leading costs are left out as far as the last one that alone exceeds the budget, so the first piece need not
     start at 0 (FeDepth's partial training).
@@ -182,6 +214,7 @@ def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
     Args:
         costs: bytes of each block.
         budget: bytes that a piece may take.
+        together: bytes of the blocks from one position to before another; the sum of their costs by default.
 
     Returns:
         From and to before which position each piece goes.
@@ -197,8 +230,12 @@ def decompose(costs: Sequence[float], budget: float) -> list[tuple[int, int]]:
         )
     first = max((place + 1 for place, cost in enumerate(costs) if cost > budget), default=0)
     starts = [first]
+
+    def of_piece(start: int, stop: int) -> float:
+        return sum(costs[start:stop]) if together is None else together(start, stop)
+
     for place in range(first + 1, len(costs)):
-        if sum(costs[starts[-1] : place + 1]) > budget:
+        if of_piece(starts[-1], place + 1) > budget:
             starts.append(place)
     return list(zip(starts, [*starts[1:], len(costs)], strict=True))
 
@@ -244,18 +281,9 @@ def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
 
     Every storage counts once, however many operations saved a view of it. The net is left as it was.
     """
-    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage  # holding it keeps its address from being given to another
-        return tensor
-
-    watched = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with isolated(Key(("saved bytes",))), mode(net, training=True), keep_statistics(net), watched:  # Dropout draws
-        net(inputs)
-    return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in own)
+    with isolated(Key(("saved bytes",))), mode(net, training=True), keep_statistics(net):  # Dropout draws
+        _, saved = _saved(net, inputs)
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def size_text(count: float, *, enough: bool = False) -> str:
@@ -290,8 +318,8 @@ def _is_norm(stage: nn.Module) -> bool:
     return all(id(parameter) in norms for parameter in stage.parameters())
 
 
-def _written(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """The module's output, and the bytes that it and the modules inside it put out."""
+def _watched(module: nn.Module, x: Tensor) -> tuple[Tensor, list[int], int]:
+    """The module's output, the bytes that it and each module inside put out, and what it keeps, but for its input."""
     written: list[int] = []
 
     def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -299,7 +327,25 @@ def _written(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
     hooks = [m.register_forward_hook(note) for m in module.modules() if not isinstance(m, UNCOUNTED)]
     try:
-        return module(x), sum(written)
+        output, kept = _saved(module, x.detach().requires_grad_())
     finally:
         for hook in hooks:
             hook.remove()
+    kept[output.untyped_storage().data_ptr()] = output.untyped_storage()
+    kept.pop(x.untyped_storage().data_ptr(), None)
+    return output.detach(), written or [0], sum(storage.nbytes() for storage in kept.values())
+
+
+def _saved(net: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[int, torch.UntypedStorage]]:
+    """The net's output, and by address what autograd keeps for the backward pass, parameters and buffers apart."""
+    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # holding it keeps its address from being given to another
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output: Tensor = net(inputs)
+    return output, {pointer: storage for pointer, storage in kept.items() if pointer not in own}

@@ -334,3 +334,12 @@ def test_a_lost_worker_is_a_line_on_the_terminal_and_changes_no_digest(potluck, 
 
 def digest_of(outcome):
     return re.search(r"Checkpoint digest: (\w+)", outcome.out)[1]
+
+
+def test_a_warning_of_potlucks_own_is_one_line_before_the_first_round(potluck):
+    run = "run heterofl run.rounds=1 federation.clients=2 federation.capacities=[1.0,0.5] federation.train_fraction=0.1"
+    outcome = potluck(f"{run} method.levels=[1.0,0.6] run.executor=sequential federation.models=\"['mlp2']\"")
+    assert outcome.code == 0
+    told, *rounds = outcome.err.splitlines()
+    assert told.startswith("potluck: heterofl: client 1: capacity 0.5 lies below the smallest level, 0.6")
+    assert [line.split()[0] for line in rounds] == ["round"]

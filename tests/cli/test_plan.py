@@ -2,6 +2,9 @@ import pytest
 
 from potluck.cli.plan import bytes_of, print_plan
 from potluck.core.errors import ConfigError
+from potluck.core.fit import LocalTraining
+from potluck.methods.fedepth import FeDepth
+from potluck.models.preresnet import preresnet20
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_measured_pieces_take_less_than_the_whole_net_does(plan):
 def test_measured_is_what_a_step_saves_and_the_parameters(plan):
     # With 4096 examples of 64 numbers one activation is 1 MiB. The stem keeps its input and ReLU's output; its 4160
     # parameters and the head's 650 take 0.018 MiB. The other piece keeps two outputs of ReLU beside its input.
-    rows = plan("4.2MiB", model="mlp3", input_shape=(64,), batch_size=4096)
+    rows = plan("5.2MiB", model="mlp3", input_shape=(64,), batch_size=4096)
     assert [row[4] for row in rows] == ["4.05 MiB", "2.02 MiB", "3.03 MiB"]
 
 
@@ -61,9 +64,25 @@ def test_twice_the_batch_costs_more(plan):
     assert small < large < 2 * small  # parameters do not double
 
 
+def test_an_optimiser_counts_parameters_as_often_as_a_run_does(plan):
+    # 1.03 MiB of parameters, three times more: gradients and two moments.
+    once, often = (float(plan(optimizer=name)[0][3].removesuffix(" MiB")) for name in ("none", "adam"))
+    training = LocalTraining("adam", batch_size=32)
+    assert often == round(FeDepth(training).estimate(preresnet20(10, (3, 32, 32)), (3, 32, 32)).whole / 2**20, 2)
+    assert often - once == pytest.approx(3 * 1.03, abs=0.02)
+    with pytest.raises(ConfigError, match="--optimizer lion: expected one of none, sgd, momentum, adam"):
+        plan(optimizer="lion")
+
+
+def test_the_table_says_what_it_leaves_out(plan, capsys):
+    print_plan("preresnet20", ["1/6"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "left out: the data, the whole network's weights (1.03 MiB a copy" in told
+
+
 def test_flat_inputs_are_planned(plan):
     rows = plan("1/2", model="mlp3", input_shape=(64,))
-    assert [row[2] for row in rows] == ["stem to hidden2", "stem", "hidden1 to hidden2"]
+    assert [row[2] for row in rows] == ["stem to hidden2", "stem", "hidden1", "hidden2"]
 
 
 @pytest.mark.parametrize(
@@ -103,3 +122,13 @@ def test_a_client_too_weak_for_any_piece_is_refused_before_the_run(potluck, tmp_
     assert outcome.err.count("\n") == 1
     assert "client 1, capacity 0.01 of cnn3(width=32): budget of" in outcome.err
     assert "expected at least" in outcome.err
+
+
+@pytest.mark.parametrize("method", ["fedepth", "mfedepth"])
+def test_a_bypass_without_a_way_is_refused_before_the_run(potluck, method):
+    outcome = potluck(
+        f"run {method} method.partial=bypass 'federation.capacities=[1.0, 0.2]'"
+        " federation.models=\"[{name='cnn6',width=32}]\""
+    )
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "client 1, capacity 0.2 of cnn6(width=32): partial: found 'bypass', but" in outcome.err

@@ -3,8 +3,11 @@ import tomllib
 from itertools import permutations
 
 import pytest
+import torch
 
 from potluck.core.errors import ConfigError
+from potluck.engines.inprocess import InProcessEngine
+from potluck.experiment.assemble import assemble
 from potluck.experiment.config import hyper_parameters, override, read_toml, resolve
 from potluck.experiment.presets import experiment_for
 from potluck.methods import get_method, list_methods
@@ -57,6 +60,45 @@ def test_cifar_gets_the_five_resnets_and_digits_small_networks():
     names = [str(model) for model in experiment_for("fedin", ["federation.dataset=cifar10"]).models]
     assert names == ["resnet10", "resnet14", "resnet18", "resnet22", "resnet26"]
     assert [model.name for model in experiment_for("fedin", []).models] == ["cnn2", "cnn3", "cnn4", "cnn5", "cnn6"]
+
+
+FAIR = (1 / 6, 1 / 3, 1 / 2, 1.0)
+
+
+@pytest.mark.parametrize("method", ["fedepth", "mfedepth"])
+@pytest.mark.parametrize(
+    ("dataset", "model"), [("digits", "preresnet20(widths=[8, 16, 32])"), ("cifar10", "preresnet20")]
+)
+def test_methods_that_train_in_pieces_get_the_papers_budgets_and_its_network(method, dataset, model):
+    experiment = experiment_for(method, [f"federation.dataset={dataset}"])
+    assert experiment.federation.capacities == FAIR
+    assert [str(model) for model in experiment.models] == [model]
+    assert resolve(experiment.tree()).tree() == experiment.tree()
+
+
+def test_capacities_that_are_given_leave_the_models_as_for_other_methods():
+    experiment = experiment_for("fedepth", ["federation.capacities=[1.0, 0.5]"])
+    assert experiment.federation.capacities == (1.0, 0.5)
+    assert experiment.models == experiment_for("fedavg", []).models
+
+
+def test_default_capacities_are_the_methods_own():
+    found = {name: experiment_for(name, []).federation.capacities for name in ("fedavg", "heterofl", "fedepth")}
+    assert found == {"fedavg": (1.0,), "heterofl": (1.0, 0.5, 0.25, 0.125, 0.0625), "fedepth": FAIR}
+    given = experiment_for("fedepth", ["federation.models=['cnn6']"])
+    assert (given.federation.capacities, str(given.models[0])) == (FAIR, "cnn6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedepth", "mfedepth"])
+def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method):
+    def weights(name, settings):
+        experiment = experiment_for(name, ["run.rounds=1", "federation.clients=4", *settings])
+        engine = InProcessEngine(experiment.method, assemble(experiment).federation)
+        return engine.round(1, engine.start(), range(4))[0].pool["all"]
+
+    mine, theirs = weights(method, []), weights("fedavg", ["federation.models=[{name='preresnet20',widths=[8,16,32]}]"])
+    assert not torch.allclose(mine["head.weight"], theirs["head.weight"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import measure_statistics
+from potluck.core.errors import PotluckWarning
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
@@ -404,3 +406,12 @@ def test_needs_and_levels_are_stated():
     for levels, expected in [((), "at least one rate"), ((1.0, 0.0), "above 0 and"), ((1.5,), "above 0 and at most 1")]:
         with pytest.raises(ValueError, match=f"levels: expected {expected}"):
             HeteroFL(levels=levels)
+
+
+def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play, clouds):
+    federation = clouds("norm2", "norm2", "norm2", capacities=(1.0, 0.2, 0.1))
+    method = HeteroFL(levels=(1.0, 0.25))
+    with pytest.warns(PotluckWarning, match=r"client 1 and 1 more: capacity 0\.2 lies below the smallest level, 0\.25"):
+        play(method, federation, rounds=0)
+    play(replace(method, levels=(1.0, 0.1)), federation, rounds=0)  # warnings are errors
+    play(replace(method, assignment="dynamic"), federation, rounds=0)

@@ -138,7 +138,7 @@ def test_heads_are_a_norm_a_mean_and_a_layer_without_relu():
 
 def test_heads_of_flat_nets_have_a_norm_where_the_net_has_one(play, clouds):
     for name, kinds in {"norm3": [nn.BatchNorm1d], "mlp3": []}.items():
-        run = play(MFeDepth(PLAIN), clouds(name, capacities=(0.4,)))
+        run = play(MFeDepth(PLAIN), clouds(name, capacities=(0.5,)))
         _, fit = next(fits_of(run, 0))
         norms = [type(module) for module in fit.net[1] if isinstance(module, nn.BatchNorm1d)]
         assert norms == kinds
@@ -156,7 +156,7 @@ def test_heads_of_transformers_read_what_the_nets_pooling_reads(play):
 
 def test_architectures_that_share_layers_share_heads(play, clouds):
     # norm2 ends in stage1, behind which norm3 has a head.
-    run = play(MFeDepth(PLAIN), clouds("norm2", "norm3", "norm3", capacities=(0.6, 0.3, 0.3)))
+    run = play(MFeDepth(PLAIN), clouds("norm2", "norm3", "norm3", capacities=(0.7, 0.5, 0.5)))
     replies = run.wire.replied["local_update"][0]
     assert [heads_in(replies[id]) for id in range(3)] == [{"stage0"}, {"stage0", "stage1"}, {"stage0", "stage1"}]
     name = "stage0.2.weight"
@@ -165,14 +165,14 @@ def test_architectures_that_share_layers_share_heads(play, clouds):
 
 
 def test_a_shallower_architecture_takes_no_heads_away(play, clouds):
-    federation = clouds("norm3", "norm2", capacities=(0.6, 0.6))
+    federation = clouds("norm3", "norm2", capacities=(0.7, 0.7))
     deep, shallow = federation.architectures["norm3"], federation.architectures["norm2"]
     run = play(MFeDepth(PLAIN), replace(federation, architectures={"norm3": shallow, "norm2": deep}), rounds=0)
     assert {name.split(".")[0] for name in run.state.heads["all"]} == {"stage0", "stage1"}
 
 
 def test_architectures_that_do_not_share_layers_have_heads_of_their_own(play, clouds):
-    federation = clouds("norm2", "norm3", capacities=(0.6, 0.3))
+    federation = clouds("norm2", "norm3", capacities=(0.7, 0.5))
     run = play(MFeDepth(PLAIN, Sharing(scope="architecture")), federation)
     one, two = (run.wire.replied["local_update"][0][id]["heads"] for id in (0, 1))
     assert_close(run.state.heads["norm2"], one, **EXACTLY)

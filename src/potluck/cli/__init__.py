@@ -3,13 +3,15 @@
 import errno
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import PotluckError, PotluckWarning
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -104,11 +106,21 @@ def plan(
     classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
     shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
     batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 32,
+    optimizer: Annotated[
+        str, typer.Option(help="adam, momentum, sgd: a run's own estimate counts what they keep; none: as the paper.")
+    ] = "none",
 ) -> None:
     """Show into which pieces FeDepth cuts a model for budgets of memory, and what each piece takes."""
     from potluck.cli.plan import print_plan, shape_of
 
-    print_plan(model, budgets, num_classes=classes, input_shape=shape_of(shape), batch_size=batch_size)
+    print_plan(
+        model,
+        budgets,
+        num_classes=classes,
+        input_shape=shape_of(shape),
+        batch_size=batch_size,
+        optimizer=optimizer,
+    )
 
 
 @app.command()
@@ -217,10 +229,27 @@ def _trusted(keys: Path | None, insecure: bool) -> Path | None:
     return keys
 
 
+def _showing(others: Callable[..., None]) -> Callable[..., None]:
+    """What shows a warning: Potluck's own on one line and once, others as before."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, PotluckWarning):
+            others(message, category, *place, **more)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            print(f"potluck: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
+
+    return show
+
+
 def main() -> None:
     """Run the command line; what the user can mend is one line on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False) or 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", PotluckWarning)
+            warnings.showwarning = _showing(warnings.showwarning)
+            code = app(standalone_mode=False) or 0
         sys.stdout.flush()
     except (PotluckError, _UsageError) as error:
         code = _refuse(str(error))

@@ -16,6 +16,9 @@ from potluck.methods.fedepth import linked
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
 
+COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
+"""How often a parameter is held: itself; with its gradient; with what SGD with momentum and Adam keep of it."""
+
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -34,8 +37,11 @@ def print_plan(
     num_classes: int = 10,
     input_shape: tuple[int, ...] = (3, 32, 32),
     batch_size: int = BATCH_SIZE,
+    optimizer: str = "none",
 ) -> None:
     """The pieces for each budget, with the paper's estimate and what autograd really saves, as a table.
+
+    The caption says what neither of the two counts.
 
     Args:
         model: name of a model.
@@ -44,14 +50,17 @@ def print_plan(
         num_classes: rows of the head.
         input_shape: of one example.
         batch_size: examples a step.
+        optimizer: a name in `COPIES`; "none" counts parameters once, as the paper's table does.
 
     Raises:
-        ConfigError: a budget cannot be read, or holds no piece.
+        ConfigError: a budget cannot be read, or holds no piece; there is no such optimiser.
     """
+    if optimizer not in COPIES:
+        raise ConfigError(f"--optimizer {optimizer}: expected one of {', '.join(COPIES)}")
     net = get_model(model)(num_classes, input_shape)
-    memory = MemoryModel.of(net, input_shape, batch_size)
+    memory = MemoryModel.of(net, input_shape, batch_size, COPIES[optimizer])
     title = f"{model} on inputs {'x'.join(map(str, input_shape))}, batches of {batch_size}"
-    table = Table(title=title, caption="both with the parameters; measured: what is saved for the backward pass")
+    table = Table(title=f"{title}{_optimizer_text(optimizer)}", caption=_caption(net))
     for column in ("budget", "piece", "stages"):
         table.add_column(column)
     for column in ("estimated", "measured"):
@@ -121,8 +130,22 @@ def _sizes(
     """Estimated and measured bytes of a piece, as text."""
     shape = input_shape if piece.start == 0 else memory.parts[piece.start - 1].output
     sub_problem = linked(net, piece, memory)
-    measured = saved_bytes(sub_problem, torch.zeros(batch_size, *shape)) + _held(sub_problem)
+    copies = memory.parts[0].copies
+    measured = saved_bytes(sub_problem, torch.zeros(batch_size, *shape)) + copies * _held(sub_problem)
     return size_text(piece.cost), size_text(measured)
+
+
+def _optimizer_text(optimizer: str) -> str:
+    return "" if optimizer == "none" else f", with gradients and what {optimizer} keeps"
+
+
+def _caption(net: nn.Module) -> str:
+    """What the columns say, and what they leave out."""
+    return (
+        "both with the parameters; measured: what is saved for the backward pass; left out: the data, the whole"
+        f" network's weights ({size_text(_held(net))} a copy: as they come, in the network, as they go), what torch's"
+        " kernels use while they run, and what the allocator holds back"
+    )
 
 
 def _held(net: nn.Module) -> int:

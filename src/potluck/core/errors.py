@@ -45,6 +45,10 @@ class StorageError(PotluckError, OSError):
     """A file of a run cannot be read or written: the disk is full, the folder is not ours."""
 
 
+class PotluckWarning(UserWarning):
+    """Something that a user should know before the first round; the command line prints it on one line."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The `count` names closest to `name`, best first, never empty while there are names."""
     known = sorted(known)

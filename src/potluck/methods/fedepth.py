@@ -5,8 +5,9 @@ Zhang, Dai, Wang, Xing, Chen, Sun. 2023. https://arxiv.org/abs/2303.04887. Algor
 Every client trains the whole network, as many consecutive blocks at a time as its memory holds: piece after piece,
 the finished ones frozen, each one supervised through the classifier, to which a link without parameters leads. A
 client's memory is its capacity, the share of what training the whole network at once takes. The paper's scenarios
-are `federation.capacities` of [0.1667, 0.3333, 0.5, 1.0] (Fair), [0.125, 0.1667, 0.5, 1.0] (Lack), and those of Fair
-with `models=2` (Surplus).
+are `federation.capacities` of [0.1667, 0.3333, 0.5, 1.0] (Fair, the default), [0.125, 0.1667, 0.5, 1.0] (Lack), and
+those of Fair with `models=2` (Surplus). What a budget counts, and what lies beside it, is said in `potluck.depthwise`;
+what clients were seen to hold, in benchmarks/results/fedepth_memory.md.
 
 Symbols
     W         state.pool
@@ -25,14 +26,17 @@ Wire
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedavg on capacity=1.0
-    buffer=true approaches fedepth buffer=false on capacity=0.5
-    counts a twin as twice the data
+    buffer=true approaches fedepth buffer=false on capacity=0.7
+    counts a twin as twice the data on capacity=0.75
     training.lr=0.0 stays at rest
 
 Departures from the paper
     1. Pieces are packed by the paper's estimate within `slack` times the budget. Literally the paper's own pieces
        exceed its budgets by up to 4.2 %; with 1.05 all its five decompositions come out. Budgets are shares of the
-       net's parameters and activations, the paper's of activations only, so capacity 1 is always one piece.
+       net's parameters and activations, the paper's of activations only, so capacity 1 is always one piece. The
+       estimate is for the training's own batches and counts gradients and the optimiser's moments; the paper's is for
+       batches of 32, though it trains with 128, and counts parameters once. A block that was seen to keep more than
+       its estimate counts as what it keeps; of the paper's net none does.
     2. The paper's estimate leaves the stem out; it is trained with the first block, as in the authors' code. A first
        stage that takes at least half of what the second does is no stem but a block, see `potluck.memory`.
     3. A finished piece normalises with statistics measured on the client's examples when it is frozen, and sends
@@ -40,7 +44,10 @@ Departures from the paper
        batch statistics everywhere, with which z_j would depend on which examples share a batch.
     4. Each sub-problem has a fresh optimiser of its own tensors. In the authors' code one optimiser with momentum and
        weight decay goes on moving the frozen ones.
-    5. z_j is computed once from examples without augmentation; `buffer=false` passes every augmented batch.
+    5. z_j is computed once, from examples without augmentation, and lies in memory where the budget has room for it
+       beside training and in a temporary file elsewhere, with the same bits. (A folder for temporary files that is
+       itself in memory is no relief; TMPDIR names another.) The paper buffers where the budget permits, and computes
+       anew elsewhere, as `buffer=false` does everywhere, with every augmented batch.
     6. `link="subsample"` is that of the authors' code; the paper only says skip connection. Where a piece puts out
        more channels than the classifier reads, it drops the outer ones; from images to flat features it is the mean.
     7. Blocks that do not fit are frozen and their weights not sent back, so that they do not count in the mean
@@ -49,8 +56,12 @@ Departures from the paper
     8. With `models` above 1 each loss has no 1 / M, as in the authors' code, and they step in turn, as in mutual
        learning (Zhang et al. 2018), each seeing its peers' last step. Peers start from weights drawn afresh and stay
        with their client; by a slip all clients share one in the code.
-    9. Local training defaults to Adam like all methods here; the paper has SGD with 0.1, the code with 0.01, momentum
-       0.9 and weight decay 5e-4, both with a cosine schedule over rounds.
+    9. Local training defaults to Adam, one epoch and batches of 16 like all methods here, and the learning rate stays
+       as it is. The paper has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten
+       epochs, batches of 128 and a cosine schedule over rounds.
+    10. Every sub-problem has all the epochs, as in the authors' code, so a client takes J_k times the steps of one that
+       trains the whole net. The paper leaves the number open.
+    11. The paper's inference from disk, piece by piece, is not carried out: models are judged whole, like all here.
 """
 
 import functools
@@ -67,7 +78,7 @@ from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
 from potluck.core.sharing import Pool, SharesWeights
-from potluck.depthwise import DepthWise
+from potluck.depthwise import DepthWise, staged
 from potluck.memory import MemoryModel, Piece
 from potluck.models.contract import StagedNet
 
@@ -110,7 +121,8 @@ class FeDepth(DepthWise, SharesWeights[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         del message  # its weights are in the model now, and this client's memory is short
-        reply = yield from self.learn(client, functools.partial(linked, link=self.link))
+        memory = self.estimate(staged(client.model), client.train.input_shape)
+        reply = yield from self.learn(client, memory, functools.partial(linked, link=self.link))
         return Message(**reply)
 
 

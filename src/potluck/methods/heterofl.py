@@ -34,6 +34,7 @@ Departures from the paper
        allows, though it may have trained larger ones: its capacity does not limit what is drawn.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -42,6 +43,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.batchnorm import BATCH_NORMS, measure_statistics
+from potluck.core.errors import PotluckWarning
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Member
 from potluck.core.fields import above, at_most, require
@@ -102,6 +104,7 @@ class HeteroFL(Method[State]):
         return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
 
     def init(self, server: Server) -> State:
+        self._say_who_trains_more_than_it_can(server)
         net = server.build()
         return State(parameters_of(net), buffers_of(net))
 
@@ -143,6 +146,18 @@ class HeteroFL(Method[State]):
         net = load(client.build(), message["weights"], partial=True)
         batches = measure_statistics(net, inputs_of(client, self.training.batch_size))
         return Message(statistics=buffers_of(net) or None, batches=batches)
+
+    def _say_who_trains_more_than_it_can(self, server: Server) -> None:
+        least = min(self.levels)
+        weak = [member for member in server.roster.values() if member.capacity < least]
+        if weak and self.assignment == "capacity":
+            others = f" and {len(weak) - 1} more" if len(weak) > 1 else ""
+            warnings.warn(
+                f"heterofl: client {weak[0].id}{others}: capacity {weak[0].capacity:g} lies below the smallest level,"
+                f" {least:g}, which is trained all the same; give method.levels a smaller one",
+                PotluckWarning,
+                stacklevel=2,
+            )
 
     def _rate(self, member: Member, server: Server) -> float:
         if self.assignment == "dynamic":

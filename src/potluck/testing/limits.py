@@ -174,7 +174,7 @@ def _descends(limit: Limit) -> None:
 def _counts_twins(limit: Limit) -> None:
     """Two clients with the same data weigh as one client with that data twice."""
     method = quick(limit.method, limit.mine, batch_size=10**6)
-    federation = toy_federation(World(clients=2, architectures=1))
+    federation = toy_federation(replace(limit.world, clients=2, architectures=1))
     one, two = federation.sites.values()
     doubled = Examples(two.train.inputs.repeat(2, 1), two.train.targets.repeat(2))
     twins = {0: one, 1: two, 2: replace(two, id=2)}
