@@ -47,7 +47,7 @@ def shared(rows, **changes):
 
 
 def test_of_a_shared_tensor_only_the_client_that_sees_the_spoiled_row_is_named():
-    with pytest.raises(DataError, match="^client 1: its training examples hold NaN or infinity in 1 of 3"):
+    with pytest.raises(DataError, match=r"^client 1: its training examples hold NaN or infinity in 1 of 3"):
         check_inputs(shared([[0, 1], [2, 3, 4]]))
     check_inputs(shared([[0, 1], [2, 4, 5]]))
 
