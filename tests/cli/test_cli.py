@@ -277,7 +277,7 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
 
 def test_what_concerns_whoever_watches_is_said_on_the_screen(potluck, tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.engines.inprocess.available_bytes", lambda: 1000)
-    said = potluck(f"run fedavg {SMALL}")
+    said = potluck(f"run fedavg {SMALL} run.rounds=1 federation.train_fraction=0.1")
     assert said.code == 0
     assert said.err.startswith("the replies of 3 clients are in memory together and may take")
     assert said.err.splitlines()[1].startswith("round 1")

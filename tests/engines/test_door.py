@@ -141,6 +141,7 @@ HOSTILE = {
     "a list for a key": skeleton('{"dict": [[[1], {"value": 1}]]}'),
     "losses without end": lambda answer: replace(answer, losses=(1.0,) * 10**6),
     "a loss in words": lambda answer: replace(answer, losses=("low",)),
+    "a verdict": lambda answer: Verdict(answer.client, "model", {"own": 1.0}, pack(None)),
     "a failure that claims the contract": lambda a: Failure(a.client, "FedAvg.local_update", "ContractError: broken"),
     "a failure with a traceback of 25 MB": lambda a: Failure(a.client, "x" * 10**6, "y" * 10**7, "z\n" * 10**7),
 }
@@ -268,6 +269,7 @@ LIES = {
     "a number for a name": verdict(model=7),
     "a name of a megabyte": verdict(model="x" * 2**20),
     "a name with escapes": verdict(model="\x1b[2J"),
+    "a reply": lambda outcome: Answer(LIAR, Message().encode(), None, ()),
     "a failure": lambda outcome: Failure(LIAR, "evaluation", "no", kind="divergence"),
 }
 

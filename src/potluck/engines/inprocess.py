@@ -25,7 +25,7 @@ from potluck.engines.costs import forward_flops
 from potluck.engines.door import Door, most_bytes, refusal
 from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import ClientHost, Job, Part, Question, Verdict
+from potluck.engines.host import ClientHost, Job, Outcome, Part, Question, Verdict
 from potluck.engines.inspection import check_inputs, not_finite
 from potluck.engines.room import available_bytes
 from potluck.engines.session import Answer, Call, ContractError
@@ -158,7 +158,8 @@ class InProcessEngine:
             self.store.go_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
-            log.debug("why", exc_info=error)
+            if not isinstance(error, _Lost):
+                log.info("it was lost over this", exc_info=error)
             return state, report
         return following, report
 
@@ -187,7 +188,6 @@ class InProcessEngine:
         ]
         verdicts: list[Verdict] = []
         for outcome in self.executor.run(self._host, tasks):
-            assert not isinstance(outcome, Answer)
             outcome = self._believed(outcome, parts[outcome.client])
             if isinstance(outcome, Failure):
                 self._note(outcome)
@@ -215,7 +215,6 @@ class InProcessEngine:
         }
         self._check_room(expected)
         for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
-            assert not isinstance(outcome, Verdict)
             client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
             if isinstance(reply, Failure):
                 self._note(reply, place.round)
@@ -234,23 +233,27 @@ class InProcessEngine:
             raise _Lost(f"no client answered; {next(iter(failures.values()))}")
         return Replies(answers, failures)
 
-    def _admitted(self, outcome: Answer | Failure, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
+    def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
         """The reply, if it fits and what the client keeps can be kept."""
         if isinstance(outcome, Failure):
             return outcome
         try:
+            if not isinstance(outcome, Answer):
+                raise Misfit("it was asked for a reply and judged a model")
             if outcome.record is not None:
                 self.store.check(outcome.record)
             return self._door.admit(outcome, expected)
         except Misfit as misfit:
             return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
 
-    def _believed(self, outcome: Verdict | Failure, parts: Sequence[Part]) -> Verdict | Failure:
+    def _believed(self, outcome: Outcome, parts: Sequence[Part]) -> Verdict | Failure:
         """What a client says of its model, if it can be true."""
         if isinstance(outcome, Failure):
             return outcome
         sizes = self._sizes(outcome.client)
         try:
+            if not isinstance(outcome, Verdict):
+                raise Misfit("it was asked to judge a model and sent a reply")
             self._door.check_verdict(outcome, {part: sizes[part] for part in parts}, self.federation.num_classes)
         except Misfit as misfit:
             return refusal(outcome.client, "evaluation", misfit)
