@@ -343,3 +343,26 @@ def test_a_warning_of_potlucks_own_is_one_line_before_the_first_round(potluck):
     told, *rounds = outcome.err.splitlines()
     assert told.startswith("potluck: heterofl: client 1: capacity 0.5 lies below the smallest level, 0.6")
     assert [line.split()[0] for line in rounds] == ["round"]
+
+
+def test_what_concerns_whoever_watches_is_said_on_the_screen(potluck, tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.engines.inprocess.available_bytes", lambda: 1000)
+    said = potluck(f"run fedavg {SMALL} run.rounds=1 federation.train_fraction=0.1")
+    assert said.code == 0
+    assert said.err.startswith("potluck: the replies of 3 clients are in memory together and may take")
+    assert said.err.splitlines()[1].startswith("round 1")
+
+
+def test_a_run_that_diverges_ends_in_a_line(potluck):
+    said = potluck(f"run fedavg {SMALL} method.training.lr=1e20 method.training.optimizer=sgd")
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert said.err.startswith("potluck: round 1: client ")
+
+
+def test_a_run_that_goes_on_without_diverged_clients_says_so_and_counts_what_was_lost(potluck):
+    said = potluck(f"run fedavg {SMALL} method.training.lr=1e20 method.training.optimizer=sgd run.on_divergence=drop")
+    assert said.code == 0
+    assert "round 1 goes on without client 0, which diverged" in said.err
+    assert "round 1 is lost: no client answered" in said.err
+    assert "2 rounds were lost and changed nothing" in said.out

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO, cast
 
+import rich.markup
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -18,7 +19,7 @@ from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.run import Result
 from potluck.records import LOG, RoundRecord
 
-_EXECUTORS = logging.getLogger("potluck.engines.executors")
+_EXECUTORS = "potluck.engines.executors"
 _MEGABYTE = 10**6
 
 
@@ -50,19 +51,24 @@ def _console(stream: TextIO) -> Console:
 
 
 class _Aloud(logging.Handler):
-    """Shows what executors warn of: a process that was lost, or was stopped and is waited for."""
+    """Shows what is meant for the screen, and what executors warn of: a process that was lost or is waited for."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line, above the bar."""
-        self._console.print(f"potluck: {record.getMessage()}", highlight=False, markup=False, soft_wrap=True)
+        warns = record.name.startswith(_EXECUTORS) and record.levelno >= logging.WARNING
+        if warns or getattr(record, "on_screen", False):
+            self._console.print(f"potluck: {record.getMessage()}", highlight=False, markup=False, soft_wrap=True)
 
 
 class Progress:
-    """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal."""
+    """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal.
+
+    Lines of the log that are marked `ON_SCREEN` are shown too.
+    """
 
     def __init__(self, experiment: Experiment, rounds_done: int, bytes_sent: int = 0) -> None:
         self._console = _console(sys.stderr)
@@ -79,19 +85,20 @@ class Progress:
             console=self._console,
             disable=not self._console.is_terminal,
         )
+        self._aloud = _Aloud(self._console)
         self._task = self._bar.add_task(
             "round", total=experiment.run.rounds, completed=rounds_done, accuracy=self._accuracy, traffic=""
         )
 
     def __enter__(self) -> Self:
         self._bar.start()
-        _EXECUTORS.addHandler(self._aloud)
+        logging.getLogger("potluck").addHandler(self._aloud)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _EXECUTORS.removeHandler(self._aloud)
+        logging.getLogger("potluck").removeHandler(self._aloud)
         self._bar.stop()
 
     def show(self, record: RoundRecord) -> None:
@@ -121,6 +128,10 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
     failed = sum(len(record.failed) for record in result.rounds)
     if failed:
         console.print(f"{failed} client calls failed; see {folder / LOG}", highlight=False)
+    if evaluation.missing:
+        console.print(f"{evaluation.missing} clients could not be judged; see {folder / LOG}", highlight=False)
+    if lost := sum(record.lost is not None for record in result.rounds):
+        console.print(f"{lost} rounds were lost and changed nothing; see {folder / LOG}", highlight=False)
     if privacy:
         console.print(f"Privacy: {privacy}", highlight=False)
     console.print(f"Records: {folder}", highlight=False, soft_wrap=True)

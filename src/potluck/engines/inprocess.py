@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
@@ -162,7 +162,8 @@ class InProcessEngine:
             self.store.go_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
-            log.debug("why", exc_info=error)
+            if not isinstance(error, _Lost):
+                log.info("it was lost over this", exc_info=error)
             return state, report
         return following, report
 
@@ -191,7 +192,6 @@ class InProcessEngine:
         ]
         verdicts: list[Verdict] = []
         for outcome in self.executor.run(self._host, tasks):
-            assert not isinstance(outcome, Answer)
             outcome = self._believed(outcome, parts[outcome.client])
             if isinstance(outcome, Failure):
                 self._note(outcome)
@@ -219,7 +219,6 @@ class InProcessEngine:
         }
         self._check_room(expected)
         for outcome in self._outcomes(handler, messages, expected, place):
-            assert not isinstance(outcome, Verdict)
             client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
             if isinstance(reply, Failure):
                 self._note(reply, place.round)
@@ -238,23 +237,27 @@ class InProcessEngine:
             raise _Lost(f"no client answered; {next(iter(failures.values()))}")
         return Replies(answers, failures)
 
-    def _admitted(self, outcome: Answer | Failure, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
+    def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
         """The reply, if it fits and what the client keeps can be kept."""
         if isinstance(outcome, Failure):
             return outcome
         try:
+            if not isinstance(outcome, Answer):
+                raise Misfit("it was asked for a reply and judged a model")
             if outcome.record is not None:
                 self.store.check(outcome.record)
             return self._door.admit(outcome, expected)
         except Misfit as misfit:
             return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
 
-    def _believed(self, outcome: Verdict | Failure, parts: Sequence[Part]) -> Verdict | Failure:
+    def _believed(self, outcome: Outcome, parts: Sequence[Part]) -> Verdict | Failure:
         """What a client says of its model, if it can be true."""
         if isinstance(outcome, Failure):
             return outcome
         sizes = self._sizes(outcome.client)
         try:
+            if not isinstance(outcome, Verdict):
+                raise Misfit("it was asked to judge a model and sent a reply")
             self._door.check_verdict(outcome, {part: sizes[part] for part in parts}, self.federation.num_classes)
         except Misfit as misfit:
             return refusal(outcome.client, "evaluation", misfit)
@@ -320,8 +323,8 @@ class InProcessEngine:
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
-            task = self._task(partial(call, client, message), client, ("train",))
-            tasks.append(replace(task, most_bytes=most_bytes(expected[client])))
+            make, most = partial(call, client, message), most_bytes(expected[client])
+            tasks.append(self._task(make, client, ("train",), most))
         return tasks
 
     def _question(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> Question:
@@ -330,8 +333,10 @@ class InProcessEngine:
             self.evaluation_traffic.down.update(message.sizes())
         return Question(client, message.encode(), self.store.read(client), parts)
 
-    def _task(self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...]) -> Task:
-        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture)
+    def _task(
+        self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None
+    ) -> Task:
+        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture, most_bytes)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Operations of the client's network on these of its examples."""

@@ -60,7 +60,7 @@ def to_outcome(parcel: Parcel) -> Outcome:
     try:
         client = int(words["client"])
         if (failure := words.get("failure")) is not None:
-            kind: FailureKind = "divergence" if failure["kind"] == "divergence" else "error"
+            kind: FailureKind = "divergence" if failure.get("kind") == "divergence" else "error"
             return Failure(client, failure["handler"], failure["reason"], failure["trace"], kind=kind)
         if (verdict := words.get("verdict")) is not None:
             return Verdict(client, verdict["model"], verdict["shares"], payload)
