@@ -50,6 +50,10 @@ class Method(Generic[S]):
     keeps_model: ClassVar[bool] = True
     """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
 
+    builds_clients_models: ClassVar[bool] = True
+    """Whether the server builds clients' networks, for their first weights, their shapes or their replies. False where
+    it never does, so that clients on other machines may have networks that the server has never seen."""
+
     def needs(self) -> frozenset[Need]:
         """What the federation must offer for this method with these hyper-parameters."""
         return frozenset()

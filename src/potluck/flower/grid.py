@@ -10,12 +10,14 @@ from flwr.app import Message
 
 from potluck.core.errors import WireError
 from potluck.core.roles import Failure
+from potluck.core.text import one_line
 from potluck.engines.executors import Executor, Task
 from potluck.engines.host import ClientHost, Job, Outcome
-from potluck.engines.session import Call, ContractError
+from potluck.engines.session import Answer, Call
 from potluck.flower import JOB, JUDGING
 from potluck.flower.nodes import Nodes
 from potluck.flower.parcel import packed, unwrap, wrap
+from potluck.flower.pulling import Pulling
 from potluck.flower.wire import from_job, round_of, to_outcome
 
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
@@ -27,6 +29,8 @@ _REASONS = {
     5: "its node is gone",
     8: "its process died",
 }
+
+_MIXED_UP = {True: "its node judges its model where it was called", False: "its node answers a call that nobody made"}
 
 
 class GridExecutor(Executor):
@@ -49,11 +53,7 @@ class GridExecutor(Executor):
         self._poll = poll
 
     def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """One outcome a task, in the order of the tasks.
-
-        Raises:
-            ContractError: a node says that the method broke its contract.
-        """
+        """One outcome a task, in the order of the tasks; whatever a node sends or does not send is its own failure."""
         self._nodes.refresh()
         exchange = _Exchange(self._nodes, host, self._timeout)
         exchange.send(tasks, self._words)
@@ -109,21 +109,16 @@ class _Exchange:
 
     def wait(self, poll: float) -> None:
         """Until every job has an outcome."""
-        watched = time.monotonic()
-        while self._out:
-            for reply in self._nodes.grid.pull_messages(list(self._out)):
-                sent = self._out.pop(reply.metadata.reply_to_message_id, None)
-                if sent is not None:
+        with Pulling(self._nodes.grid, self._out, poll) as pulling:
+            while self._out:
+                for number, reply in pulling.until(min(self._deadline, time.monotonic() + _WATCH_EVERY)):
+                    sent = self._out.pop(number)
                     self.outcomes[sent.place] = self._outcome(sent.job, reply)
-            now = time.monotonic()
-            if now > self._deadline:
-                self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s")
-            elif now - watched > _WATCH_EVERY:
-                watched = now
-                self._nodes.refresh()
-                self._give_up(self._started_anew)
-            if self._out:
-                time.sleep(poll)
+                if time.monotonic() >= self._deadline:
+                    self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s", pulling)
+                elif self._out:
+                    self._nodes.refresh()
+                    self._give_up(self._started_anew, pulling)
 
     def _started_anew(self, sent: _Sent) -> str | None:
         """A node that was started anew has forgotten its job, and Flower does not bring it again."""
@@ -132,24 +127,30 @@ class _Exchange:
             return None
         return "its node was started anew in the middle of the job"
 
-    def _give_up(self, why: Callable[[_Sent], str | None]) -> None:
+    def _give_up(self, why: Callable[[_Sent], str | None], pulling: Pulling) -> None:
         for number, sent in list(self._out.items()):
             if (reason := why(sent)) is not None:
+                pulling.forget(number)
                 del self._out[number]
                 self.outcomes[sent.place] = self._failure(sent.job, reason)
 
-    def _outcome(self, job: Job, reply: Message) -> Outcome:
+    def _outcome(self, job: Job, reply: Message | WireError) -> Outcome:
+        """What a reply says, if it is one to this job."""
+        if isinstance(reply, WireError):
+            return self._failure(job, str(reply))
         if reply.has_error():
             reason = _REASONS.get(reply.error.code, f"error {reply.error.code}")
-            return self._failure(job, f"{reason}: {reply.error.reason}")
+            return self._failure(job, f"{reason}: {one_line(str(reply.error.reason))}")
         try:
             outcome = to_outcome(unwrap(reply.content))
         except WireError as error:
-            return self._failure(job, str(error))
+            return self._failure(job, one_line(str(error)))
         if outcome.client != job.client:
             return self._failure(job, f"its node answers for client {outcome.client}")
-        if isinstance(outcome, Failure) and outcome.reason.startswith(ContractError.__name__):
-            raise ContractError(outcome.reason.partition(": ")[2])
+        if isinstance(outcome, Failure):
+            return replace(self._failure(job, one_line(outcome.reason)), trace=outcome.trace)
+        if isinstance(outcome, Answer) != isinstance(job, Call):
+            return self._failure(job, _MIXED_UP[isinstance(job, Call)])
         return outcome
 
     def _failure(self, job: Job, reason: str) -> Failure:

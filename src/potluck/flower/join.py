@@ -17,6 +17,7 @@ from potluck.flower import GREETING, JUDGING
 from potluck.flower.gate import HEALTH, KEY_HEADER
 from potluck.flower.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.node import Home
+from potluck.flower.ourapp import stand_in_front
 from potluck.flower.processes import PYTHON, free_port, lines_after, start, stop
 from potluck.flower.resident import socket_in
 
@@ -125,12 +126,13 @@ def _live(ticket: Ticket, home: Home, say: Say) -> str:
     arguments = [*ticket.options(), "--port", str(free_port()), "--node-config", config]
     # A node with data of its own has what it needs: the server's common test set is not fetched for it.
     more = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    ours_first = stand_in_front(home.state / "flower")
 
     def move_in() -> subprocess.Popen[bytes]:
         return start(PYTHON, ["-m", "potluck.flower.resident", json.dumps(words)], home.state / "flower", log, more)
 
     resident = move_in()
-    process = start("flower-supernode", arguments, home.state / "flower", log)
+    process = start("flower-supernode", arguments, home.state / "flower", log, ours_first)
     reason = "Flower's program ended"
     try:
         while True:

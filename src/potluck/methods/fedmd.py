@@ -60,6 +60,7 @@ class FedMD(Method[State]):
         pretrain: whether a client trains on its own data before it is first asked for logits.
     """
 
+    builds_clients_models = False
     training: LocalTraining = LocalTraining()
     digestion: LocalTraining = LocalTraining(batch_size=128)
     public_examples: int = 5000
