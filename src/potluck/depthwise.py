@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from potluck.core.batchnorm import keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
-from potluck.core.federation import Criterion
+from potluck.core.federation import Criterion, Member
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.inference import predict
+from potluck.core.message import Message
 from potluck.core.modes import mode
 from potluck.core.roles import Client, Server
+from potluck.core.schema import Kind, optional, some_of
 from potluck.core.sharing import Sharing
 from potluck.core.weights import Weights, load, weights_of
 from potluck.losses import distillation
@@ -71,6 +73,12 @@ class DepthWise:
                 memories[name].pieces(self.slack * member.capacity * memories[name].whole)
             except ValueError as error:
                 raise ConfigError(f"client {member.id}, capacity {member.capacity:g} of {name}: {error}") from error
+
+    def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
+        """What the entries of the reply may hold: blocks that do not fit are left out."""
+        kinds = self.sharing.expected(member, message)
+        sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds[entry] is not None}
+        return {**kinds, **{entry: optional(kind) for entry, kind in sent.items()}}
 
     def learn(self, client: Client, lead_out: Exit) -> Generator[Fit, FitReport, dict[str, Any]]:
         """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the entries of the reply.

@@ -41,6 +41,8 @@ class RoundRecord:
         accuracy_common_mean: mean over clients on the common test set.
         accuracy_common_by_architecture: mean over an architecture's clients on the common test set.
         accuracy_global: the server's model on the common test set.
+        lost: why the round changed nothing, neither the state nor what clients keep; the line has no such entry
+            otherwise.
     """
 
     round: int
@@ -61,6 +63,7 @@ class RoundRecord:
     accuracy_common_mean: float | None
     accuracy_common_by_architecture: dict[str, float] | None
     accuracy_global: float | None
+    lost: str | None = None
 
     @property
     def evaluated(self) -> bool:

@@ -20,6 +20,10 @@ class WireError(PotluckError, ValueError):
     """Bytes that should hold a message do not, or a value that cannot cross the wire was put in one."""
 
 
+class DivergenceError(PotluckError):
+    """Numbers became NaN, infinite or far too large, and the run was not told to go on without them."""
+
+
 class CheckpointError(PotluckError):
     """A run folder cannot be resumed or read."""
 

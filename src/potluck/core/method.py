@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
-from potluck.core.federation import ClientId
+from potluck.core.federation import ClientId, Member
 from potluck.core.fit import Fit, FitReport
 from potluck.core.message import Message
 from potluck.core.roles import Client, Cohort, Server
+from potluck.core.schema import Schema
 
 S = TypeVar("S")
 ClientWork = Message | Generator[Fit, FitReport, Message]
@@ -65,6 +66,20 @@ class Method(Generic[S]):
     def round(self, state: S, cohort: Cohort, server: Server) -> S:
         """One round: ask the cohort, once or more, and return the next state."""
         raise NotImplementedError
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
+        """What a client may answer; what does not fit counts as if it had not answered.
+
+        None declares nothing: then numbers must be finite, `examples` no more than the client has, and the reply not
+        much larger than its model.
+
+        Args:
+            handler: name of the handler that was asked.
+            member: the client.
+            message: what it was sent.
+            server: for what the federation knows; without draws.
+        """
+        return None
 
     def inference_message(self, state: S, client_id: ClientId, server: Server) -> Message:
         """What a client needs from the server to predict; empty by default."""

@@ -1,8 +1,8 @@
 """The parties of a round as a method sees them: the server, the cohort, a client."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -13,28 +13,40 @@ from potluck.core.federation import ClientId, Criterion, Roster
 from potluck.core.fit import Extras, Fit, FitReport
 from potluck.core.message import Message
 from potluck.core.rng import Key
+from potluck.core.text import last_lines, one_line
+
+T = TypeVar("T")
+FailureKind = Literal["error", "misfit", "divergence"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client did not answer.
+    """Why a client did not answer, or why its answer does not count. Its text is clean whoever wrote it.
 
     Attributes:
         reason: type and text of the error, one line.
         trace: the client's traceback, for the log.
+        kind: "error" in its work or on the way, "misfit" of what it sent, or "divergence": a loss or a reply that is
+            not finite.
     """
 
     client: ClientId
     handler: str
     reason: str
     trace: str = ""
+    kind: FailureKind = "error"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "handler", one_line(self.handler, 100))
+        object.__setattr__(self, "reason", one_line(self.reason))
+        object.__setattr__(self, "trace", last_lines(self.trace))
 
     def __str__(self) -> str:
         return f"client {self.client} failed in {self.handler}: {self.reason}"
 
 
 class ClientFailure(PotluckError):
-    """A client's handler raised and the run was not told to go on without it."""
+    """A client failed and the run was not told to go on without it."""
 
 
 class Replies(Mapping[ClientId, Message]):
@@ -96,11 +108,18 @@ class Server:
     _build: Callable[..., nn.Module]
     _train: Callable[[Fit, Key], FitReport]
     _key: Key
+    _known: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     _fits: int = field(default=0, init=False)
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A new module with the run's initial weights, the same at every call; None for the server's own."""
         return self._build(architecture, rate=rate)
+
+    def about(self, architecture: str | None, question: Callable[[nn.Module, tuple[int, ...]], T]) -> T:
+        """What a named function says of an architecture's net and the shape of its input; asked once in a run."""
+        if (architecture, question) not in self._known:
+            self._known[architecture, question] = question(self.build(architecture), self.input_shape)
+        return self._known[architecture, question]
 
     def fit(self, fit: Fit) -> FitReport:
         """Train on the server, at once."""

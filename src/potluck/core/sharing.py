@@ -16,6 +16,7 @@ from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.roles import Client, Replies, Server
+from potluck.core.schema import Kind, Schema, count, like
 from potluck.core.weights import (
     Weights,
     buffers_of,
@@ -90,6 +91,15 @@ class Sharing:
             "examples": len(client.train),
         }
 
+    def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
+        """What these entries may hold: what was sent, trained."""
+        buffers = message.get("buffers") if self.buffers == "average" else None
+        return {
+            "weights": like(message["weights"]),
+            "buffers": None if buffers is None else like(buffers),
+            "examples": count(member.examples),
+        }
+
     def returned_buffers(self, client: Client) -> Weights | None:
         """Buffers to send back; kept in the client's state instead if they are local."""
         buffers = buffers_of(client.model)
@@ -157,6 +167,10 @@ class SharesWeights(Method[P]):
         """What the scope of sharing asks for."""
         return self.sharing.needs()
 
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
+        """The weights that the client was sent, trained, and its number of examples."""
+        return Schema(**self.sharing.expected(member, message))
+
     def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
         """The weights that the client owns."""
         return Message(**self.sharing.share(state.pool, server.roster[client_id]))
@@ -196,6 +210,10 @@ class SharesOnRequest(Generic[P]):
     def trained(self, client: Client) -> dict[str, Any]:
         """Entries of a reply that carry the trained weights back."""
         return self.sharing.reply(client) if self.sharing else {}
+
+    def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
+        """What these entries may hold."""
+        return self.sharing.expected(member, message) if self.sharing else {}
 
     def merged(self, pool: Pool, replies: Replies, server: Server) -> Pool:
         """The weights after averaging."""

@@ -29,6 +29,11 @@ def buffers_of(net: nn.Module) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in trained}
 
 
+def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
+    """Names, shapes and types of all parameters and buffers, without their values (on the "meta" device)."""
+    return {name: tensor.detach().to("meta") for name, tensor in net.state_dict().items()}
+
+
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
     """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay.
 

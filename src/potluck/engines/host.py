@@ -79,7 +79,12 @@ class ClientHost:
 
     def carry_out(self, job: Job) -> Outcome:
         """Run a call, or answer a question."""
-        return self.run(job) if isinstance(job, Call) else self.judge(job)
+        if isinstance(job, Call):
+            return self.run(job)
+        try:
+            return self.judge(job)
+        except Exception as error:
+            return failure(job.client, "evaluation", error)
 
     def run(self, call: Call) -> Answer | Failure:
         """Carry out a call. What the client keeps is returned; storing it is for whoever accepts the answer.

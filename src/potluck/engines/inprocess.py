@@ -3,29 +3,37 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from potluck.core.errors import DivergenceError, PotluckError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure, Replies, Server
+from potluck.core.schema import LARGEST, Kind, Misfit
+from potluck.core.text import ON_SCREEN, one_line, quoted
 from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.costs import forward_flops
+from potluck.engines.door import Door, most_bytes, refusal
 from potluck.engines.executors import Executor, Task
 from potluck.engines.executors.sequential import Sequential
 from potluck.engines.host import ClientHost, Job, Part, Question, Verdict
+from potluck.engines.inspection import check_inputs, not_finite
+from potluck.engines.room import available_bytes
 from potluck.engines.session import Answer, Call, ContractError
 from potluck.engines.stores import ClientStore
 
 log = logging.getLogger(__name__)
+OnDivergence = Literal["stop", "drop"]
+_LARGE_SHARE = 0.5  # of the memory available; replies that may take more are announced
 
 
 @dataclass
@@ -38,6 +46,7 @@ class RoundReport:
         failures: by client, the others.
         losses: by client, the mean loss of each fit on its own training examples.
         seconds_local: time inside client calls.
+        lost: why the round changed nothing, neither the state nor what clients keep; None if it was played.
     """
 
     cohort: list[ClientId]
@@ -45,6 +54,7 @@ class RoundReport:
     failures: dict[ClientId, Failure] = field(default_factory=dict)
     losses: dict[ClientId, list[float]] = field(default_factory=dict)
     seconds_local: float = 0.0
+    lost: str | None = None
 
     @property
     def replied(self) -> list[ClientId]:
@@ -61,7 +71,11 @@ class InProcessEngine:
     """Runs a method on a federation, round by round.
 
     Args:
-        tolerate_failures: go on without a client whose handler raises; otherwise the round raises.
+        tolerate_failures: go on without a client whose handler raises, or whose reply is refused; otherwise the round
+            raises.
+        on_divergence: what to do about a client whose loss or reply is not finite: "stop", or "drop" it like one that
+            failed; None drops it where failures are tolerated.
+        largest: the largest number that a reply may hold.
     """
 
     def __init__(
@@ -74,6 +88,8 @@ class InProcessEngine:
         executor: Executor | None = None,
         computing: Computing = PLAIN,
         tolerate_failures: bool = False,
+        on_divergence: OnDivergence | None = None,
+        largest: float = LARGEST,
     ) -> None:
         self.method = method
         self.federation = federation
@@ -82,10 +98,19 @@ class InProcessEngine:
         self.executor = Sequential() if executor is None else executor
         self.evaluation_traffic = Traffic()
         self._tolerate_failures = tolerate_failures
+        self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientHost(method, federation, seed, computing)
+        self._door = Door(method, largest)
+        self._known: dict[Hashable, Any] = {}
+        self._room_checked = False
 
     def start(self) -> Any:
-        """The method's state before the first round; the executor makes ready too."""
+        """The method's state before the first round; the executor makes ready too.
+
+        Raises:
+            DataError: a client's inputs hold NaN or infinity.
+        """
+        check_inputs(self.federation)
         self.executor.start(self._host)
         return self.method.init(self.server(0))
 
@@ -105,18 +130,37 @@ class InProcessEngine:
             _build=self._host.build,
             _train=self._host.train,
             _key=key,
+            _known=self._known,
         )
 
     def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
         """Play round `number` (from 1) with these clients: the next state, and what was seen.
 
+        A round in which failures are tolerated and nobody answers, or too few for the method, is lost: the state and
+        what clients keep are as before, and the report says why.
+
         Raises:
-            ClientFailure: a client failed and failures are not tolerated, or all of them failed.
+            ClientFailure: a client failed and failures are not tolerated.
+            DivergenceError: a client's numbers or the server's are not finite, and such are not to be dropped.
             ContractError: the method broke its contract.
         """
         report = RoundReport(sorted(ids))
         cohort = _Cohort(report.cohort, self, number, report)
-        return self.method.round(state, cohort, self.server(number)), report
+        before = self.store.mark() if self._may_lose_rounds else None
+        try:
+            following = self.method.round(state, cohort, self.server(number))
+            self._check_state(number, following, state)
+        except (ClientFailure, DivergenceError, ContractError):
+            raise
+        except Exception as error:
+            if not (self._may_lose_rounds and (report.failures or isinstance(error, _StateDiverged))):
+                raise
+            self.store.go_back(before)
+            report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
+            log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
+            log.debug("why", exc_info=error)
+            return state, report
+        return following, report
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
         """The model that this client would use after the last round; its message is booked as evaluation."""
@@ -127,13 +171,15 @@ class InProcessEngine:
     def judge(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[Verdict]:
         """What these clients' inference models say of some of their examples, in order of client id.
 
+        A client that cannot be asked, or says what cannot be true, is left out if failures are tolerated.
+
         Args:
             state: the method's, after the last round.
             parts: by client, the examples.
             book: whether the messages count as evaluation's; not if they were sent before.
 
         Raises:
-            ClientFailure: a client could not be asked and failures are not tolerated.
+            ClientFailure: there was such a client and failures are not tolerated.
         """
         tasks = [
             self._task(partial(self._question, state, client, wanted, book), client, wanted)
@@ -141,9 +187,11 @@ class InProcessEngine:
         ]
         verdicts: list[Verdict] = []
         for outcome in self.executor.run(self._host, tasks):
-            if isinstance(outcome, Failure):  # it is on another machine, which may be away
-                self._refuse_or_note(outcome)
-            elif isinstance(outcome, Verdict):
+            assert not isinstance(outcome, Answer)
+            outcome = self._believed(outcome, parts[outcome.client])
+            if isinstance(outcome, Failure):
+                self._note(outcome)
+            else:
                 verdicts.append(outcome)
         return verdicts
 
@@ -161,25 +209,89 @@ class InProcessEngine:
         started = time.perf_counter()
         answers: dict[ClientId, Message] = {}
         failures: dict[ClientId, Failure] = {}
-        for outcome in self.executor.run(self._host, self._tasks(handler, messages, place)):
-            if isinstance(outcome, Failure):
-                self._refuse_or_note(outcome)
-                failures[outcome.client] = outcome
+        expected = {
+            client: self._door.expected(handler.__name__, self.federation.roster[client], message, place.server)
+            for client, message in sorted(messages.items())
+        }
+        self._check_room(expected)
+        for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
+            assert not isinstance(outcome, Verdict)
+            client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
+            if isinstance(reply, Failure):
+                self._note(reply, place.round)
+                failures[client] = reply
                 continue
             assert isinstance(outcome, Answer)
             if outcome.record is not None:
-                self.store.write(outcome.client, outcome.record)
-            answers[outcome.client] = Message.decode(outcome.payload)
-            report.traffic.up.update(answers[outcome.client].sizes())
-            report.losses.setdefault(outcome.client, []).extend(outcome.losses)
+                self.store.write(client, outcome.record)
+            answers[client] = reply
+            report.traffic.up.update(reply.sizes())
+            report.losses.setdefault(client, []).extend(outcome.losses)
         report.losses = {client: losses for client, losses in report.losses.items() if losses}
         report.seconds_local += time.perf_counter() - started
         report.failures.update(failures)
         if messages and not answers:
-            raise ClientFailure(f"no client answered; {next(iter(failures.values()))}")
+            raise _Lost(f"no client answered; {next(iter(failures.values()))}")
         return Replies(answers, failures)
 
-    def _tasks(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> list[Task]:
+    def _admitted(self, outcome: Answer | Failure, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
+        """The reply, if it fits and what the client keeps can be kept."""
+        if isinstance(outcome, Failure):
+            return outcome
+        try:
+            if outcome.record is not None:
+                self.store.check(outcome.record)
+            return self._door.admit(outcome, expected)
+        except Misfit as misfit:
+            return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
+
+    def _believed(self, outcome: Verdict | Failure, parts: Sequence[Part]) -> Verdict | Failure:
+        """What a client says of its model, if it can be true."""
+        if isinstance(outcome, Failure):
+            return outcome
+        sizes = self._sizes(outcome.client)
+        try:
+            self._door.check_verdict(outcome, {part: sizes[part] for part in parts}, self.federation.num_classes)
+        except Misfit as misfit:
+            return refusal(outcome.client, "evaluation", misfit)
+        return outcome
+
+    def _check_state(self, number: int, state: Any, before: Any) -> None:
+        """Notice what diverged on the server, from replies that were finite each.
+
+        Raises:
+            DivergenceError: something did; `_StateDiverged`, over which the round is lost, if the run is to go on.
+        """
+        if (where := not_finite(state, before)) is None:
+            return
+        found = f"the server's state diverged: {where}"
+        if self._drop_diverged:
+            raise _StateDiverged(found)
+        raise DivergenceError(f"round {number}: {found}; the last checkpoint stands; train more gently")
+
+    def _check_room(self, expected: Mapping[ClientId, Kind]) -> None:
+        """Say before the first exchange if its replies, which are in memory together, may not fit there."""
+        if self._room_checked:
+            return
+        self._room_checked = True
+        together, available = sum(kind.nbytes for kind in expected.values()), available_bytes()
+        if available is not None and together > _LARGE_SHARE * available:
+            log.warning(
+                "the replies of %d clients are in memory together and may take %.1f GiB of the %.1f GiB available;"
+                " run.cohort_fraction makes cohorts smaller",
+                len(expected),
+                together / 2**30,
+                available / 2**30,
+                extra=ON_SCREEN,
+            )
+
+    def _tasks(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        place: "_Place",
+    ) -> list[Task]:
         """One call a client, its message encoded when it is its turn."""
         encoded = _Encoded(messages.values())
 
@@ -190,7 +302,8 @@ class InProcessEngine:
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
-            tasks.append(self._task(partial(call, client, message), client, ("train",)))
+            task = self._task(partial(call, client, message), client, ("train",))
+            tasks.append(replace(task, most_bytes=most_bytes(expected[client])))
         return tasks
 
     def _question(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> Question:
@@ -204,10 +317,15 @@ class InProcessEngine:
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Operations of the client's network on these of its examples."""
+        sizes = self._sizes(client)
+        flops = self._flops_by_architecture[self.federation.sites[client].architecture]
+        return flops * (1 + sum(sizes[part] for part in parts))
+
+    def _sizes(self, client: ClientId) -> dict[str, int]:
+        """How many examples there are of each part."""
         site, test = self.federation.sites[client], self.federation.test
         sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
-        sizes["common"] = 0 if test is None else len(test)
-        return self._flops_by_architecture[site.architecture] * (1 + sum(sizes[part] for part in parts))
+        return {**sizes, "common": 0 if test is None else len(test)}
 
     @cached_property
     def _flops_by_architecture(self) -> dict[str, int]:
@@ -217,10 +335,31 @@ class InProcessEngine:
     def _inference_message(self, state: Any, client: ClientId) -> Message:
         return self.method.inference_message(state, client, self.server(0))
 
-    def _refuse_or_note(self, failure: Failure) -> None:
-        log.warning("%s\n%s", failure, failure.trace)
-        if not self._tolerate_failures:
+    @property
+    def _may_lose_rounds(self) -> bool:
+        return self._tolerate_failures or self._drop_diverged
+
+    def _note(self, failure: Failure, number: int | None = None) -> None:
+        """Log a failure of this round, or of an evaluation, and end the run if it was told to."""
+        diverged = failure.kind == "divergence" and number is not None
+        log.warning("%s%s", failure, quoted(failure.trace))
+        if diverged and not self._drop_diverged:
+            raise DivergenceError(
+                f"round {number}: client {failure.client} diverged in {failure.handler}: {failure.reason}; the last"
+                " checkpoint stands; train more gently, or go on without such clients: run.on_divergence = 'drop'"
+            )
+        if diverged:
+            log.warning("round %d goes on without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
+        elif not self._tolerate_failures:
             raise ClientFailure(f"{failure}; run.tolerate_failures = true goes on without it")
+
+
+class _Lost(PotluckError):
+    """Nobody answered."""
+
+
+class _StateDiverged(_Lost):
+    """The server's half of a round diverged, and the run goes on."""
 
 
 class _Encoded:
@@ -247,6 +386,7 @@ class _Place:
     round: int
     exchange: int
     report: RoundReport
+    server: Server
 
 
 class _Cohort:
@@ -257,7 +397,7 @@ class _Cohort:
     ) -> None:
         self._ids = tuple(ids)
         self._engine = engine
-        self._place = _Place(round_number, 0, report)
+        self._place = _Place(round_number, 0, report, engine.server(round_number))
 
     @property
     def ids(self) -> Sequence[ClientId]:

@@ -1,5 +1,6 @@
 """One handler at work on one client: it runs from `Fit` to `Fit`, and whoever holds the session trains in between."""
 
+import math
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ class Session:
             ContractError: the handler forgot to yield a Fit, or returned no Message.
             WireError: what it returned or keeps cannot be written down.
         """
+        if report is not None and not math.isfinite(report.loss):
+            return Failure(self.call.client, self._name, f"its loss is {report.loss}", kind="divergence")
         try:
             return self._advance(report)
         except (ContractError, WireError):  # bugs in the method's file, not the client's failures
@@ -168,5 +171,4 @@ def full_name(method: Method[Any], handler: str) -> str:
 
 def failure(client: ClientId, handler: str, error: Exception) -> Failure:
     """A client's error as the outcome of its call."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return Failure(client, handler, reason, "".join(traceback.format_exception(error)))
+    return Failure(client, handler, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
@@ -49,6 +50,26 @@ class ClientStore:
             oldest = next(iter(self._memory))
             self._save(oldest)
             del self._memory[oldest]
+
+    def check(self, record: bytes) -> None:
+        """Refuse a record that could not be kept; here all can.
+
+        Raises:
+            Misfit: it could not.
+        """
+
+    def mark(self) -> Any:
+        """Where the store stands, for `go_back`; takes no memory for records that are on disk."""
+        unsaved = {client: record for client, record in self._memory.items() if client not in self._files}
+        return dict(self._files), unsaved
+
+    def go_back(self, mark: Any) -> None:
+        """Have every record as it was when the mark was made, if no checkpoint was saved since."""
+        files, unsaved = mark
+        for client in [client for client in self._memory if self._files.get(client, "") != files.get(client)]:
+            del self._memory[client]
+        self._memory.update(unsaved)
+        self._files = dict(files)
 
     def save(self) -> dict[ClientId, str]:
         """Put every record on disk; the file name that holds each client's."""

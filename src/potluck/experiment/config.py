@@ -19,10 +19,12 @@ from pydantic import TypeAdapter, ValidationError
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
+from potluck.core.schema import LARGEST
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
 from potluck.engines.computing import PLAIN, Computing
 from potluck.engines.executors.choice import ExecutorName
+from potluck.engines.inprocess import OnDivergence
 from potluck.methods import get_method
 from potluck.models import get_model
 from potluck.records import experiment_hash
@@ -100,7 +102,12 @@ class RunConfig:
         computing: precision, memory layout, kernels; how models are judged and states are stored.
         threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
-        tolerate_failures: go on without a client that fails, and record it.
+        tolerate_failures: go on without a client that fails, or whose reply is refused, and record it.
+        lost_rounds: rounds in a row that may be lost, since nobody answered or too few for the method, before the run
+            ends; only where failures are tolerated.
+        on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
+            "drop" the reply and go on. None drops it where failures are tolerated, and stops otherwise.
+        largest_value: of the numbers in a reply; a larger one counts as divergence.
     """
 
     rounds: int = 20
@@ -114,9 +121,12 @@ class RunConfig:
     threads: int = 1
     memory_gib: float = 4.0
     tolerate_failures: bool = False
+    lost_rounds: int = 10
+    on_divergence: OnDivergence | None = None
+    largest_value: float = LARGEST
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "evaluate_every", "threads"):
+        for name in ("rounds", "evaluate_every", "threads", "lost_rounds"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _require("workers", self.workers, self.workers is None or self.workers >= 1, "at least 1")
         alone = self.threads == 1 or self.executor != "workers"
@@ -124,6 +134,8 @@ class RunConfig:
         _require("seed", self.seed, self.seed >= 0, "at least 0")
         _require("cohort_fraction", self.cohort_fraction, 0 < self.cohort_fraction <= 1, "above 0 and at most 1")
         _require("memory_gib", self.memory_gib, self.memory_gib >= 0, "at least 0")
+        _require("on_divergence", self.on_divergence, self.on_divergence in ("stop", "drop", None), "'stop' or 'drop'")
+        _require("largest_value", self.largest_value, 0 < self.largest_value < 1e38, "above 0 and below 1e38")
 
 
 @dataclass(frozen=True)

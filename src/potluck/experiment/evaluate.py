@@ -6,17 +6,24 @@ from typing import Any
 
 from torch import Tensor
 
-from potluck.engines.host import Verdict, name_of, share_right
+from potluck.core.examples import Examples
+from potluck.engines.host import Part, Verdict, name_of, share_right
 from potluck.engines.inprocess import InProcessEngine
 from potluck.records import ClientRecord
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All clients' scores after a round, and the global model's on the common test set if there is one."""
+    """All clients' scores after a round, and the global model's on the common test set if there is one.
+
+    Attributes:
+        scores: of those that could be judged.
+        missing: how many clients could not.
+    """
 
     scores: list[ClientRecord]
     accuracy_global: float | None
+    missing: int = 0
 
     def mean(self, name: str) -> float | None:
         """Mean over clients of one accuracy, unweighted; None if no client has it."""
@@ -49,6 +56,8 @@ class Evaluation:
 def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, common_test: bool = True) -> Evaluation:
     """Judge every client's inference model, and the global model. Equal models meet the common test set once.
 
+    Clients on other machines may lie. They answer for nobody but themselves, and the global model is judged here.
+
     Args:
         engine: of the run; evaluation messages are booked apart from training's.
         state: the method's, after the round to judge.
@@ -57,8 +66,10 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
     """
     federation = engine.federation
     common = federation.test if common_test and federation.test is not None and len(federation.test) else None
-    first = engine.judge(state, dict.fromkeys(federation.sites, ("own", "validation")))
-    by_model = _common_classes(engine, state, first) if common else {}
+    trusted = engine.executor.trusted
+    parts: tuple[Part, ...] = ("own", "validation") if trusted or not common else ("own", "validation", "common")
+    first = engine.judge(state, dict.fromkeys(federation.sites, parts))
+    by_model = _common_classes(engine, state, first) if common and trusted else {}
     right = {model: share_right(classes, common) for model, classes in by_model.items() if common}
     scores: list[ClientRecord] = []
     for verdict in first:
@@ -71,11 +82,17 @@ def evaluate(engine: InProcessEngine, state: Any, *, round_number: int = 0, comm
                 examples_train=len(site.train),
                 examples_test=len(site.test),
                 accuracy_personal=verdict.shares.get("own"),
-                accuracy_common=right.get(verdict.model),
+                accuracy_common=right.get(verdict.model) if trusted else _own_share(verdict, common),
                 accuracy_validation=verdict.shares.get("validation"),
             )
         )
-    return Evaluation(scores, _accuracy_global(engine, state, by_model))
+    return Evaluation(scores, _accuracy_global(engine, state, by_model), len(federation.sites) - len(first))
+
+
+def _own_share(verdict: Verdict, common: Examples | None) -> float | None:
+    """The share of the common test set for which a client's classes are right, if it gave them."""
+    classes = verdict.common
+    return None if common is None or classes is None else share_right(classes, common)
 
 
 def _common_classes(engine: InProcessEngine, state: Any, verdicts: list[Verdict]) -> dict[str, Tensor]:

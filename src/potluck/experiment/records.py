@@ -1,9 +1,10 @@
 """Writing records: what the engine and the evaluation saw, line by line."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,32 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         accuracy_common_mean=judged.mean("accuracy_common") if judged else None,
         accuracy_common_by_architecture=judged.by_architecture("accuracy_common") if judged else None,
         accuracy_global=judged.accuracy_global if judged else None,
+        lost=report.lost,
     )
 
 
+def line_of(record: RoundRecord) -> dict[str, Any]:
+    """What a round's line holds; only a round that was lost says so."""
+    line = asdict(record)
+    if record.lost is None:
+        del line["lost"]
+    return line
+
+
+def lost_in_a_row(path: Path) -> int:
+    """How many of the last rounds of `rounds.jsonl` were lost."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(1 for _ in takewhile(lambda line: "lost" in json.loads(line), reversed(lines)))
+
+
 def append(path: Path, objects: Iterable[dict[str, Any]]) -> None:
-    """Add one JSON line an object; numbers that are not finite become null."""
+    """Add one JSON line an object.
+
+    Raises:
+        ValueError: a number is not finite; the engine lets none through.
+    """
     with path.open("a") as file:
-        file.writelines(json.dumps(_finite(item), allow_nan=False) + "\n" for item in objects)
+        file.writelines(json.dumps(item, allow_nan=False) + "\n" for item in objects)
 
 
 def keep_rounds(path: Path, last: int) -> None:
@@ -62,11 +82,3 @@ def releases(folder: Path) -> Counter[ClientId]:
     """By client, the rounds of a run in which it answered."""
     lines = (folder / ROUNDS).read_text().splitlines()
     return Counter(client for line in lines for client in json.loads(line)["replied"])
-
-
-def _finite(node: Any) -> Any:
-    if isinstance(node, float) and not math.isfinite(node):
-        return None
-    if isinstance(node, dict):
-        return {key: _finite(value) for key, value in node.items()}
-    return [_finite(value) for value in node] if isinstance(node, list) else node

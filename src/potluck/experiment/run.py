@@ -13,14 +13,16 @@ from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
 from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
+from potluck.core.roles import ClientFailure
 from potluck.engines.executors.choice import Choice, choose_executor
 from potluck.engines.inprocess import InProcessEngine
+from potluck.engines.inspection import check_class_targets
 from potluck.engines.stores import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import Offer, check_needs
-from potluck.experiment.records import append, keep_rounds, round_record
+from potluck.experiment.records import append, keep_rounds, line_of, lost_in_a_row, round_record
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 log = logging.getLogger(__name__)
@@ -78,10 +80,13 @@ class Run:
             executor=self.choice.executor,
             computing=config.computing,
             tolerate_failures=config.tolerate_failures,
+            on_divergence=config.on_divergence,
+            largest=config.largest_value,
         )
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
         self._state: Any = None
+        self._lost = 0  # rounds in a row so far
 
     @property
     def rounds_done(self) -> int:
@@ -93,10 +98,12 @@ class Run:
 
         Raises:
             ConfigError: the federation does not offer what the method needs.
+            DataError: its data hold NaN, or targets that are no classes.
             CheckpointError: the folder's checkpoint is damaged.
         """
         method = self._engine.method
         check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
+        check_class_targets(self._engine.federation)
         self._state = self._engine.start()
         if self._last and self._checkpoints:
             self._state = self._checkpoints.restore(self._last, self._state)
@@ -105,7 +112,9 @@ class Run:
         """Play the rounds that are left, calling `watch` after each.
 
         Raises:
-            ClientFailure: a client failed and failures are not tolerated; the last checkpoint stands.
+            ClientFailure: a client failed and failures are not tolerated, or too many rounds in a row were lost; the
+                last checkpoint stands.
+            DivergenceError: numbers became NaN or infinite, and such are not to be dropped.
             CheckpointError: the folder's checkpoint is damaged.
         """
         with threads(self._config.threads):
@@ -117,12 +126,14 @@ class Run:
 
     def _play(self, watch: Watcher) -> Result:
         self._forget_unfinished_rounds()
+        self._lost = lost_in_a_row(self._folder / ROUNDS) if self._folder else 0
         records: list[RoundRecord] = []
         evaluation: Evaluation | None = None
         for number in range(self.rounds_done + 1, self._config.rounds + 1):
             evaluation, record = self._round(number)
             records.append(record)
             watch(record)
+            self._check_not_stalled(record)
         if evaluation is None:  # nothing was left to play
             evaluation = self._evaluate(self.rounds_done)
         return Result(records, evaluation, self._last)
@@ -151,6 +162,14 @@ class Run:
         log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
         return evaluation, record
 
+    def _check_not_stalled(self, record: RoundRecord) -> None:
+        self._lost = self._lost + 1 if record.lost is not None else 0
+        if self._lost >= self._config.lost_rounds:
+            raise ClientFailure(
+                f"{self._lost} rounds in a row were lost, the last one, {record.round}, because: {record.lost};"
+                " run.lost_rounds says how many may be"
+            )
+
     def _evaluate(self, number: int) -> Evaluation:
         return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
 
@@ -165,7 +184,7 @@ class Run:
         """Records first, then the checkpoint: what a killed run wrote too much is dropped when it is resumed."""
         if not self._folder or not self._checkpoints:
             return
-        append(self._folder / ROUNDS, [asdict(record)])
+        append(self._folder / ROUNDS, [line_of(record)])
         if evaluation:
             append(self._folder / CLIENTS, map(asdict, evaluation.scores))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)

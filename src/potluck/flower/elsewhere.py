@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
+from potluck.core.schema import Misfit
 from potluck.engines.stores import ClientStore
 
+_NAME = re.compile(rb"[0-9a-f]{32}")
 _FILE = re.compile(r"(\d+)-([0-9a-f]{32})\.safetensors")
 
 
@@ -27,6 +30,23 @@ class KeptElsewhere(ClientStore):
     def write(self, client: ClientId, record: bytes) -> None:
         """Note another name."""
         self._names[client] = record
+
+    def check(self, record: bytes) -> None:
+        """Refuse what is no name of a record, of which no checkpoint could be made.
+
+        Raises:
+            Misfit: it is none.
+        """
+        if _NAME.fullmatch(record) is None:
+            raise Misfit("what it keeps has no name that a record has; expected 32 hex digits")
+
+    def mark(self) -> Any:
+        """The names as they are."""
+        return dict(self._names)
+
+    def go_back(self, mark: Any) -> None:
+        """Have the names as they were; nodes keep what they are told to go on from."""
+        self._names = dict(mark)
 
     def save(self) -> dict[ClientId, str]:
         """By client, what the file would be called."""

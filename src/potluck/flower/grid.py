@@ -10,14 +10,13 @@ from flwr.app import Message
 
 from potluck.core.errors import WireError
 from potluck.core.roles import Failure
-from potluck.core.text import one_line
 from potluck.engines.executors import Executor, Task
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.session import Answer, Call
 from potluck.flower import JOB, JUDGING
 from potluck.flower.nodes import Nodes
 from potluck.flower.parcel import packed, unwrap, wrap
-from potluck.flower.pulling import Pulling
+from potluck.flower.pulling import LONGEST_REPLY, Pulling
 from potluck.flower.wire import from_job, round_of, to_outcome
 
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
@@ -46,6 +45,8 @@ class GridExecutor(Executor):
         poll: seconds between looks.
     """
 
+    trusted = False
+
     def __init__(self, nodes: Nodes, words: Mapping[str, Any], timeout: float, poll: float = 0.25) -> None:
         self._nodes = nodes
         self._words = words
@@ -68,6 +69,7 @@ class _Sent:
     place: int
     job: Job
     started: float | None
+    most_bytes: int
 
 
 class _Exchange:
@@ -85,9 +87,9 @@ class _Exchange:
         """Push the jobs, those in a row with the same payload together; no more than two payloads are in memory."""
         jobs = enumerate(task.make() for task in tasks)
         for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
-            self._push(dict(alike), words)
+            self._push(dict(alike), words, {place: task.most_bytes for place, task in enumerate(tasks)})
 
-    def _push(self, jobs: Mapping[int, Job], words: Mapping[str, Any]) -> None:
+    def _push(self, jobs: Mapping[int, Job], words: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
         """Push jobs with the same payload."""
         payload = packed(next(iter(jobs.values())).payload)
         going: list[tuple[int, Job]] = []
@@ -103,13 +105,16 @@ class _Exchange:
         numbers = list(self._nodes.grid.push_messages(messages)) or [""] * len(messages)  # none, if one is too large
         for (place, job), number in zip(going, numbers, strict=True):
             if number:
-                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client))
+                longest = most_bytes[place] or LONGEST_REPLY
+                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), longest)
             else:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
     def wait(self, poll: float) -> None:
         """Until every job has an outcome."""
-        with Pulling(self._nodes.grid, self._out, poll) as pulling:
+        with Pulling(
+            self._nodes.grid, {number: sent.most_bytes for number, sent in self._out.items()}, poll
+        ) as pulling:
             while self._out:
                 for number, reply in pulling.until(min(self._deadline, time.monotonic() + _WATCH_EVERY)):
                     sent = self._out.pop(number)
@@ -140,22 +145,25 @@ class _Exchange:
             return self._failure(job, str(reply))
         if reply.has_error():
             reason = _REASONS.get(reply.error.code, f"error {reply.error.code}")
-            return self._failure(job, f"{reason}: {one_line(str(reply.error.reason))}")
+            return self._failure(job, f"{reason}: {reply.error.reason}")
         try:
             outcome = to_outcome(unwrap(reply.content))
         except WireError as error:
-            return self._failure(job, one_line(str(error)))
+            return self._failure(job, str(error))
         if outcome.client != job.client:
             return self._failure(job, f"its node answers for client {outcome.client}")
         if isinstance(outcome, Failure):
-            return replace(self._failure(job, one_line(outcome.reason)), trace=outcome.trace)
+            return replace(outcome, handler=self._name(job))
         if isinstance(outcome, Answer) != isinstance(job, Call):
             return self._failure(job, _MIXED_UP[isinstance(job, Call)])
         return outcome
 
     def _failure(self, job: Job, reason: str) -> Failure:
-        handler = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
-        return Failure(job.client, handler, reason)
+        return Failure(job.client, self._name(job), reason)
+
+    def _name(self, job: Job) -> str:
+        """What was asked of the client; never what its node says."""
+        return self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
 
 
 def _group(job: Job) -> str:

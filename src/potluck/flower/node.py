@@ -16,6 +16,7 @@ from potluck.core.modes import threads
 from potluck.core.rng import Key
 from potluck.data.datasets import list_datasets, load
 from potluck.engines.host import ClientHost, Job, Outcome
+from potluck.engines.inspection import check_class_targets, check_inputs
 from potluck.engines.session import Answer, Call, failure
 from potluck.experiment.assemble import assemble, builder_of, common_of, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
@@ -202,7 +203,7 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
 
     Raises:
         ConfigError: owner and server do not agree on a client, or on what this node may run and read.
-        DataError: the data cannot be read, or are of another task.
+        DataError: the data cannot be read, are of another task, or hold NaN.
         CheckpointError: data or model are not those that the run began with.
         WireError: the words are not Potluck's.
     """
@@ -211,6 +212,8 @@ def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
     tree = permitted(said.experiment, home, said.client, said.code)
     experiment = resolve(tree, "the server's experiment")
     federation, data = federation_at(home, experiment, said.client)
+    check_inputs(federation)
+    check_class_targets(federation)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(said.client, federation, host, store, experiment.run.threads)
     model, introduction = model_of(home, experiment, said.client), node.introduce()

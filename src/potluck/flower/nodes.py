@@ -97,7 +97,7 @@ def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[Client
             asked[number] = client
         else:
             found[client] = "the SuperLink did not take the message for it" if message else "it has gone"
-    with Pulling(nodes.grid, asked, poll=0.1) as pulling:
+    with Pulling(nodes.grid, dict.fromkeys(asked, 0), poll=0.1) as pulling:
         for number, reply in pulling.until(time.monotonic() + timeout):
             found[asked[number]] = _heard(reply)
     return {client: found.get(client, f"no answer within {timeout:.0f} s") for client in nodes.names}

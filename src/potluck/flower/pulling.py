@@ -10,7 +10,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,17 +25,23 @@ from potluck.core.errors import WireError
 from potluck.core.text import one_line
 
 LONGEST_REPLY = 2**32
-"""Bytes of a reply when it is put together: 4 GiB. The weights of a network of a thousand million parameters."""
+"""Bytes of a reply when it is put together, where the method sets no limit: 4 GiB, the weights of a network of a
+thousand million parameters."""
 
 CALLS_PER_SECOND = 32.0
 """To the SuperLink, over all replies that are waited for; each takes both sides some milliseconds."""
 
 
 class _Bounded:
-    """Flower's way to put an array together, after a look at how long it will be."""
+    """Flower's way to put an array together, after a look at how long it will be.
+
+    Attributes:
+        of_thread: its `longest` is how many bytes may come of what the thread pulls.
+    """
 
     def __init__(self) -> None:
         self._whole = Array.inflate
+        self.of_thread = threading.local()
 
     def __call__(self, object_content: bytes, children: dict[str, Any] | None = None) -> Array:
         """As `Array.inflate`.
@@ -46,15 +52,12 @@ class _Bounded:
         parts = get_object_children_ids_from_object_content(object_content)
         places = json.loads(get_object_body(object_content, Array))["arraychunk_ids"]
         length = sum(len((children or {})[parts[place]].data) for place in places)
-        if length > LONGEST_REPLY:
-            raise WireError(f"{length} bytes; at most {LONGEST_REPLY} are put together")
+        if length > (longest := getattr(self.of_thread, "longest", LONGEST_REPLY)):
+            raise WireError(f"{length} bytes long; expected at most {longest}")
         return self._whole(object_content, children)
 
 
-def bound_arrays() -> None:
-    """Have Flower, in this process, look at how long an array will be before it puts it together."""
-    if not isinstance(Array.inflate, _Bounded):
-        Array.inflate = _Bounded()  # type: ignore[method-assign]
+_BOUNDED = _Bounded()
 
 
 class Pulling:
@@ -62,15 +65,16 @@ class Pulling:
 
     Args:
         grid: Flower's.
-        numbers: of the messages.
+        messages: by number, how many bytes the reply may be long.
         poll: seconds between looks for one reply; more where many are waited for.
     """
 
-    def __init__(self, grid: Grid, numbers: Iterable[str], poll: float) -> None:
-        bound_arrays()
+    def __init__(self, grid: Grid, messages: Mapping[str, int], poll: float) -> None:
+        Array.inflate = _BOUNDED  # type: ignore[method-assign] # Flower has no other place for it
         self._grid = grid
         self._poll = poll
-        self._waiting = set(numbers)
+        self._longest = dict(messages)
+        self._waiting = set(messages)
         self._found: queue.SimpleQueue[tuple[str, Message | WireError]] = queue.SimpleQueue()
         self._given_up = threading.Event()
         for number in self._waiting:
@@ -104,6 +108,7 @@ class Pulling:
         self._waiting.discard(number)
 
     def _pull(self, number: str) -> None:
+        _BOUNDED.of_thread.longest = self._longest[number]
         while not self._given_up.is_set() and number in self._waiting:
             try:
                 replies = list(self._grid.pull_messages([number]))

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.core.errors import WireError
 from potluck.core.rng import Key
-from potluck.core.roles import Failure
-from potluck.core.text import LINE, LINES, one_line
+from potluck.core.roles import Failure, FailureKind
+from potluck.core.text import one_line
 from potluck.engines.host import Job, Outcome, Part, Question, Verdict
 from potluck.engines.session import Answer, Call
 from potluck.flower import Parcel
@@ -63,6 +63,7 @@ class _FailureWords(Words):
     handler: str
     reason: str
     trace: str
+    kind: FailureKind
 
 
 class _VerdictWords(Words):
@@ -134,8 +135,7 @@ def from_outcome(outcome: Outcome) -> Parcel:
         words = {"losses": list(outcome.losses), "record": _text(outcome.record)}
         return {"client": outcome.client, "answer": words}, outcome.payload
     if isinstance(outcome, Failure):
-        reason, trace = outcome.reason[: 2 * LINE], outcome.trace[-LINE * LINES :]  # no more is read
-        words = {"handler": outcome.handler, "reason": reason, "trace": trace}
+        words = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
         return {"client": outcome.client, "failure": words}, b""
     words = {"model": outcome.model, "shares": dict(outcome.shares)}
     return {"client": outcome.client, "verdict": words}, outcome.payload
@@ -151,7 +151,9 @@ def to_outcome(parcel: Parcel) -> Outcome:
     kind = next((kind for name, kind in _OUTCOMES.items() if name in words), _Answered)
     found = read(kind, words, "not an outcome of Potluck's")
     if isinstance(found, _Failed):
-        return Failure(found.client, found.failure.handler, found.failure.reason, found.failure.trace)
+        said = found.failure
+        kind = "divergence" if said.kind == "divergence" else "error"  # whether something fits is not the node's to say
+        return Failure(found.client, said.handler, said.reason, said.trace, kind)
     if isinstance(found, _Judged):
         return Verdict(found.client, found.verdict.model, found.verdict.shares, payload)
     assert isinstance(found, _Answered)

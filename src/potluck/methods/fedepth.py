@@ -61,9 +61,11 @@ import torch
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
+from potluck.core.federation import Member
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.roles import Client, Cohort, Server
+from potluck.core.schema import Schema
 from potluck.core.sharing import Pool, SharesWeights
 from potluck.depthwise import DepthWise
 from potluck.memory import MemoryModel, Piece
@@ -100,6 +102,9 @@ class FeDepth(DepthWise, SharesWeights[State]):
         shares = {i: Message(**self.sharing.share(state.pool, server.roster[i])) for i in cohort.ids}
         replies = cohort.ask(self.local_update, shares)
         return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 9
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        return Schema(**self.expected(member, message))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

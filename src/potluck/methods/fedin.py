@@ -49,11 +49,12 @@ from torch.nn import functional as F
 
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion
+from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.schema import Schema, UpTo, floats
 from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, parameters_of, without_conflict
 from potluck.losses import squared_distance
@@ -146,6 +147,11 @@ class FedIN(SharesWeights[State]):
             features=self._stored(state.features, replies),
             signatures=state.signatures,
         )
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        n, (s_in, s_out) = UpTo(self.feature_batch), server.about(member.architecture, feature_shapes)
+        pairs = Schema(s_in=floats(n, *s_in), s_out=floats(n, *s_out)) if self.feature_training else None
+        return Schema(**self.sharing.expected(member, message), features=pairs)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

@@ -36,11 +36,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.examples import Batch, Examples
+from potluck.core.federation import Member
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Server
+from potluck.core.schema import Schema, floats
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class FedMD(Method[State]):
         consensus = torch.stack(scored.entries("logits")).mean(0)
         cohort.ask(self.digest_and_revisit, {i: Message(consensus=consensus) for i in scored})
         return state
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        if handler == "score_public":
+            return Schema(logits=floats(len(message["rows"]), server.num_classes))
+        return Schema()
 
     @on_client
     def score_public(self, client: Client, message: Message) -> ClientWork:

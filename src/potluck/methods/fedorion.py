@@ -54,12 +54,13 @@ from torch import Size, Tensor, nn
 
 from potluck.core.batchnorm import batch_norms, keep_statistics
 from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion
+from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.weights import Weights, load, mean, mean_where_present, weights_of
+from potluck.core.schema import Schema, count, like
+from potluck.core.weights import Weights, load, mean, mean_where_present, outline, weights_of
 from potluck.losses import soft_cross_entropy
 from potluck.noise import Kind, noise_examples
 
@@ -120,6 +121,13 @@ class FedORION(Method[State]):
         replies = cohort.ask(self.local_update, Message(common=state.common))
         common = average(replies) if self.aggregation else state.common
         return State(self._distilled(common, replies, server) if self.distillation else common)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        common, examples = like(message["common"]), count(member.examples)
+        if not self._learns_mutually(member.capacity, member.shapes, message["common"]):
+            return Schema(common=common, examples=examples)
+        own = like(server.about(member.architecture, outline)) if self.distillation else None
+        return Schema(own=own, common=common if self.aggregation else None, examples=examples)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

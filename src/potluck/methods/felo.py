@@ -53,11 +53,12 @@ from torch import Tensor, nn
 
 from potluck.classwise import Rows, Table, averages, distance, means_by_class, one_each, stored
 from potluck.core.examples import Batch
-from potluck.core.federation import ClientId, Criterion
+from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.schema import ClassCounts, Schema, UpTo, floats
 from potluck.core.sharing import Pool, SharesOnRequest, Sharing
 from potluck.models.contract import feature_shapes, split
 
@@ -126,6 +127,15 @@ class Felo(SharesOnRequest[State], Method[State]):
             widths=state.widths,
             rounds=state.rounds + 1,
             pool=self.merged(state.pool, replies, server),
+        )
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        present, (_, mid) = UpTo(server.num_classes), server.about(member.architecture, feature_shapes)
+        return Schema(
+            counts=ClassCounts(server.num_classes, member.examples, present),
+            features=floats(present, *mid),
+            logits=floats(present, server.num_classes),
+            **self.expected(member, message),
         )
 
     @on_client

@@ -46,6 +46,7 @@ from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.schema import Schema, booleans, count, like
 from potluck.core.weights import (
     Weights,
     buffers_of,
@@ -53,6 +54,7 @@ from potluck.core.weights import (
     load,
     mean,
     mean_where_covered,
+    outline,
     parameters_of,
 )
 from potluck.losses import masked_cross_entropy
@@ -110,6 +112,14 @@ class HeteroFL(Method[State]):
         )
         measured = cohort.ask(self.measure, {i: Message(weights=weights) for i in replies})
         return State(weights, averaged_statistics(measured, state.statistics))
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        if handler == "local_update":
+            return Schema(weights=like(message["weights"]), labels=booleans(server.num_classes))
+        whole = server.about(None, outline)
+        statistics = {name: tensor for name, tensor in whole.items() if name not in message["weights"]}
+        batches = count(member.examples, least=0)
+        return Schema(statistics=like(statistics) if statistics else None, batches=batches)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

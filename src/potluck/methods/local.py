@@ -20,10 +20,12 @@ Departures from the paper
 
 from dataclasses import dataclass
 
+from potluck.core.federation import Member
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.roles import Client, Cohort, Server
+from potluck.core.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Local(Method[State]):
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         cohort.ask(self.local_update, Message())
         return state
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        return Schema()
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

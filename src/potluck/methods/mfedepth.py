@@ -41,10 +41,12 @@ import torch
 from torch import Size, nn
 
 from potluck.core.batchnorm import batch_norms
+from potluck.core.federation import Member
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.rng import Key, isolated
 from potluck.core.roles import Client, Cohort, Server
+from potluck.core.schema import Schema, optional, some_of
 from potluck.core.sharing import Pool, SharesWeights
 from potluck.core.weights import load, parameters_of, pick
 from potluck.depthwise import DepthWise, staged
@@ -90,6 +92,9 @@ class MFeDepth(DepthWise, SharesWeights[State]):
             pool=self.sharing.merge(state.pool, replies, server.roster),
             heads=self.sharing.mean(replies, "heads", server.roster, keep=state.heads),
         )
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        return Schema(**self.expected(member, message), heads=optional(some_of(message["heads"])))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

@@ -49,6 +49,7 @@ from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.schema import Schema, like
 from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
 
@@ -112,6 +113,11 @@ class Scaffold(SharesWeights[State]):
         control = state.control[self.sharing.group(member)]
         owned = {name: control[name] for name in sorted(member.parameters)}
         return Message(**self.sharing.share(state.pool, member), control=owned)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        sent = self.sharing.expected(member, message)
+        w = like(message["control"])
+        return Schema(dy=w, dc=w, buffers=sent["buffers"], examples=sent["examples"])
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

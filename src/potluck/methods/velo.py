@@ -52,12 +52,13 @@ from torch import Tensor, nn
 from potluck.classwise import Rows, Table, averages, distance, means_by_class, one_each, stored
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion
+from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.rng import fold_in, isolated
 from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.schema import Labels, Schema, UpTo, floats
 from potluck.core.sharing import Pool, SharesOnRequest, Sharing
 from potluck.core.weights import Weights, load, weights_of
 from potluck.methods.felo import LocalLoss, check, signature
@@ -152,6 +153,16 @@ class Velo(SharesOnRequest[State], Method[State]):
             messages[i] = Message(features=mine, logits=logits, **self.share(state.pool, member))
         replies = cohort.ask(self.local_update, messages)
         return self._learnt(state, replies, server)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        n, present = UpTo(member.examples), UpTo(server.num_classes)
+        shape = server.about(member.architecture, feature_shapes)[self.use == "target"]
+        return Schema(
+            features=floats(n, *shape),
+            labels=Labels(n, server.num_classes, present),
+            logits=floats(present, server.num_classes),
+            **self.expected(member, message),
+        )
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

@@ -16,9 +16,10 @@ import torch
 
 from potluck.core.federation import ClientId
 from potluck.core.inference import predict
-from potluck.core.message import Traffic
+from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
 from potluck.core.roles import Failure
+from potluck.core.schema import Misfit, Schema
 from potluck.core.tree import pack
 from potluck.core.weights import weights_of
 from potluck.engines.executors import Task
@@ -27,9 +28,10 @@ from potluck.engines.executors.stacked import Stacked
 from potluck.engines.executors.workers import Workers, can_fork
 from potluck.engines.host import ClientHost, Outcome
 from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.session import Call
+from potluck.engines.session import Answer, Call
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
+from potluck.testing.corruptions import corruptions
 from potluck.testing.limits import limits_of, section
 from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
 
@@ -204,6 +206,24 @@ def sends_what_it_documents(method: Subject) -> None:
             assert expected in (None, seen[name]), f"{direction}: {name} is {seen[name]} bytes, documented {expected}"
 
 
+def declares_its_replies(method: Subject) -> None:
+    """Every reply is what `replies` declares, and a reply with anything wrong in it is refused."""
+    heard = Hearing()
+    engine = _engine(method, executor=heard)
+    play(engine, 3)
+    roster, server, tried = engine.federation.roster, engine.server(1), set[tuple[Any, ...]]()
+    for call, answer in heard.exchanges:
+        sent, reply = Message.decode(call.payload), Message.decode(answer.payload)
+        declared = engine.method.replies(call.handler, roster[call.client], sent, server)
+        assert declared is not None, f"{call.handler} has no declaration of its reply; see `Method.replies`"
+        complaint = _complaint(declared, reply)
+        assert complaint is None, f"a reply of {call.handler} does not fit its declaration: {complaint}"
+        kind = (call.handler, roster[call.client].architecture, *reply)
+        for wrong, what in corruptions(reply, declared) if kind not in tried else ():
+            assert _complaint(declared, wrong) is not None, f"the reply of {call.handler} may have {what}"
+        tried.add(kind)
+
+
 def resumes_to_the_same_bytes(method: Subject) -> None:
     """Two rounds in one go and two rounds with a stop between them end alike."""
     with tempfile.TemporaryDirectory() as place:
@@ -226,6 +246,30 @@ def learns_a_toy_task(method: Subject) -> None:
     ]
     mean = sum(shares) / len(shares)
     assert mean > _LEARNT, f"accuracy {mean:.2f} on {CLASSES} classes, expected above {_LEARNT}"
+
+
+def _complaint(declared: Schema, reply: Any) -> str | None:
+    """Why a reply is refused; None if it is not."""
+    try:
+        declared.check(reply)
+    except Misfit as misfit:
+        return str(misfit)
+    return None
+
+
+class Hearing(Sequential):
+    """An executor that remembers calls and their answers."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[tuple[Call, Answer]] = []
+
+    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Outcomes in the order of the tasks."""
+        for job in (task.make() for task in tasks):
+            outcome = host.carry_out(job)
+            if isinstance(job, Call) and isinstance(outcome, Answer):
+                self.exchanges.append((job, outcome))
+            yield outcome
 
 
 class Without(Sequential):
@@ -257,6 +301,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     survives_a_missing_reply,
     works_with_newcomers,
     sends_what_it_documents,
+    declares_its_replies,
     resumes_to_the_same_bytes,
     learns_a_toy_task,
 )

@@ -17,11 +17,13 @@ class Task:
         make: puts it together.
         cost: how long it takes, in a unit of its own; asked for by those who divide work.
         kind: tasks of one kind are likely to be alike.
+        most_bytes: how long an answer's payload may be, if that is known; no longer one will be accepted.
     """
 
     make: Callable[[], Job]
     cost: Callable[[], float] = lambda: 1.0
     kind: str = ""
+    most_bytes: int | None = None
 
 
 def ready(job: Job) -> Task:
@@ -34,9 +36,11 @@ class Executor(Protocol):
 
     Attributes:
         at_once: of how many tasks together it makes more than of one after another.
+        trusted: whether outcomes come from this run's own processes; others may say anything.
     """
 
     at_once: int = 1
+    trusted: bool = True
 
     def start(self, host: ClientHost) -> None:
         """Make ready for the jobs of this host; `run` does it if nobody did."""

@@ -1,0 +1,398 @@
+"""What a reply may hold: a small vocabulary in which a method declares it, and the check against it.
+
+    Schema(weights=like(message["weights"]), logits=floats(rows, classes), examples=count(member.examples))
+
+A declaration comes from what the server asked and knows, never from the reply. Every number must be finite and no
+larger than `LARGEST`, every shape and type as stated, and nothing may be there that is not declared.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core.federation import Member
+
+LARGEST = 1e9
+"""No number in a reply may be larger, by default. Squares of such numbers, summed over any model, are still far from
+float32's limit (3.4e38), so that means, norms and squared errors of what has passed are finite; trained weights,
+features and logits are smaller by orders of magnitude unless training diverges.
+"""
+
+UNDECLARED_TIMES, UNDECLARED_LEAST = 16, 2**26
+"""A reply that no method declares may be as large as so many of the client's models, or as so many bytes if more."""
+
+_DEEPEST = 8
+
+
+class Misfit(ValueError):
+    """What arrived is not what may arrive; the message says what, where, and what was expected, on one line."""
+
+
+class NotFinite(Misfit):
+    """A number that arrived is NaN, infinite, or larger than training that goes well could make it."""
+
+
+@dataclass(frozen=True, eq=False)
+class UpTo:
+    """A dimension that the client chooses. The same object in several shapes stands for one size."""
+
+    most: int
+    least: int = 1
+
+
+Dimension = int | UpTo
+
+
+@dataclass
+class Look:
+    """One check on its way: the largest number allowed, and the sizes found so far."""
+
+    largest: float = LARGEST
+    sizes: dict[UpTo, int] = field(default_factory=dict[UpTo, int])
+
+    def tie(self, rows: UpTo, found: int, where: str) -> None:
+        """Refuse a size that is out of range, or differs from that of the same dimension elsewhere."""
+        if not rows.least <= found <= rows.most:
+            raise Misfit(f"{where}: found {found} rows, expected {rows.least} to {rows.most}")
+        if self.sizes.setdefault(rows, found) != found:
+            raise Misfit(f"{where}: found {found} rows, expected {self.sizes[rows]} as in the other entries")
+
+
+class Kind(ABC):
+    """What one entry may be."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The most payload bytes that it may have."""
+
+    @abstractmethod
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse a value that is not of this kind.
+
+        Raises:
+            Misfit: it is not; `NotFinite` if all that is wrong is the size of a number.
+        """
+
+
+class Schema(Kind):
+    """Named entries, each of its kind, and no others. One that is None here is absent, as in a `Message`."""
+
+    def __init__(self, /, **entries: Kind | None) -> None:
+        self.entries = {name: kind for name, kind in entries.items() if kind is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Of all entries together."""
+        return sum(kind.nbytes for kind in self.entries.values())
+
+    def may_lack(self, name: str) -> bool:
+        """Whether the entry of this name may be absent."""
+        return isinstance(self.entries[name], Optional)
+
+    def check(self, value: Any, where: str = "", look: Look | None = None) -> None:
+        """Refuse what does not hold exactly these entries."""
+        look = look or Look()
+        if not isinstance(value, Mapping):
+            raise Misfit(f"{where or 'the reply'} is {described(value)}; expected named entries")
+        entries: Mapping[Any, Any] = value
+        inside = f"{where}." if where else ""
+        for name in self.entries:
+            if name not in entries and not self.may_lack(name):
+                raise Misfit(f"{inside}{name} is missing")
+        for name, entry in entries.items():
+            if name not in self.entries:
+                expected = ", ".join(list(self.entries)[:6]) + (" ..." if len(self.entries) > 6 else "")
+                raise Misfit(f"{inside}{name} is not expected; expected are {expected or 'no entries'}")
+            self.entries[name].check(entry, f"{inside}{name}", look)
+
+
+class Partly(Schema):
+    """Named entries of which any may be absent."""
+
+    def may_lack(self, name: str) -> bool:
+        """Any."""
+        return True
+
+
+@dataclass(frozen=True)
+class Optional(Kind):
+    """An entry that may be absent."""
+
+    kind: Kind
+
+    @property
+    def nbytes(self) -> int:
+        """If it is there."""
+        return self.kind.nbytes
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """As if it had to be there."""
+        self.kind.check(value, where, look)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors(Kind):
+    """A tensor of one type and shape, its values within bounds."""
+
+    dtype: torch.dtype
+    shape: tuple[Dimension, ...]
+    least: float = -math.inf
+    most: float = math.inf
+
+    @property
+    def nbytes(self) -> int:
+        """With as many rows as may be."""
+        return math.prod(n.most if isinstance(n, UpTo) else n for n in self.shape) * self.dtype.itemsize
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse another type, shape, or number."""
+        if not isinstance(value, Tensor):
+            raise Misfit(f"{where} is {described(value)}; expected {self}")
+        fixed = [n for n in self.shape if not isinstance(n, UpTo)]
+        found = [n for n, wanted in zip(value.shape, self.shape, strict=False) if not isinstance(wanted, UpTo)]
+        if value.dtype != self.dtype or value.dim() != len(self.shape) or found != fixed:
+            raise Misfit(f"{where} is {described(value)}; expected {self}")
+        for wanted, size in zip(self.shape, value.shape, strict=True):
+            if isinstance(wanted, UpTo):
+                look.tie(wanted, size, where)
+        check_numbers(value, where, look.largest, self.least, self.most)
+
+    def __str__(self) -> str:
+        sizes = [f"up to {n.most}" if isinstance(n, UpTo) else str(n) for n in self.shape]
+        return f"a tensor ({', '.join(sizes)}) of {_short(self.dtype)}"
+
+
+@dataclass(frozen=True)
+class ClassCounts(Kind):
+    """How many examples there are of each class, int64 (classes,); `present` stands for the classes that have any."""
+
+    classes: int
+    most: int
+    present: UpTo | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Eight for each class."""
+        return 8 * self.classes
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse negative counts, and more examples than there are."""
+        Tensors(torch.int64, (self.classes,), 0, self.most).check(value, where, look)
+        if not 1 <= (whole := int(value.sum())) <= self.most:
+            raise Misfit(f"{where} counts {whole} examples; expected 1 to {self.most}")
+        if self.present is not None:
+            look.tie(self.present, int(value.count_nonzero()), where)
+
+
+@dataclass(frozen=True)
+class Labels(Kind):
+    """A class for each of some rows, int64 (rows,); `present` stands for the classes that occur."""
+
+    rows: UpTo
+    classes: int
+    present: UpTo | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Eight for each row."""
+        return 8 * self.rows.most
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse numbers that no class has."""
+        Tensors(torch.int64, (self.rows,), 0, self.classes - 1).check(value, where, look)
+        if self.present is not None:
+            look.tie(self.present, len(value.unique()), where)
+
+
+@dataclass(frozen=True)
+class Plain(Kind):
+    """A number, a whole one if `kind` is int, within bounds."""
+
+    kind: type[int] | type[float]
+    least: float
+    most: float
+
+    @property
+    def nbytes(self) -> int:
+        """Eight."""
+        return 8
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse what is no such number; True is none."""
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (self.kind is int and not isinstance(value, int)):
+            raise Misfit(f"{where} is {described(value)}; expected a {'whole ' * (self.kind is int)}number")
+        if not self.least <= value <= self.most:
+            wrong = Misfit if self.kind is int else NotFinite
+            raise wrong(f"{where} is {described(value)}; expected {self.least:g} to {self.most:g}")
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """Text of limited length."""
+
+    most: int
+
+    @property
+    def nbytes(self) -> int:
+        """Four for each character."""
+        return 4 * self.most
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse what is too long, or no text."""
+        if not isinstance(value, str) or len(value) > self.most:
+            raise Misfit(f"{where} is {described(value)}; expected text of at most {self.most} characters")
+
+
+@dataclass(frozen=True)
+class Undeclared(Kind):
+    """What a method that declares nothing may receive: entries of any names and shapes.
+
+    Numbers must be finite and not too large, tensors named like a parameter of the client's model of a floating
+    type, `examples` a whole number from 1 to those that the client has, the whole no larger than some models.
+    """
+
+    member: Member
+
+    @property
+    def nbytes(self) -> int:
+        """See `UNDECLARED_TIMES`."""
+        model = sum(shape.numel() for shape in self.member.shapes.values()) * torch.get_default_dtype().itemsize
+        return max(UNDECLARED_TIMES * model, UNDECLARED_LEAST)
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Refuse what no method could use."""
+        for name, entry in value.items():
+            if name == "examples":
+                count(self.member.examples).check(entry, name, look)
+            self._check(entry, name, name, look, _DEEPEST)
+
+    def _check(self, value: Any, name: str, where: str, look: Look, deepest: int) -> None:
+        if isinstance(value, Mapping):
+            if not deepest:
+                raise Misfit(f"{where} is nested more than {_DEEPEST} deep")
+            entries: Mapping[str, Any] = value
+            for inner, child in entries.items():
+                self._check(child, inner, f"{where}.{inner}", look, deepest - 1)
+        elif isinstance(value, Tensor):
+            if name in self.member.parameters and not value.is_floating_point():
+                raise Misfit(f"{where} is {described(value)}; expected a floating type")
+            check_numbers(value, where, look.largest)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            number(-look.largest, look.largest).check(value, where, look)
+
+
+def like(weights: Mapping[str, Tensor]) -> Schema:
+    """Tensors of these names, shapes and types, whole numbers (counters) from 0; values may be on the "meta" device."""
+    return Schema(**_each(weights))
+
+
+def some_of(weights: Mapping[str, Tensor]) -> Schema:
+    """As `like`, where any may be absent."""
+    return Partly(**_each(weights))
+
+
+def floats(*shape: Dimension) -> Kind:
+    """A tensor of this shape, of the default floating type."""
+    return Tensors(torch.get_default_dtype(), shape)
+
+
+def integers(*shape: Dimension, least: int, most: int) -> Kind:
+    """An int64 tensor of this shape, its values from `least` to `most`."""
+    return Tensors(torch.int64, shape, least, most)
+
+
+def booleans(*shape: Dimension) -> Kind:
+    """A bool tensor of this shape."""
+    return Tensors(torch.bool, shape)
+
+
+def text(most: int) -> Kind:
+    """Text of at most so many characters."""
+    return Text(most)
+
+
+def count(most: int, least: int = 1) -> Kind:
+    """A whole number from `least` to `most`."""
+    return Plain(int, least, most)
+
+
+def number(least: float, most: float) -> Kind:
+    """A finite number from `least` to `most`."""
+    return Plain(float, least, most)
+
+
+def optional(kind: Kind) -> Kind:
+    """An entry that may be absent."""
+    return Optional(kind)
+
+
+def described(value: Any) -> str:
+    """What a value is, in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor ({', '.join(map(str, value.shape))}) of {_short(value.dtype)}"
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "named entries"
+    if isinstance(value, int):  # a whole number may have more digits than Python cares to print
+        return str(value) if value.bit_length() < 64 else "a huge number"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "text" if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def check_numbers(tensor: Tensor, where: str, largest: float, least: float = -math.inf, most: float = math.inf) -> None:
+    """Refuse NaN, infinities, and values out of bounds, in one pass over the tensor.
+
+    Raises:
+        NotFinite: a number is not finite, or too large (`largest`) for what training computes.
+        Misfit: a value is below `least` or above `most`, or a whole number above `largest`.
+    """
+    if tensor.numel() == 0 or tensor.dtype == torch.bool:
+        return
+    for end in extremes(tensor):
+        if not math.isfinite(end):
+            raise NotFinite(f"{where} holds {end}")
+        if not least <= end <= most:
+            raise Misfit(f"{where} holds {end:.6g}; expected {least:g} to {most:g}")
+        if abs(end) > largest:
+            wrong = NotFinite if tensor.is_floating_point() else Misfit
+            raise wrong(f"{where} holds {end:.3g}; expected at most {largest:g} in size")
+
+
+def extremes(tensor: Tensor) -> tuple[float, float]:
+    """The least and the largest value; both NaN if one value is."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.dtype not in _ORDERED:
+        tensor = tensor.double()
+    low, high = torch.aminmax(tensor)
+    return float(low), float(high)
+
+
+_ORDERED = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
+
+
+def _each(weights: Mapping[str, Tensor]) -> dict[str, Kind | None]:
+    return {name: Tensors(tensor.dtype, tuple(tensor.shape), _least(tensor)) for name, tensor in weights.items()}
+
+
+def _least(tensor: Tensor) -> float:
+    """Counters do not go below 0; whole numbers that are below it already are no counters."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return -math.inf
+    return 0 if tensor.is_meta or tensor.numel() == 0 or extremes(tensor)[0] >= 0 else -math.inf
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
