@@ -2,11 +2,13 @@
 
 import os
 import socket
+import struct
 import threading
 
 import pytest
 
-from potluck.engines.frames import receive, send
+from potluck.core.errors import WireError
+from potluck.engines.frames import LONGEST, receive, send
 
 
 @pytest.fixture
@@ -32,3 +34,10 @@ def test_the_other_side_going_away_is_an_end_of_file(ends, sent):
     here.close()
     with pytest.raises(EOFError):
         receive(there)
+
+
+@pytest.mark.parametrize(("claimed", "longest"), [(2**64 - 1, LONGEST), (LONGEST + 1, LONGEST), (101, 100)])
+def test_a_frame_that_claims_too_much_is_refused_before_memory_is_taken(ends, claimed, longest):
+    ends[0].sendall(struct.pack("<Q", claimed) + b"x" * 10)
+    with pytest.raises(WireError, match=f"a frame of {claimed} bytes; at most {longest} are read"):
+        receive(ends[1], longest)

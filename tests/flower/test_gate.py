@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from potluck.flower.gate import Gate
+from potluck.flower.gate import LONGEST_PART, LONGEST_REQUEST, Gate
 from potluck.flower.join import Refused, Ticket, Unreachable, knock
 from potluck.flower.keys import add_node, certify, key_of, registered, revoke_node
 from potluck.flower.processes import free_port
@@ -93,6 +93,27 @@ def test_a_nodes_request_passes_as_it_is(keys):
         assert (path, body) == ("/v1/fleet/pull-messages", b"\0\1" * 70_000)
         assert shown(keys).items() <= {name.lower(): value for name, value in headers.items()}.items()
         assert told == []
+
+
+@pytest.mark.parametrize(
+    ("path", "longest"), [("/v1/fleet/push-object", LONGEST_PART), ("/v1/fleet/push-messages", LONGEST_REQUEST)]
+)
+def test_a_request_longer_than_any_of_flowers_is_cut_off(keys, path, longest):
+    with opened(keys) as (address, seen, told):
+        status, content = ask(address, path, keys, content=b"x" * (longest - 1), headers=shown(keys))
+        assert (status, len(seen)) == (200, 1)
+        status, content = ask(address, path, keys, content=b"x" * (longest + 1), headers=shown(keys))
+        assert (status, json.loads(content)["detail"]) == (413, f"a request of more than {longest} bytes")
+        assert len(seen) == 1
+        assert told == [f"refused a request of a node at 127.0.0.1: it is longer than {longest} bytes"]
+
+
+def test_a_request_that_does_not_say_how_long_it_is_is_counted(keys):
+    parts = (b"x" * 2**16 for _ in range(LONGEST_REQUEST // 2**16 + 1))
+    with opened(keys) as (address, _, told):
+        status, _ = ask(address, "/v1/fleet/push-messages", keys, content=parts, headers=shown(keys))
+        assert status == 413
+        assert told == [f"refused a request of a node at 127.0.0.1: it is longer than {LONGEST_REQUEST} bytes"]
 
 
 @pytest.mark.parametrize(

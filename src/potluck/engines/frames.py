@@ -7,6 +7,12 @@ and copy it twice more, which takes longer than its way through the socket.
 import socket
 import struct
 
+from potluck.core.errors import WireError
+
+LONGEST = 2**36
+"""Bytes of a frame: 64 GiB, more than a message's tensors can take on any machine that these processes share. A longer
+one is none: the stream is out of step, and what it claims would be asked of memory."""
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -17,13 +23,16 @@ def send(there: socket.socket, *frames: bytes | memoryview) -> None:
         there.sendall(frame)
 
 
-def receive(there: socket.socket) -> bytes:
+def receive(there: socket.socket, longest: int = LONGEST) -> bytes:
     """The next frame.
 
     Raises:
         EOFError: the other side has gone.
+        WireError: the frame claims to be longer than `longest` bytes.
     """
     (length,) = _LENGTH.unpack(_exactly(there, _LENGTH.size))
+    if length > longest:
+        raise WireError(f"a frame of {length} bytes; at most {longest} are read")
     return _exactly(there, length)
 
 

@@ -42,7 +42,7 @@ def stand_in_front(home: Path) -> dict[str, str]:
 
 def main() -> None:
     """Be Flower's program for one message to a node."""
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+    from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 
     from potluck.flower.clientapp import client_app
