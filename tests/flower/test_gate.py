@@ -232,3 +232,16 @@ def test_a_port_that_is_taken_is_said():
         gate = Gate(("127.0.0.1", other.getsockname()[1]), "127.0.0.1:1", None, lambda line: None)
         with pytest.raises(FlowerError, match="is the port taken"):
             gate.__enter__()
+
+
+def test_what_is_not_protected_without_keys_anybody_is_a_node():
+    with opened(None) as (address, seen, _):
+        assert ask(address, "/v1/fleet/pull-messages", content=b"anything")[0] == 200
+        assert len(seen) == 1
+        assert ask(address, "/v1/control/start-run")[0] == 404
+
+
+def test_what_is_not_protected_the_gate_answers_everybody(keys):
+    with opened(keys) as (address, seen, _):
+        assert [ask(address, "/v1/fleet/pull-messages", keys)[0] for _ in range(30)] == [403] * 30
+        assert seen == []
