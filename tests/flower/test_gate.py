@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from potluck.flower.gate import LONGEST_PART, LONGEST_REQUEST, Gate
+from potluck.flower.gate import LONGEST_PART, LONGEST_REQUEST, Gate, reason_in
 from potluck.flower.join import Refused, Ticket, Unreachable, knock
 from potluck.flower.keys import add_node, certify, key_of, registered, revoke_node
 from potluck.flower.processes import free_port
@@ -245,3 +245,11 @@ def test_what_is_not_protected_the_gate_answers_everybody(keys):
     with opened(keys) as (address, seen, _):
         assert [ask(address, "/v1/fleet/pull-messages", keys)[0] for _ in range(30)] == [403] * 30
         assert seen == []
+
+
+LOUD = b'{"detail": "\\u001b[2Jno\\n2026 INFO all is well"}'
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"[" * 100_000, LOUD])
+def test_a_reason_is_one_line_whoever_gives_it(body):
+    assert reason_in(body).isprintable()

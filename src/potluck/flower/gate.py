@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx
 import uvicorn
 
+from potluck.core.text import one_line
 from potluck.flower.keys import CA, SERVER, SERVER_KEY, key_of, registered
 from potluck.flower.superlink import FlowerError
 
@@ -144,7 +145,7 @@ class _Doorman:
             return
         try:
             if reply.status_code in (401, 403):
-                self.tell(f"refused a node at {host}: {_reason(await reply.aread())}")
+                self.tell(f"refused a node at {host}: {reason_in(await reply.aread())}")
             elif reply.status_code == 412:
                 self.tell(f"a node at {host} has to wait until the one that it was before counts as gone")
             await send(
@@ -267,10 +268,11 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _reason(body: bytes) -> str:
+def reason_in(body: bytes) -> str:
+    """Why a request was refused, by the body of the answer; on one line, whoever wrote it."""
     try:
-        return str(json.loads(body)["detail"])
-    except (ValueError, LookupError, TypeError):
+        return one_line(str(json.loads(body)["detail"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
         return "no reason given"
 
 
