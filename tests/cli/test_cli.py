@@ -273,3 +273,26 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
     assert "2 times" in outcome.out
     manifest = json.loads((only_run(tmp_path) / "manifest.json").read_text())
     assert "no epsilon can be stated for the run as a whole" in manifest["privacy"]
+
+
+def test_what_concerns_whoever_watches_is_said_on_the_screen(potluck, tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.engines.inprocess.available_bytes", lambda: 1000)
+    said = potluck(f"run fedavg {SMALL}")
+    assert said.code == 0
+    assert said.err.startswith("the replies of 3 clients are in memory together and may take")
+    assert said.err.splitlines()[1].startswith("round 1")
+
+
+def test_a_run_that_diverges_ends_in_a_line(potluck):
+    said = potluck(f"run fedavg {SMALL} method.training.lr=1e20 method.training.optimizer=sgd")
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert said.err.startswith("potluck: round 1: client ")
+
+
+def test_a_run_that_goes_on_without_diverged_clients_says_so_and_counts_what_was_lost(potluck):
+    said = potluck(f"run fedavg {SMALL} method.training.lr=1e20 method.training.optimizer=sgd run.on_divergence=drop")
+    assert said.code == 0
+    assert "round 1 goes on without client 0, which diverged" in said.err
+    assert "round 1 is lost: no client answered" in said.err
+    assert "2 rounds were lost and changed nothing" in said.out

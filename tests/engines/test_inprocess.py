@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import WireError
+from potluck.core.errors import DivergenceError, WireError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
@@ -16,6 +16,7 @@ from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure
+from potluck.core.schema import Schema, floats
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import parameters_of, weights_of
 from potluck.engines.computing import Computing
@@ -487,9 +488,180 @@ def test_a_failure_that_is_not_tolerated_stops_the_round(play):
         play(Fails())
 
 
-def test_a_round_that_nobody_answers_fails_even_when_failures_are_tolerated(play):
-    with pytest.raises(ClientFailure, match=r"^no client answered; client 0 failed in Fails\.work"):
-        play(Fails(on=IDS), tolerate_failures=True)
+def test_a_round_that_nobody_answers_is_lost_and_changes_nothing(play, caplog):
+    engine, _, _ = play(Trains())
+    before, state = {i: record(engine, i) for i in IDS}, {"any": 1}
+    failing = InProcessEngine(Fails(on=IDS), federation(), store=engine.store, tolerate_failures=True)
+    found, report = failing.round(2, state, IDS)
+    assert found is state
+    assert {i: record(engine, i) for i in IDS} == before
+    assert report.lost == "no client answered; client 0 failed in Fails.work: MemoryError: none left"
+    assert (report.replied, sorted(report.failures)) == ([], list(IDS))
+    said = [line for line in caplog.records if getattr(line, "on_screen", False)]
+    assert [line.getMessage() for line in said] == [f"round 2 is lost: {report.lost}"]
+
+
+class FailsLater(Asks):
+    """Two exchanges; some clients fail in the second, and the method cannot do without them."""
+
+    on = IDS
+
+    def round(self, state, cohort, server):
+        cohort.ask(self.first, Message())
+        replies = cohort.ask(self.second, Message())
+        return torch.stack([replies[i]["id"] for i in cohort.ids])
+
+    @on_client
+    def first(self, client, message):
+        client.state["seen"] = client.state.get("seen", 0) + 1
+        return Message()
+
+    @on_client
+    def second(self, client, message):
+        client.state["seen"] += 10
+        if client.id in self.on:
+            raise MemoryError("none left")
+        return Message(id=torch.tensor(client.id))
+
+
+class FailsLaterAlone(FailsLater):
+    on = (2,)
+
+
+@pytest.mark.parametrize("cap_bytes", [0, 2**20])
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("method", [FailsLater(), FailsLaterAlone()])
+def test_a_lost_round_takes_back_what_clients_kept_in_it(tmp_path, cap_bytes, saved, method):
+    store = ClientStore(tmp_path, cap_bytes)
+    InProcessEngine(Trains(), federation(), store=store).round(1, None, (0, 1, 2))
+    before = {i: store.read(i) for i in IDS}
+    if saved:
+        store.save()
+    engine = InProcessEngine(method, federation(), store=store, tolerate_failures=True)
+    _, report = engine.round(2, None, IDS)
+    assert report.lost is not None
+    assert {i: store.read(i) for i in IDS} == before
+    assert before[3] is None
+
+
+def test_a_method_that_cannot_do_with_the_replies_that_came_loses_the_round(play):
+    _, state, report = play(FailsLaterAlone(), state="before", tolerate_failures=True)
+    assert (state, report.lost) == ("before", "KeyError: 2")
+    assert report.replied == [0, 1, 3]
+
+
+def test_an_error_of_the_method_when_nobody_failed_is_raised(play):
+    class Errs(Echoes):
+        def round(self, state, cohort, server):
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        play(Errs(), tolerate_failures=True)
+
+
+class Diverges(Asks):
+    """Trains some clients at a rate at which nothing stays finite."""
+
+    on = (2,)
+
+    def round(self, state, cohort, server):
+        return sorted(cohort.ask(self.work, Message()))
+
+    @on_client
+    def work(self, client, message):
+        client.state["seen"] = True
+        lr = 1e30 if client.id in self.on else 0.1
+        other = Examples(client.train.inputs, client.train.targets)  # its loss is not reported
+        yield Fit(client.model, client.objective, other, LocalTraining(optimizer="sgd", lr=lr, batch_size=4))
+        return Message(id=client.id)
+
+
+def test_a_client_whose_loss_is_not_finite_stops_the_run_with_round_and_client(play):
+    message = (
+        r"^round 1: client 2 diverged in Diverges\.work: its loss is (nan|inf); the last checkpoint stands; train more"
+        r" gently, or go on without such clients: run\.on_divergence = 'drop'$"
+    )
+    with pytest.raises(DivergenceError, match=message):
+        play(Diverges())
+
+
+@pytest.mark.parametrize("options", [{"on_divergence": "drop"}, {"tolerate_failures": True}])
+def test_a_client_whose_loss_is_not_finite_can_be_gone_on_without(play, options, caplog):
+    engine, state, report = play(Diverges(), **options)
+    assert state == [0, 1, 3]
+    assert report.failures[2].kind == "divergence"
+    assert record(engine, 2) is None
+    said = [line.getMessage() for line in caplog.records if getattr(line, "on_screen", False)]
+    assert said == ["round 1 goes on without client 2, which diverged"]
+
+
+def test_divergence_can_stop_a_run_that_tolerates_failures(play):
+    with pytest.raises(DivergenceError):
+        play(Diverges(), tolerate_failures=True, on_divergence="stop")
+
+
+def test_dropping_divergence_does_not_tolerate_failures(play):
+    with pytest.raises(ClientFailure):
+        play(Fails(), on_divergence="drop")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A state that may hold what is not finite."""
+
+    values: dict
+    best: float = float("inf")
+
+
+class Spoils(Asks):
+    def round(self, state, cohort, server):
+        cohort.ask(self.work, Message())
+        return Weights({**state.values, "w": state.values["w"] * 1e30})
+
+    @on_client
+    def work(self, client, message):
+        return Message()
+
+
+def start_of_spoils():
+    return Weights({"w": torch.ones(2), "mask": torch.tensor([-torch.inf])})
+
+
+def test_a_state_that_diverges_on_the_server_stops_the_run_where_it_begins(play):
+    engine = InProcessEngine(Spoils(), federation())
+    state, _ = engine.round(1, start_of_spoils(), IDS)
+    with pytest.raises(DivergenceError, match=r"^round 2: the server's state diverged: values\.w holds inf"):
+        engine.round(2, state, IDS)
+
+
+def test_a_state_that_diverges_on_the_server_is_taken_back_where_divergence_is_dropped():
+    engine = InProcessEngine(Spoils(), federation(), on_divergence="drop")
+    state, _ = engine.round(1, start_of_spoils(), IDS)
+    found, report = engine.round(2, state, IDS)
+    assert found is state
+    assert report.lost == "the server's state diverged: values.w holds inf"
+
+
+@pytest.mark.parametrize(("available", "says"), [(100, True), (10**9, False), (None, False)])
+def test_replies_that_may_not_fit_into_memory_are_announced_before_anybody_trains(play, caplog, available, says):
+    heard = []
+
+    class Large(Asks):
+        @on_client
+        def work(self, client, message):
+            heard.append(len(caplog.records))
+            return Message(x=torch.zeros(10))
+
+        def replies(self, handler, member, message, server):
+            return Schema(x=floats(10))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("potluck.engines.inprocess.available_bytes", lambda: available)
+        engine, _, _ = play(Large())
+        engine.round(2, None, IDS)
+    said = [line.getMessage() for line in caplog.records]
+    assert [line.startswith("the replies of 4 clients are in memory together") for line in said] == [True] * says
+    assert heard[0] == says
 
 
 def test_a_client_may_fail_in_one_exchange_and_answer_another(play):

@@ -1,13 +1,20 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from potluck.core.inference import predict
+from potluck.core.method import on_client
+from potluck.core.roles import ClientFailure, Failure
+from potluck.core.tree import pack
+from potluck.engines.executors.sequential import Sequential
+from potluck.engines.host import Verdict
 from potluck.engines.inprocess import InProcessEngine
 from potluck.experiment.assemble import assemble
 from potluck.experiment.evaluate import evaluate
 from potluck.experiment.presets import experiment_for
 from potluck.methods import get_method
-from potluck.testing.worlds import World, play, quick, toy_federation
+from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
 
 
 def share_right(net, examples) -> float:
@@ -68,6 +75,86 @@ def test_means_are_over_clients_that_have_examples():
     assert evaluation.mean("accuracy_personal") == pytest.approx(sum(present) / 3)
     assert evaluation.personal_worst == min(present)
     assert evaluation.by_architecture("accuracy_personal")["toy2"] == values[3]
+
+
+class Judging(Sequential):
+    """An executor that changes what one client says of its model."""
+
+    def __init__(self, trusted, lie, liar=0):
+        self.trusted = trusted
+        self._lie, self._liar = lie, liar
+
+    def run(self, host, tasks):
+        for outcome in super().run(host, tasks):
+            changed = isinstance(outcome, Verdict) and outcome.client == self._liar
+            yield self._lie(outcome) if changed else outcome
+
+
+def all_wrong(verdict):
+    """As if the model were the others', which is where equal models once spoke for each other, and always wrong."""
+    return verdict if verdict.common is None else replace(verdict, payload=pack((verdict.common + 1) % CLASSES))
+
+
+def evaluated(executor, **options):
+    federation = toy_federation(World(architectures=1))
+    engine = InProcessEngine(quick(get_method("fedavg")), federation, executor=executor, **options)
+    return evaluate(engine, play(engine, 1))
+
+
+def rows(evaluation):
+    return {score.client: score for score in evaluation.scores}
+
+
+def test_machines_that_are_not_trusted_are_judged_to_the_same_numbers():
+    assert evaluated(Judging(False, lambda verdict: verdict)) == evaluated(Sequential())
+
+
+@pytest.mark.parametrize("liar", [0, 2])
+def test_a_client_that_lies_about_an_equal_model_changes_its_own_row_alone(liar):
+    honest, lied = rows(evaluated(Sequential())), evaluated(Judging(False, all_wrong, liar))
+    changed = rows(lied)
+    assert [client for client in honest if changed[client] != honest[client]] == [liar]
+    assert lied.accuracy_global == evaluated(Sequential()).accuracy_global
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("liar", [0, 2])
+def test_a_client_that_cannot_be_judged_costs_its_own_row(trusted, liar):
+    def fails(verdict):
+        return Failure(verdict.client, "evaluation", "MemoryError: none left")
+
+    honest = rows(evaluated(Sequential()))
+    lacking = evaluated(Judging(trusted, fails, liar), tolerate_failures=True)
+    assert rows(lacking) == {client: row for client, row in honest.items() if client != liar}
+    assert lacking.missing == 1
+    others = [row.accuracy_personal for client, row in honest.items() if client != liar]
+    assert lacking.mean("accuracy_personal") == pytest.approx(sum(others) / 3)
+
+
+def test_a_client_that_fails_over_the_common_set_costs_nobody_else_that_number():
+    def fails(verdict):
+        return verdict if verdict.common is None else Failure(verdict.client, "evaluation", "MemoryError: none left")
+
+    honest, lacking = rows(evaluated(Sequential())), rows(evaluated(Judging(True, fails), tolerate_failures=True))
+    assert lacking == honest, "another client with an equal model speaks for it"
+
+
+def test_a_model_that_cannot_be_judged_here_costs_its_own_row_and_ends_a_strict_run_in_a_line():
+    class Breaks(get_method("fedavg")):
+        @on_client
+        def inference_model(self, client, message):
+            if client.id == 1:
+                raise MemoryError("none\nleft")
+            return super().inference_model(client, message)
+
+    def engine(**options):
+        return InProcessEngine(quick(Breaks), toy_federation(World()), **options)
+
+    tolerant, strict = engine(tolerate_failures=True), engine()
+    state = tolerant.start()
+    assert sorted(rows(evaluate(tolerant, state))) == [0, 2, 3]
+    with pytest.raises(ClientFailure, match=r"^client 1 failed in evaluation: MemoryError: none left; run\.tolerate"):
+        evaluate(strict, state)
 
 
 def test_a_global_model_is_judged_where_there_is_one():

@@ -1,12 +1,21 @@
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, DataError, DivergenceError
+from potluck.core.message import Message
+from potluck.core.method import on_client
 from potluck.core.roles import ClientFailure
+from potluck.core.schema import Schema
+from potluck.experiment.config import RunConfig
 from potluck.experiment.folder import new_folder, open_folder
 from potluck.experiment.presets import experiment_for
+from potluck.experiment.records import append
+from potluck.experiment.run import Run
 from potluck.methods import get_method, list_methods
+from potluck.testing.worlds import World, quick, toy_federation
 
 FEDIN, FEDMD = get_method("fedin"), get_method("fedmd")
 
@@ -144,6 +153,87 @@ def test_a_failure_stops_the_run_unless_it_is_tolerated(play, tmp_path, monkeypa
     result = play(FEDMD, "tolerant", tolerate_failures=True)
     assert [record.failed for record in result.rounds] == [{"2": "MemoryError: no room"}] * 3
     assert 2 not in result.rounds[0].replied
+
+
+class Unlucky(FEDMD):
+    """FedMD with clients that fail in the rounds that the server names."""
+
+    lost = frozenset({2, 3})
+
+    def round(self, state, cohort, server):
+        if server._key.path[-1] in self.lost:
+            cohort.ask(self.fail, Message())
+        return super().round(state, cohort, server)
+
+    def replies(self, handler, member, message, server):
+        return Schema() if handler == "fail" else super().replies(handler, member, message, server)
+
+    @on_client
+    def fail(self, client, message):
+        raise MemoryError("no room")
+
+
+def test_a_round_that_everybody_fails_is_recorded_and_the_run_goes_on(play, tmp_path):
+    result = play(Unlucky, rounds=4, tolerate_failures=True)
+    written = lines(tmp_path / "run" / "rounds.jsonl")
+    why = "no client answered; client 0 failed in Unlucky.fail: MemoryError: no room"
+    assert [line.get("lost") for line in written] == [None, why, why, None]
+    assert ["lost" in line for line in written] == [False, True, True, False]
+    assert [len(record.failed) for record in result.rounds] == [0, 4, 4, 0]
+    assert written[0]["accuracy_personal_mean"] == written[2]["accuracy_personal_mean"]
+
+
+def test_a_lost_round_leaves_no_trace_in_the_checkpoint(play):
+    before = play(Unlucky, "before", rounds=1, tolerate_failures=True).checkpoint
+    after = play(Unlucky, "after", rounds=3, tolerate_failures=True).checkpoint
+    assert (after.state, after.clients) == (before.state, before.clients)
+
+
+def test_too_many_lost_rounds_in_a_row_end_the_run_also_when_it_was_stopped_between(play, monkeypatch):
+    monkeypatch.setattr(Unlucky, "lost", frozenset(range(2, 9)))
+    play(Unlucky, rounds=3, tolerate_failures=True, lost_rounds=3)
+    with pytest.raises(
+        ClientFailure, match=r"^3 rounds in a row were lost, the last one, 4, because: no client"
+    ) as told:
+        play(Unlucky, rounds=9, tolerate_failures=True, lost_rounds=3)
+    assert str(told.value).endswith("run.lost_rounds says how many may be")
+
+
+def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end_the_run(tmp_path):
+    federation = toy_federation(World(batchnorm=True, clients=3, architectures=1))
+    lone = replace(federation.sites[1], train=federation.sites[1].train.take(torch.tensor([0])))
+    federation = replace(federation, sites={**federation.sites, 1: lone})
+    config = RunConfig(rounds=12, cohort_fraction=0.4, tolerate_failures=True)
+    result = Run(quick(get_method("fedavg")), federation, config, tmp_path).play()
+    lost = [record.round for record in result.rounds if record.lost is not None]
+    assert lost == [record.round for record in result.rounds if record.cohort == [1]] != []
+    assert all("1 training examples; expected at least 2" in result.rounds[n - 1].lost for n in lost)
+    assert len(result.rounds) == 12
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_a_client_that_diverges_stops_every_method_with_round_and_client(name, tmp_path):
+    method = quick(get_method(name), optimizer="sgd", lr=1e20)
+    federation = toy_federation(World(batchnorm=False).fit_for(method))
+    with pytest.raises(DivergenceError, match=r"^round 1: client \d diverged in \w+\.\w+: "):
+        Run(method, federation, RunConfig(rounds=2), tmp_path).play()
+    assert not (tmp_path / "checkpoint" / "last.json").exists()
+
+
+def test_targets_that_are_no_classes_are_refused_before_the_first_round(tmp_path):
+    federation = toy_federation(World())
+    site = federation.sites[2]
+    train = replace(site.train, targets=site.train.targets.float())
+    federation = replace(federation, sites={**federation.sites, 2: replace(site, train=train)})
+    with pytest.raises(DataError, match=r"^client 2: the targets of its training are float32"):
+        Run(quick(get_method("fedavg")), federation, RunConfig(rounds=1), tmp_path).play()
+    assert not (tmp_path / "rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_never_written_as_null(value, tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        append(tmp_path / "rounds.jsonl", [{"round": 1, "loss_local": value}])
 
 
 def test_cohorts_are_the_same_for_every_method(play):

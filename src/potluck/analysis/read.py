@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -197,12 +197,13 @@ def _lines(path: Path, kind: type[Record]) -> list[Record]:
     if not path.is_file():
         return []
     *lines, _ = path.read_bytes().split(b"\n")
-    names = [spec.name for spec in fields(kind)]  # pyright: ignore[reportArgumentType]
+    known = fields(kind)  # pyright: ignore[reportArgumentType]
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:
             content = json.loads(line)
-            records.append(kind(**{name: content[name] for name in names}))
+            has = [spec.name for spec in known if spec.default is MISSING or spec.name in content]
+            records.append(kind(**{name: content[name] for name in has}))
         except (ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error, line=number) from error
     return records

@@ -13,6 +13,9 @@ _NOT_THE_SETTING = (
     "run.threads",
     "run.memory_gib",
     "run.tolerate_failures",
+    "run.lost_rounds",
+    "run.on_divergence",
+    "run.largest_value",
 )
 
 

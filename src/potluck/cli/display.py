@@ -1,9 +1,11 @@
 """What a run shows on the terminal: a progress bar, and a closing table per architecture."""
 
+import logging
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import rich.markup
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -17,8 +19,24 @@ from potluck.records import LOG, RoundRecord
 _MEGABYTE = 10**6
 
 
+class _Aloud(logging.Handler):
+    """Shows those lines of the log that are meant for the screen."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one, above the bar."""
+        if getattr(record, "on_screen", False):
+            self._console.print(rich.markup.escape(record.getMessage()), highlight=False, soft_wrap=True)
+
+
 class Progress:
-    """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal."""
+    """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal.
+
+    Lines of the log that are marked `ON_SCREEN` are shown too.
+    """
 
     def __init__(self, experiment: Experiment, rounds_done: int) -> None:
         self._console = Console(stderr=True)
@@ -34,17 +52,20 @@ class Progress:
             console=self._console,
             disable=not self._console.is_terminal,
         )
+        self._aloud = _Aloud(self._console)
         self._task = self._bar.add_task(
             "round", total=experiment.run.rounds, completed=rounds_done, accuracy=self._accuracy, traffic=""
         )
 
     def __enter__(self) -> Self:
         self._bar.start()
+        logging.getLogger("potluck").addHandler(self._aloud)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        logging.getLogger("potluck").removeHandler(self._aloud)
         self._bar.stop()
 
     def show(self, record: RoundRecord) -> None:
@@ -74,6 +95,10 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
     failed = sum(len(record.failed) for record in result.rounds)
     if failed:
         console.print(f"{failed} client calls failed; see {folder / LOG}", highlight=False)
+    if evaluation.missing:
+        console.print(f"{evaluation.missing} clients could not be judged; see {folder / LOG}", highlight=False)
+    if lost := sum(record.lost is not None for record in result.rounds):
+        console.print(f"{lost} rounds were lost and changed nothing; see {folder / LOG}", highlight=False)
     if privacy:
         console.print(f"Privacy: {privacy}", highlight=False)
     console.print(f"Records: {folder}", highlight=False, soft_wrap=True)

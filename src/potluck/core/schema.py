@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -89,6 +90,10 @@ class Schema(Kind):
     @property
     def nbytes(self) -> int:
         """Of all entries together."""
+        return self._nbytes
+
+    @cached_property
+    def _nbytes(self) -> int:
         return sum(kind.nbytes for kind in self.entries.values())
 
     def may_lack(self, name: str) -> bool:
@@ -112,11 +117,51 @@ class Schema(Kind):
             self.entries[name].check(entry, f"{inside}{name}", look)
 
 
-class Partly(Schema):
-    """Named entries of which any may be absent."""
+class Layers(Schema):
+    """Tensors by name, such as weights, that need not be looked at one by one unless something is wrong.
+
+    Args:
+        weights: tensors of the same names, shapes and types.
+        partly: whether any of them may be absent.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], partly: bool = False) -> None:
+        self._form = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+        self._least = {name: _least(tensor) for name, tensor in weights.items() if not tensor.is_floating_point()}
+        self._partly = partly
+
+    @cached_property
+    def entries(self) -> dict[str, Kind]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """One kind for each tensor."""
+        return {
+            name: Tensors(dtype, tuple(shape), self._least.get(name, -math.inf))
+            for name, (shape, dtype) in self._form.items()
+        }
+
+    @cached_property
+    def _nbytes(self) -> int:
+        return sum(shape.numel() * dtype.itemsize for shape, dtype in self._form.values())
 
     def may_lack(self, name: str) -> bool:
-        """Any."""
+        """Any, or none."""
+        return self._partly
+
+    def check(self, value: Any, where: str = "", look: Look | None = None) -> None:
+        """Refuse what does not hold these tensors; only then is it found out which one is wrong."""
+        look = look or Look()
+        if not (isinstance(value, dict) and self._fits(value, look.largest)):  # pyright: ignore[reportUnknownArgumentType]
+            super().check(value, where, look)
+
+    def _fits(self, tensors: dict[str, Any], largest: float) -> bool:
+        if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            return False
+        found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        if found != self._form:
+            return False
+        for name, tensor in tensors.items():
+            low, high = extremes(tensor)
+            if not (self._least.get(name, -largest) <= low and high <= largest):  # never so if one is NaN
+                return False
         return True
 
 
@@ -136,7 +181,7 @@ class Optional(Kind):
         self.kind.check(value, where, look)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tensors(Kind):
     """A tensor of one type and shape, its values within bounds."""
 
@@ -154,6 +199,11 @@ class Tensors(Kind):
         """Refuse another type, shape, or number."""
         if not isinstance(value, Tensor):
             raise Misfit(f"{where} is {described(value)}; expected {self}")
+        if value.shape != self.shape or value.dtype != self.dtype:
+            self._check_form(value, where, look)
+        check_numbers(value, where, look.largest, self.least, self.most)
+
+    def _check_form(self, value: Tensor, where: str, look: Look) -> None:
         fixed = [n for n in self.shape if not isinstance(n, UpTo)]
         found = [n for n, wanted in zip(value.shape, self.shape, strict=False) if not isinstance(wanted, UpTo)]
         if value.dtype != self.dtype or value.dim() != len(self.shape) or found != fixed:
@@ -161,7 +211,6 @@ class Tensors(Kind):
         for wanted, size in zip(self.shape, value.shape, strict=True):
             if isinstance(wanted, UpTo):
                 look.tie(wanted, size, where)
-        check_numbers(value, where, look.largest, self.least, self.most)
 
     def __str__(self) -> str:
         sizes = [f"up to {n.most}" if isinstance(n, UpTo) else str(n) for n in self.shape]
@@ -290,12 +339,12 @@ class Undeclared(Kind):
 
 def like(weights: Mapping[str, Tensor]) -> Schema:
     """Tensors of these names, shapes and types, whole numbers (counters) from 0; values may be on the "meta" device."""
-    return Schema(**_each(weights))
+    return Layers(weights)
 
 
 def some_of(weights: Mapping[str, Tensor]) -> Schema:
     """As `like`, where any may be absent."""
-    return Partly(**_each(weights))
+    return Layers(weights, partly=True)
 
 
 def floats(*shape: Dimension) -> Kind:
@@ -357,7 +406,10 @@ def check_numbers(tensor: Tensor, where: str, largest: float, least: float = -ma
     """
     if tensor.numel() == 0 or tensor.dtype == torch.bool:
         return
-    for end in extremes(tensor):
+    low, high = extremes(tensor)
+    if max(least, -largest) <= low and high <= min(most, largest):  # neither if one is NaN
+        return
+    for end in (low, high):
         if not math.isfinite(end):
             raise NotFinite(f"{where} holds {end}")
         if not least <= end <= most:
@@ -368,13 +420,15 @@ def check_numbers(tensor: Tensor, where: str, largest: float, least: float = -ma
 
 
 def extremes(tensor: Tensor) -> tuple[float, float]:
-    """The least and the largest value; both NaN if one value is."""
+    """The least and the largest value, both NaN if one value is; zeros if there are none."""
+    if tensor.numel() == 0:
+        return 0.0, 0.0
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if tensor.dtype not in _ORDERED:
         tensor = tensor.double()
     low, high = torch.aminmax(tensor)
-    return float(low), float(high)
+    return low.item(), high.item()
 
 
 _ORDERED = {
@@ -383,14 +437,8 @@ _ORDERED = {
 }
 
 
-def _each(weights: Mapping[str, Tensor]) -> dict[str, Kind | None]:
-    return {name: Tensors(tensor.dtype, tuple(tensor.shape), _least(tensor)) for name, tensor in weights.items()}
-
-
 def _least(tensor: Tensor) -> float:
     """Counters do not go below 0; whole numbers that are below it already are no counters."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        return -math.inf
     return 0 if tensor.is_meta or tensor.numel() == 0 or extremes(tensor)[0] >= 0 else -math.inf
 
 

@@ -20,6 +20,7 @@ from potluck.core.schema import Kind, Schema, count, like
 from potluck.core.weights import (
     Weights,
     buffers_of,
+    check_same_shapes,
     load,
     mean_where_present,
     parameters_of,
@@ -58,12 +59,18 @@ class Sharing:
         return frozenset(by_scope[self.scope])
 
     def initial(self, server: Server) -> Pool:
-        """The run's initial weights; a layer of several architectures comes from the largest."""
+        """The run's initial weights; a layer of several architectures comes from the largest.
+
+        Raises:
+            ValueError: clients that average with each other have a layer of the same name in different shapes.
+        """
         pool: Pool = {}
         members = {member.architecture: member for member in server.roster.values()}
         for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
             mine = weights_of(server.build(member.architecture))
             group = pool.setdefault(self.group(member), {})
+            for name in mine.keys() & group.keys():
+                check_same_shapes(name, [mine[name].shape, group[name].shape])
             group.update({name: tensor for name, tensor in mine.items() if name not in group})
         return pool
 

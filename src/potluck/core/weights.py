@@ -108,9 +108,23 @@ def mean_where_present(
     merged: Weights = dict(keep)
     for name, indices in holders.items():
         tensors = [owned[index][name] for index in indices]
-        _same_shapes(name, [tensor.shape for tensor in [*tensors, keep.get(name, tensors[0])]])
+        check_same_shapes(name, [tensor.shape for tensor in [*tensors, keep.get(name, tensors[0])]])
         merged[name] = mean(tensors, [shares[index] for index in indices])
     return merged
+
+
+def check_same_shapes(name: str, shapes: Sequence[Size]) -> None:
+    """Refuse to average a layer that has several shapes.
+
+    Raises:
+        ValueError: it has; with advice.
+    """
+    if len(set(shapes)) > 1:
+        found = " and ".join(sorted({str(tuple(shape)) for shape in shapes}))
+        raise ValueError(
+            f"layer {name} has the shapes {found} at different clients; layers are averaged by name, so use"
+            " models of one nested family, or average within architectures: sharing.scope = 'architecture'"
+        )
 
 
 def cut(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
@@ -186,12 +200,3 @@ def _projected(gradient: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def _leading(shape: Iterable[int]) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in shape)
-
-
-def _same_shapes(name: str, shapes: Sequence[Size]) -> None:
-    if len(set(shapes)) > 1:
-        found = " and ".join(sorted({str(tuple(shape)) for shape in shapes}))
-        raise ValueError(
-            f"layer {name} has the shapes {found} at different clients; layers are averaged by name, so use"
-            " models of one nested family, or average within architectures: sharing.scope = 'architecture'"
-        )

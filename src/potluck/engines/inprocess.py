@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
@@ -302,8 +302,8 @@ class InProcessEngine:
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
-            task = self._task(partial(call, client, message), client, ("train",))
-            tasks.append(replace(task, most_bytes=most_bytes(expected[client])))
+            make, most = partial(call, client, message), most_bytes(expected[client])
+            tasks.append(self._task(make, client, ("train",), most))
         return tasks
 
     def _question(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> Question:
@@ -312,8 +312,10 @@ class InProcessEngine:
             self.evaluation_traffic.down.update(message.sizes())
         return Question(client, message.encode(), self.store.read(client), parts)
 
-    def _task(self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...]) -> Task:
-        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture)
+    def _task(
+        self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None
+    ) -> Task:
+        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture, most_bytes)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Operations of the client's network on these of its examples."""

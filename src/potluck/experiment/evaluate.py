@@ -96,10 +96,18 @@ def _own_share(verdict: Verdict, common: Examples | None) -> float | None:
 
 
 def _common_classes(engine: InProcessEngine, state: Any, verdicts: list[Verdict]) -> dict[str, Tensor]:
-    """By name of a model, its classes for the common test set; one client speaks for all who have it."""
-    speakers = {verdict.model: verdict.client for verdict in reversed(verdicts)}
-    found = engine.judge(state, dict.fromkeys(speakers.values(), ("common",)), book=False)
-    return {verdict.model: classes for verdict in found if (classes := verdict.common) is not None}
+    """By name of a model, its classes for the common test set; one client speaks for all who have it.
+
+    If it cannot, the next one does.
+    """
+    found: dict[str, Tensor] = {}
+    while verdicts:
+        speakers = {verdict.model: verdict.client for verdict in reversed(verdicts)}
+        said = engine.judge(state, dict.fromkeys(speakers.values(), ("common",)), book=False)
+        found |= {verdict.model: classes for verdict in said if (classes := verdict.common) is not None}
+        asked = set(speakers.values())
+        verdicts = [verdict for verdict in verdicts if verdict.model not in found and verdict.client not in asked]
+    return found
 
 
 def _accuracy_global(engine: InProcessEngine, state: Any, by_model: dict[str, Tensor]) -> float | None:
