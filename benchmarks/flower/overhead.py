@@ -3,7 +3,8 @@
     python benchmarks/flower/overhead.py [--nodes 3 10] [--rounds 5] [--repeats 3] [--out overhead.json]
 
 One SuperLink behind the gate and as many nodes on this machine, over TLS with keys. In turns, repeat by repeat, a bare
-Flower app and Potluck send every node an empty message, and one of 45 MB, and get as much back. Rounds begin at random
+Flower app and Potluck send every node an empty message, and one of 45 MB, and get as much back. Potluck's nodes run no
+app but its own, so the bare app has nodes of Flower's. Rounds begin at random
 moments, because nodes look for messages every three seconds. A run's first round, in which nodes read data and build
 models, is left out of the table. Needs the extra `flower`.
 """
@@ -27,19 +28,21 @@ import tomli_w
 from potluck.experiment.config import resolve
 from potluck.flower.gate import Gate
 from potluck.flower.hosting import play, write_app
+from potluck.flower.join import Ticket
 from potluck.flower.keys import add_node, certify
-from potluck.flower.processes import free_port
+from potluck.flower.processes import free_port, start, stop
 from potluck.flower.superlink import SuperLink
 from potluck.records import TIMINGS
 
 HERE = Path(__file__).parent
+ECHO = HERE / "echo.py"
 SIZES = {"empty": 4, "45 MB": 45_000_000}
 """Bytes each way, by name."""
 
 
 @contextmanager
-def deployed(place: Path, count: int) -> Iterator[SuperLink]:
-    """A SuperLink behind its gate, and nodes that have joined."""
+def deployed(place: Path, count: int, way: str) -> Iterator[SuperLink]:
+    """A SuperLink behind its gate, and nodes that have joined: Potluck's, or Flower's for the bare app."""
     keys, port = place / "keys", free_port()
     certify(keys, [], days=1)
     names = [f"n{number:02d}" for number in range(count)]
@@ -50,16 +53,18 @@ def deployed(place: Path, count: int) -> Iterator[SuperLink]:
         link.register()
         try:
             for name in names:
-                words = ["join", f"127.0.0.1:{port}", "--keys", f"{keys}/nodes/{name}", "--state", f"{place}/{name}"]
-                with (place / f"{name}.log").open("wb") as log:
-                    command = [str(Path(sys.executable).parent / "potluck"), *words]
-                    nodes.append(subprocess.Popen(command, stdout=log, stderr=log))
+                (place / name).mkdir()
+                log, at = place / f"{name}.log", f"127.0.0.1:{port}"
+                if way == "Potluck":
+                    words = ["join", at, "--keys", f"{keys}/nodes/{name}", "--state", f"{place}/{name}"]
+                    nodes.append(start("potluck", [*words, "--allow-code", str(ECHO)], place / name, log))
+                else:
+                    words = [*Ticket(at, keys / "nodes" / name).options(), "--port", str(free_port())]
+                    nodes.append(start("flower-supernode", words, place / name, log))
             yield link
         finally:
             for node in nodes:
-                node.terminate()
-            for node in nodes:
-                node.wait()
+                stop(node)
 
 
 def bare(link: SuperLink, place: Path, count: int, size: int, rounds: int) -> list[float]:
@@ -88,7 +93,7 @@ def ours(link: SuperLink, place: Path, count: int, size: int, rounds: int, name:
     run.mkdir()
     tree = {
         "federation": {"dataset": "digits", "clients": count, "models": ["cnn2"]},
-        "method": {"name": str(HERE / "echo.py"), "size": size},
+        "method": {"name": str(ECHO), "size": size},
         "run": {"rounds": rounds, "evaluate_every": rounds, "common_test": False},
     }
     app = write_app(place / f"app-{name}", resolve(tree), run, timeout=600.0, patience=600.0)
@@ -100,16 +105,15 @@ def ours(link: SuperLink, place: Path, count: int, size: int, rounds: int, name:
 
 def measure(count: int, messages: list[str], rounds: int, repeats: int) -> Iterator[dict[str, Any]]:
     """One reading a size, way and repeat."""
-    with TemporaryDirectory(prefix="overhead-") as folder, deployed(Path(folder), count) as link:
-        place = Path(folder)
-        for repeat in range(repeats):
-            for name in messages:
-                size, word = SIZES[name], f"{name.split()[0]}-{repeat}"
-                for way in ("bare Flower", "Potluck") if repeat % 2 == 0 else ("Potluck", "bare Flower"):
+    for repeat in range(repeats):
+        for way in ("bare Flower", "Potluck") if repeat % 2 == 0 else ("Potluck", "bare Flower"):
+            with TemporaryDirectory(prefix="overhead-") as folder, deployed(Path(folder), count, way) as link:
+                for name in messages:
+                    size, word = SIZES[name], name.split()[0]
                     if way == "Potluck":
-                        seconds = ours(link, place, count, size, rounds, word)
+                        seconds = ours(link, Path(folder), count, size, rounds, word)
                     else:
-                        seconds = bare(link, place, count, size, rounds)
+                        seconds = bare(link, Path(folder), count, size, rounds)
                     reading = {"nodes": count, "message": name, "way": way, "seconds": seconds}
                     print(json.dumps(reading), file=sys.stderr, flush=True)
                     yield reading

@@ -2,11 +2,13 @@
 
 import os
 import socket
+import struct
 import threading
 
 import pytest
 
-from potluck.engines.frames import limit, receive, send
+from potluck.core.errors import WireError
+from potluck.engines.frames import LONGEST, limit, receive, send
 
 
 @pytest.fixture
@@ -57,3 +59,10 @@ def test_whoever_reads_looks_around_while_nobody_sends(ends):
     pieces = [b"layed", b"de", (7).to_bytes(8, "little")]
     assert receive(there, waiting=lambda: here.sendall(pieces.pop())) == b"delayed"
     assert not pieces
+
+
+@pytest.mark.parametrize(("claimed", "longest"), [(2**64 - 1, LONGEST), (LONGEST + 1, LONGEST), (101, 100)])
+def test_a_frame_that_claims_too_much_is_refused_before_memory_is_taken(ends, claimed, longest):
+    ends[0].sendall(struct.pack("<Q", claimed) + b"x" * 10)
+    with pytest.raises(WireError, match=f"a frame of {claimed} bytes; at most {longest} are read"):
+        receive(ends[1], longest=longest)

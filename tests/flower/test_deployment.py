@@ -1,11 +1,14 @@
 """Five methods on real nodes: programs of Flower's, TLS, keys, the gate, each node with data of its own."""
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from sklearn.datasets import load_digits
 
 from potluck.experiment.assemble import assemble
@@ -111,3 +114,68 @@ def test_real_nodes_give_the_bytes_of_one_process(deployment, data, tmp_path):
         app, said = write_app(place / f"app-{name}", experiment_of(name), there, timeout=120.0, patience=120.0), []
         assert len(list(play(link, app, there, said.append))) == 1, said
         assert found_in(there) == found_in(here), name
+
+
+THEIR_SERVER = """
+import json
+import time
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid, context):
+    nodes = []
+    while len(nodes) < 3:
+        nodes = list(grid.get_node_ids())
+        time.sleep(0.5)
+    asked = list(grid.push_messages([Message(RecordDict(), node, "query.hello", ttl=90) for node in nodes]))
+    heard = []
+    while asked:
+        for reply in grid.pull_messages(asked):
+            asked.remove(reply.metadata.reply_to_message_id)
+            heard.append(str(reply.error) if reply.has_error() else "an answer")
+        time.sleep(0.5)
+    Path(context.run_config["out"]).write_text(json.dumps(heard))
+"""
+THEIR_NODE = """
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+
+Path("RAN").touch()
+client_app = ClientApp()
+
+
+@client_app.query("hello")
+def hello(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+
+
+def test_real_nodes_run_no_app_but_potlucks(deployment, tmp_path):
+    """Whoever can submit a run to the SuperLink runs code on its machine, and none on the nodes'."""
+    link, _ = deployment
+    app, ran, out = tmp_path / "theirs", tmp_path / "ran", tmp_path / "out.json"
+    app.mkdir()
+    (app / "their_server.py").write_text(THEIR_SERVER)
+    (app / "their_node.py").write_text(THEIR_NODE.replace("RAN", str(ran)))
+    components = {"serverapp": "their_server:server_app", "clientapp": "their_node:client_app"}
+    project = {"name": "theirs", "version": "0.1.0", "description": "x", "license": "Apache-2.0", "dependencies": []}
+    flower = {"app": {"publisher": "theirs", "components": components, "config": {"out": str(out)}}}
+    (app / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": flower}}))
+    run = link.submit(app)
+    deadline = time.monotonic() + 240
+    while not out.is_file():
+        status, why = link.status(run)
+        assert time.monotonic() < deadline and status != "finished:failed", f"{status}: {why}"  # noqa: PT018
+        time.sleep(2.0)
+    heard = json.loads(out.read_text())
+    assert len(heard) == len(NODES)
+    assert all("not a message of Potluck's" in reply for reply in heard), heard
+    assert not ran.exists()

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from potluck.flower.gate import Gate
+from potluck.flower.gate import LONGEST_PART, LONGEST_REQUEST, Gate, reason_in
 from potluck.flower.join import Refused, Ticket, Unreachable, knock
 from potluck.flower.keys import add_node, certify, key_of, registered, revoke_node
 from potluck.flower.processes import free_port
@@ -93,6 +93,27 @@ def test_a_nodes_request_passes_as_it_is(keys):
         assert (path, body) == ("/v1/fleet/pull-messages", b"\0\1" * 70_000)
         assert shown(keys).items() <= {name.lower(): value for name, value in headers.items()}.items()
         assert told == []
+
+
+@pytest.mark.parametrize(
+    ("path", "longest"), [("/v1/fleet/push-object", LONGEST_PART), ("/v1/fleet/push-messages", LONGEST_REQUEST)]
+)
+def test_a_request_longer_than_any_of_flowers_is_cut_off(keys, path, longest):
+    with opened(keys) as (address, seen, told):
+        status, content = ask(address, path, keys, content=b"x" * (longest - 1), headers=shown(keys))
+        assert (status, len(seen)) == (200, 1)
+        status, content = ask(address, path, keys, content=b"x" * (longest + 1), headers=shown(keys))
+        assert (status, json.loads(content)["detail"]) == (413, f"a request of more than {longest} bytes")
+        assert len(seen) == 1
+        assert told == [f"refused a request of a node at 127.0.0.1: it is longer than {longest} bytes"]
+
+
+def test_a_request_that_does_not_say_how_long_it_is_is_counted(keys):
+    parts = (b"x" * 2**16 for _ in range(LONGEST_REQUEST // 2**16 + 1))
+    with opened(keys) as (address, _, told):
+        status, _ = ask(address, "/v1/fleet/push-messages", keys, content=parts, headers=shown(keys))
+        assert status == 413
+        assert told == [f"refused a request of a node at 127.0.0.1: it is longer than {LONGEST_REQUEST} bytes"]
 
 
 @pytest.mark.parametrize(
@@ -211,3 +232,24 @@ def test_a_port_that_is_taken_is_said():
         gate = Gate(("127.0.0.1", other.getsockname()[1]), "127.0.0.1:1", None, lambda line: None)
         with pytest.raises(FlowerError, match="is the port taken"):
             gate.__enter__()
+
+
+def test_what_is_not_protected_without_keys_anybody_is_a_node():
+    with opened(None) as (address, seen, _):
+        assert ask(address, "/v1/fleet/pull-messages", content=b"anything")[0] == 200
+        assert len(seen) == 1
+        assert ask(address, "/v1/control/start-run")[0] == 404
+
+
+def test_what_is_not_protected_the_gate_answers_everybody(keys):
+    with opened(keys) as (address, seen, _):
+        assert [ask(address, "/v1/fleet/pull-messages", keys)[0] for _ in range(30)] == [403] * 30
+        assert seen == []
+
+
+LOUD = b'{"detail": "\\u001b[2Jno\\n2026 INFO all is well"}'
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"[" * 100_000, LOUD])
+def test_a_reason_is_one_line_whoever_gives_it(body):
+    assert reason_in(body).isprintable()

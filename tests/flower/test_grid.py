@@ -14,7 +14,7 @@ from potluck.engines.host import Question, Verdict
 from potluck.engines.session import Answer, Call
 from potluck.flower.grid import GridExecutor
 from potluck.flower.nodes import Nodes, NodesMissing, wait_for_nodes
-from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.parcel import _VERSION, unwrap, wrap
 from potluck.flower.wire import from_outcome, to_job
 from potluck.testing.loopback import Loopback
 
@@ -99,9 +99,10 @@ def test_verdicts_and_failures_cross_as_they_are():
     assert play({"a": answering(failure)}, [call()])[0] == [failure]
 
 
-def test_a_node_that_says_the_contract_was_broken_fails_alone():
-    claimed = Failure(0, "Method.work", "ContractError: built a Fit but never yielded it", "")
-    assert play({"a": answering(claimed)}, [call()])[0] == [claimed]
+@pytest.mark.parametrize("reason", ["ContractError: built a Fit but never yielded it", "KeyboardInterrupt", ""])
+def test_a_failure_costs_its_client_whatever_it_calls_itself(reason):
+    found, _ = play({"a": answering(Failure(0, "Method.work", reason, "")), "b": echo}, [call(0), call(1)])
+    assert [type(outcome) for outcome in found] == [Failure, Answer]
 
 
 def raising(message):
@@ -112,11 +113,19 @@ def nonsense(message):
     return Message(wrap({"hello": 1}), reply_to=message)
 
 
+def empty(message):
+    reply = Message(wrap({}), reply_to=message)
+    reply.__dict__["_content"] = None
+    return reply
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
         (raising, "its app raised: MemoryError: full"),
         (nonsense, "not an outcome of Potluck's"),
+        (empty, "its reply is empty"),
+        (answering(Verdict(0, "model", {}, EMPTY)), "judges its model where it was called"),
         (answering(Answer(7, EMPTY, None, ())), "its node answers for client 7"),
     ],
 )
@@ -177,8 +186,8 @@ def test_a_damaged_message_is_refused(words):
     from potluck.core.errors import WireError
 
     with pytest.raises(WireError):
-        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": words})})))
+        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": words})})))
     with pytest.raises(WireError):
-        unwrap(RecordDict({"potluck": ConfigRecord({"version": 2, "words": "{}"})}))
+        unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))
     with pytest.raises(WireError):
         unwrap(RecordDict({}))

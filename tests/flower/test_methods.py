@@ -37,8 +37,8 @@ def at_home(subject, federation, client, folder):
     return answer
 
 
-def as_the_server_sees(federation):
-    """The same clients, with as many examples and nothing in them."""
+def as_the_server_sees(federation, builds):
+    """The same clients, with as many examples and nothing in them; their networks are known if the method says so."""
 
     def empty(examples):
         return Examples(torch.empty(len(examples), 0), torch.empty(len(examples), 0))
@@ -49,7 +49,7 @@ def as_the_server_sees(federation):
     }
     return RemoteFederation(
         sites=sites,
-        architectures=federation.architectures,
+        architectures=federation.architectures if builds else dict.fromkeys(federation.architectures, unknown_here),
         server_architecture=federation.server_architecture,
         num_classes=federation.num_classes,
         public=federation.public,
@@ -57,6 +57,10 @@ def as_the_server_sees(federation):
         members=federation.roster,
         shape=federation.input_shape,
     )
+
+
+def unknown_here(**options):
+    raise AssertionError("a method that says that the server builds no client's network has it build one")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,8 @@ def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
     }
     names = Nodes(Loopback(nodes), {client: f"node{client}" for client in federation.sites})
     executor = GridExecutor(names, {}, timeout=60.0, poll=0.0)
-    there = InProcessEngine(subject, as_the_server_sees(federation), store=KeptElsewhere(), executor=executor)
+    seen = as_the_server_sees(federation, subject.builds_clients_models)
+    there = InProcessEngine(subject, seen, store=KeptElsewhere(), executor=executor)
     states = [play(engine, ROUNDS) for engine in (here, there)]
     assert packed(states[0]) == packed(states[1])
     parts = dict.fromkeys(federation.sites, ("own", "validation", "common"))

@@ -188,13 +188,25 @@ def join(
         str | None, typer.Option(help="Own model: of `potluck list models`, or path/to/file.py:function.")
     ] = None,
     capacity: Annotated[float | None, typer.Option(help="Share of the full model that fits in this machine.")] = None,
+    allow_code: Annotated[
+        list[Path] | None,
+        typer.Option(help="Own copy of a Python file that the server may name as method or model."),
+    ] = None,
     state: Annotated[Path, typer.Option(help="Folder for what this node keeps.")] = Path("node"),
 ) -> None:
     """Take part in a federation as a node, until interrupted."""
     from potluck.cli.flower import require_flower, take_part
 
     require_flower()
-    take_part(address, keys=_trusted(keys, insecure), state=state, data=data, model=model, capacity=capacity)
+    take_part(
+        address,
+        keys=_trusted(keys, insecure),
+        state=state,
+        data=data,
+        model=model,
+        capacity=capacity,
+        code=allow_code or [],
+    )
 
 
 @app.command()

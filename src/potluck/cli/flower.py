@@ -115,7 +115,14 @@ def host(
 
 
 def take_part(
-    address: str, *, keys: Path | None, state: Path, data: Path | None, model: str | None, capacity: float | None
+    address: str,
+    *,
+    keys: Path | None,
+    state: Path,
+    data: Path | None,
+    model: str | None,
+    capacity: float | None,
+    code: Sequence[Path],
 ) -> None:
     """Be a node until interrupted.
 
@@ -127,7 +134,7 @@ def take_part(
     from potluck.flower.node import Home
 
     _address(address)
-    ticket, home = Ticket(address, keys), Home(state, data, model, capacity)
+    ticket, home = Ticket(address, keys), Home(state, data, model, capacity, tuple(code))
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends with us
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from potluck.core.errors import EntryError, WireError, nearest
-from potluck.core.tree import pack, unpack
+from potluck.core.tree import DEEPEST, can_be_written, pack, unpack
 
 _NUMBER_BYTES = 8
 
@@ -23,7 +23,7 @@ class Message(Mapping[str, Any]):
     def __init__(self, /, **entries: Any) -> None:
         self._entries = {name: value for name, value in entries.items() if value is not None}
         for name, value in self._entries.items():
-            _check(value, name)
+            _check(value, name, DEEPEST)
 
     def __getitem__(self, name: str) -> Any:
         if name in self._entries:
@@ -96,16 +96,20 @@ class Traffic:
         return sum(self.up.values())
 
 
-def _check(value: Any, where: str) -> None:
+def _check(value: Any, where: str, deeper: int) -> None:
+    if isinstance(value, str) and not can_be_written(value):
+        raise WireError(f"message entry {where} is text with half of a surrogate pair, which has no encoding")
     if isinstance(value, (Tensor, bool, int, float, str)):
         return
     if not isinstance(value, dict):
         raise WireError(f"message entry {where} is a {type(value).__name__}; expected tensors, numbers or text")
+    if deeper == 0:
+        raise WireError(f"message entry {where[:80]}... lies deeper than {DEEPEST} dicts")
     for key, child in value.items():
-        if not isinstance(key, str):
+        if not isinstance(key, str) or not can_be_written(key):
             raise WireError(f"message entry {where} has the key {key!r}; expected text")
         if child is not None:
-            _check(child, f"{where}.{key}")
+            _check(child, f"{where}.{key}", deeper - 1)
 
 
 def _identity(value: Any) -> Hashable:

@@ -80,6 +80,10 @@ class Method(Checked, Generic[S]):
     default_capacities: ClassVar[tuple[float, ...]] = (1.0,)
     """Shares of the full model that clients can train, dealt in turn, where a configuration gives none."""
 
+    builds_clients_models: ClassVar[bool] = True
+    """Whether the server builds clients' networks, for their first weights, their shapes or their replies. False where
+    it never does, so that clients on other machines may have networks that the server has never seen."""
+
     def needs(self) -> frozenset[Need]:
         """What the federation must offer for this method with these hyper-parameters."""
         return frozenset()

@@ -1,12 +1,12 @@
 """Trees of tensors and plain values as bytes: safetensors for the numbers, JSON for the shape of the tree.
 
-Nothing here can run code on arrival: there is no pickle, and what does not fit the format is a WireError.
+Nothing here can run code on arrival: there is no pickle, and what does not fit the format is a WireError. What is read
+may come from anybody, so it has to be just what `pack` writes, and no larger than the limits below.
 """
 
 import json
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -16,7 +16,21 @@ from potluck.core.errors import WireError
 Tree = Any  # Tensor | int | float | bool | str | None | list | tuple | dict with str or int keys, nested
 _HEADER = "potluck"
 _PLAIN = (str, bool, int, float)
-_MALFORMED = (ValueError, TypeError, AttributeError, RuntimeError)  # what false headers and skeletons run into
+
+DEEPEST = 64
+"""Dicts and lists within one another. Methods nest four deep; Python's own stack ends at some hundreds."""
+
+MOST_NODES = 2**20
+"""Leaves, dicts and lists of one tree; a model of a thousand layers has some thousand. JSON takes a line for each, and
+Python objects several hundred bytes, so this bounds what a small message can grow into."""
+
+LONGEST_HEADER = 2**26
+"""Bytes of the skeleton with names, shapes and places of the tensors: 64 MiB, some sixty bytes a node."""
+
+LONGEST_TEXT = 2**22
+"""Characters of one text. The longest that Potluck writes itself says how a network is built: some ten thousand."""
+
+_LONGEST_INTEGER = 2**12  # bits; Python refuses to read integers of more than 4,300 digits
 _CARRIED = {
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
@@ -32,10 +46,10 @@ def pack(tree: Tree) -> bytes:
     the result.
 
     Raises:
-        WireError: a leaf is neither a tensor nor a plain value.
+        WireError: a leaf is neither a tensor nor a plain value, or the tree is larger than `unpack` reads.
     """
     tensors: list[Tensor] = []
-    skeleton = json.dumps(_skeleton(tree, tensors, "tree"))
+    skeleton = json.dumps(_skeleton(tree, tensors, "tree", DEEPEST))
     named = {str(index): tensor for index, tensor in enumerate(_independent(tensors))}
     return safetensors.torch.save(named, metadata={_HEADER: skeleton})
 
@@ -44,32 +58,52 @@ def unpack(data: bytes) -> Tree:
     """The tree that `pack` wrote.
 
     Raises:
-        WireError: the bytes are damaged or were not written by `pack`.
+        WireError: the bytes are damaged, were not written by `pack`, or claim more than the limits allow.
     """
     try:
+        header = _header(data)
         tensors = safetensors.torch.load(data)
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        return _grown(json.loads(header["__metadata__"][_HEADER]), tensors)
-    except (safetensors.SafetensorError, ArithmeticError, LookupError, *_MALFORMED) as error:
-        raise WireError(f"not a Potluck message: {error}; expected safetensors written by potluck") from error
+        return _Growing(tensors).tree(json.loads(header))
+    except Exception as error:  # our own words, and whatever false headers run into, in three libraries
+        reason = " ".join(str(error).split())[:200]
+        raise WireError(f"not a Potluck message: {reason}; expected safetensors written by potluck") from error
 
 
-def _skeleton(node: Tree, tensors: list[Tensor], where: str) -> Any:
-    """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's kind."""
+def _header(data: bytes) -> str:
+    """The skeleton, as JSON."""
+    length = int.from_bytes(data[:8], "little")
+    if not 0 < length <= min(len(data) - 8, LONGEST_HEADER):
+        raise WireError(f"a header of {length} bytes in {len(data)} bytes; at most {LONGEST_HEADER} are read")
+    text = data[8 : 8 + length]
+    if (nodes := text.count(b"{") + text.count(b"[")) > 4 * MOST_NODES:  # three or four brackets a node
+        raise WireError(f"{nodes} brackets in its header; at most {4 * MOST_NODES} are read")
+    found = json.loads(text)["__metadata__"][_HEADER]
+    if not isinstance(found, str):
+        raise WireError("its skeleton is no text")
+    return found
+
+
+def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:
+    """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's kind.
+
+    `deeper` levels may follow.
+    """
     if isinstance(node, Tensor):
         tensors.append(_portable(node, where))
         return {"tensor": len(tensors) - 1}
     if node is None or isinstance(node, _PLAIN):
-        return {"value": node}
+        return {"value": _writable(node, where)}
+    if deeper == 0:
+        raise WireError(f"{where[:80]}... lies deeper than {DEEPEST} dicts and lists")
     if isinstance(node, dict):
         for key in node:
             if not isinstance(key, (str, int)):
                 raise WireError(f"{where} has the key {key!r}; expected text or an integer")
-        return {"dict": [[key, _skeleton(child, tensors, f"{where}.{key}")] for key, child in node.items()]}
+            _writable(key, f"a key of {where}")
+        return {"dict": [[key, _skeleton(child, tensors, f"{where}.{key}", deeper - 1)] for key, child in node.items()]}
     if isinstance(node, (list, tuple)):
         kind = "list" if isinstance(node, list) else "tuple"
-        return {kind: [_skeleton(child, tensors, f"{where}[{i}]") for i, child in enumerate(node)]}
+        return {kind: [_skeleton(child, tensors, f"{where}[{i}]", deeper - 1) for i, child in enumerate(node)]}
     raise WireError(
         f"{where} is a {type(node).__name__}; expected tensors, numbers, text, None, or dicts and lists of them"
     )
@@ -84,18 +118,75 @@ def _portable(tensor: Tensor, where: str) -> Tensor:
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
 
 
-def _grown(node: Any, tensors: dict[str, Tensor]) -> Tree:
-    ((kind, content),) = node.items()
-    if kind == "tensor":
-        return tensors[str(content)]
-    if kind == "value":
-        return content
-    if kind == "dict":
-        return {key: _grown(child, tensors) for key, child in content}
-    if kind in ("list", "tuple"):
-        children = [_grown(child, tensors) for child in content]
-        return children if kind == "list" else tuple(children)
-    raise WireError(f"unknown node {kind!r} in a message")
+def can_be_written(text: str) -> bool:
+    """Whether the text has an encoding: half of a surrogate pair has none."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _writable(value: Any, where: str) -> Any:
+    """A plain value, if it is none that JSON cannot write or nobody would read."""
+    if isinstance(value, str) and (len(value) > LONGEST_TEXT or not can_be_written(value)):
+        wrong = f"{len(value)} characters long" if len(value) > LONGEST_TEXT else "half of a surrogate pair"
+        raise WireError(f"{where} is text that cannot cross the wire: {wrong}")
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _LONGEST_INTEGER:
+        raise WireError(f"{where} is an integer of {value.bit_length()} bits; expected at most {_LONGEST_INTEGER}")
+    return value
+
+
+class _Growing:
+    """A tree that grows from its skeleton, which has every tensor once, in order, as `pack` writes them.
+
+    Otherwise two leaves could share memory, and a few bytes stand for many tensors.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._used = 0
+        self._nodes = 0
+
+    def tree(self, skeleton: Any) -> Tree:
+        """The whole of it."""
+        grown = self._grown(skeleton, DEEPEST)
+        if self._used != len(self._tensors):
+            raise WireError(f"{len(self._tensors)} tensors, of which it uses {self._used}")
+        return grown
+
+    def _grown(self, node: Any, deeper: int) -> Tree:
+        ((kind, content),) = node.items()
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
+            raise WireError(f"more than {MOST_NODES} nodes")
+        if kind == "tensor":
+            return self._tensor(content)
+        if kind == "value":
+            if content is not None and not isinstance(content, _PLAIN):
+                raise WireError(f"a {type(content).__name__} where a message has a plain value")
+            return _writable(content, "a value of a message")
+        if deeper == 0:
+            raise WireError(f"a message of more than {DEEPEST} dicts and lists within one another")
+        if kind == "dict":
+            return self._dict(content, deeper - 1)
+        if kind in ("list", "tuple"):
+            children = [self._grown(child, deeper - 1) for child in content]
+            return children if kind == "list" else tuple(children)
+        raise WireError(f"unknown node {str(kind)[:40]!r} in a message")
+
+    def _tensor(self, place: Any) -> Tensor:
+        if place != self._used or isinstance(place, bool):
+            raise WireError(f"tensor {str(place)[:40]} where {self._used} comes next")
+        self._used += 1
+        tensor = self._tensors[str(place)]
+        if tensor.dtype not in _CARRIED:
+            raise WireError(f"a {tensor.dtype} tensor, which no message carries")
+        return tensor
+
+    def _dict(self, content: Any, deeper: int) -> dict[Any, Tree]:
+        grown: dict[Any, Tree] = {}
+        for key, child in content:
+            if not isinstance(key, (str, int)) or _writable(key, "a key of a message") in grown:
+                raise WireError(f"the key {str(key)[:40]!r} in a message; expected text or integers, each once")
+            grown[key] = self._grown(child, deeper)
+        return grown
 
 
 def _independent(tensors: list[Tensor]) -> list[Tensor]:

@@ -8,6 +8,12 @@ import socket
 import struct
 from collections.abc import Callable
 
+from potluck.core.errors import WireError
+
+LONGEST = 2**36
+"""Bytes of a frame: 64 GiB, more than a message's tensors can take on any machine that these processes share. A longer
+one is none: the stream is out of step, and what it claims would be asked of memory."""
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -35,17 +41,21 @@ def send(there: socket.socket, *frames: bytes | memoryview, waiting: Callable[[]
             _all(there, memoryview(part), waiting)
 
 
-def receive(there: socket.socket, waiting: Callable[[], None] = nothing) -> bytes:
+def receive(there: socket.socket, waiting: Callable[[], None] = nothing, longest: int = LONGEST) -> bytes:
     """The next frame.
 
     Args:
         there: where from.
         waiting: called whenever nothing has come for as long as the socket's `limit`.
+        longest: bytes that a frame may have.
 
     Raises:
         EOFError: the other side has gone.
+        WireError: the frame claims to be longer than `longest` bytes.
     """
     (length,) = _LENGTH.unpack(_exactly(there, _LENGTH.size, waiting))
+    if length > longest:
+        raise WireError(f"a frame of {length} bytes; at most {longest} are read")
     return _exactly(there, length, waiting)
 
 

@@ -10,6 +10,3 @@ JOB, HELLO = "train.job", "query.hello"
 
 GREETING, JUDGING = "hello", "evaluation"
 """Groups of messages, beside a round's number: what Flower's logs call a round."""
-
-METHOD_FILE = "potluck_method.py"
-"""A method that is a file of the server's owner travels with the app, under this name."""

@@ -7,12 +7,11 @@ simulation or in a Flower project of one's own, the process does the work itself
 """
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from potluck.flower import HELLO, JOB, METHOD_FILE, Parcel
+from potluck.flower import HELLO, JOB, Parcel
 from potluck.flower.parcel import unwrap, wrap
 from potluck.flower.resident import hand_over
 
@@ -30,16 +29,9 @@ def _job(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message, context: Context) -> Message:
-    config, (words, payload) = dict(context.node_config), unwrap(message.content)
-    parcel = {**words, "method_file": _method_file()}, payload
+    config, parcel = dict(context.node_config), unwrap(message.content)
     at_home = hand_over(config, message.metadata.message_type, parcel)
     return Message(wrap(*(_alone(config, message, parcel) if at_home is None else at_home)), reply_to=message)
-
-
-def _method_file() -> str | None:
-    """Where the method's file lies that came with the app, if one did: Flower has put its folder on the path."""
-    found = find_spec(METHOD_FILE.removesuffix(".py"))
-    return found.origin if found else None
 
 
 def _alone(config: Mapping[str, object], message: Message, parcel: Parcel) -> Parcel:

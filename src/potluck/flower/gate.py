@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx
 import uvicorn
 
+from potluck.core.text import one_line
 from potluck.flower.keys import CA, SERVER, SERVER_KEY, key_of, registered
 from potluck.flower.superlink import FlowerError
 
@@ -35,6 +36,13 @@ _UNKNOWN_KEY = "its key is not registered"
 HEALTH, KEY_HEADER = "/health", "flwr-public-key"
 """Where a node may ask whether it is known, and how Flower's requests show a node's key."""
 
+LONGEST_PART = 2**23
+"""Bytes of a request that brings a part of a message; Flower makes parts of 5 MiB."""
+
+LONGEST_REQUEST = 2**18
+"""Bytes of any other. One of them names the parts of a message, 70 bytes each: enough for replies of 18 GiB."""
+
+_PARTS = "/v1/fleet/push-object"
 _OF_ONE_CONNECTION = {b"connection", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 _AGAIN_AFTER = 60.0  # seconds until the same refusal is told again
 
@@ -120,17 +128,24 @@ class _Doorman:
             await self._pass_on(path.decode("ascii"), host, scope, receive, send)
 
     async def _pass_on(self, path: str, host: str, scope: Scope, receive: Receive, send: Send) -> None:
+        longest = LONGEST_PART if path == _PARTS else LONGEST_REQUEST
+        if _claimed(scope["headers"]) > longest:
+            await self._cut_off(longest, host, send)
+            return
         request = self._inside.build_request(
-            "POST", self._base + path, headers=_between(scope["headers"]), content=_body(receive)
+            "POST", self._base + path, headers=_between(scope["headers"]), content=_body(receive, longest)
         )
         try:
             reply = await self._inside.send(request, stream=True)
+        except _TooLong:
+            await self._cut_off(longest, host, send)
+            return
         except httpx.TransportError:
             await _refuse(send, 503, "the SuperLink is not there")
             return
         try:
             if reply.status_code in (401, 403):
-                self.tell(f"refused a node at {host}: {_reason(await reply.aread())}")
+                self.tell(f"refused a node at {host}: {reason_in(await reply.aread())}")
             elif reply.status_code == 412:
                 self.tell(f"a node at {host} has to wait until the one that it was before counts as gone")
             await send(
@@ -141,6 +156,10 @@ class _Doorman:
             await send({"type": "http.response.body", "body": b""})
         finally:
             await reply.aclose()
+
+    async def _cut_off(self, longest: int, host: str, send: Send) -> None:
+        self.tell(f"refused a request of a node at {host}: it is longer than {longest} bytes")
+        await _refuse(send, 413, f"a request of more than {longest} bytes")
 
 
 class _Members:
@@ -203,13 +222,26 @@ def _fault(error: ssl.SSLError) -> str:
     return f"TLS failed ({reason})"
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    more = True
+def _claimed(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """How long a request says that it is; one that does not say is counted as it comes."""
+    said = dict(headers).get(b"content-length", b"0")
+    return int(said) if said.isdigit() and len(said) < 20 else 0
+
+
+class _TooLong(Exception):
+    """A request goes on beyond what any of Flower's would."""
+
+
+async def _body(receive: Receive, longest: int) -> AsyncIterator[bytes]:
+    more, seen = True, 0
     while more:
         part = await receive()
         if part["type"] != "http.request":
             return
         more = bool(part.get("more_body"))
+        seen += len(part.get("body", b""))
+        if seen > longest:
+            raise _TooLong
         yield part.get("body", b"")
 
 
@@ -236,10 +268,11 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _reason(body: bytes) -> str:
+def reason_in(body: bytes) -> str:
+    """Why a request was refused, by the body of the answer; on one line, whoever wrote it."""
     try:
-        return str(json.loads(body)["detail"])
-    except (ValueError, LookupError, TypeError):
+        return one_line(str(json.loads(body)["detail"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
         return "no reason given"
 
 

@@ -12,10 +12,11 @@ from potluck.core.errors import WireError
 from potluck.core.roles import Failure
 from potluck.engines.executors import Executor, Task
 from potluck.engines.host import ClientHost, Job, Outcome
-from potluck.engines.session import Call
+from potluck.engines.session import Answer, Call
 from potluck.flower import JOB, JUDGING
 from potluck.flower.nodes import Nodes
 from potluck.flower.parcel import packed, unwrap, wrap
+from potluck.flower.pulling import LONGEST_REPLY, Pulling
 from potluck.flower.wire import from_job, round_of, to_outcome
 
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
@@ -27,6 +28,8 @@ _REASONS = {
     5: "its node is gone",
     8: "its process died",
 }
+
+_MIXED_UP = {True: "its node judges its model where it was called", False: "its node answers a call that nobody made"}
 
 
 class GridExecutor(Executor):
@@ -51,7 +54,7 @@ class GridExecutor(Executor):
         self._poll = poll
 
     def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """One outcome a task, in the order of the tasks."""
+        """One outcome a task, in the order of the tasks; whatever a node sends or does not send is its own failure."""
         self._nodes.refresh()
         exchange = _Exchange(self._nodes, host, self._timeout)
         exchange.send(tasks, self._words)
@@ -66,6 +69,7 @@ class _Sent:
     place: int
     job: Job
     started: float | None
+    most_bytes: int
 
 
 class _Exchange:
@@ -83,9 +87,9 @@ class _Exchange:
         """Push the jobs, those in a row with the same payload together; no more than two payloads are in memory."""
         jobs = enumerate(task.make() for task in tasks)
         for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
-            self._push(dict(alike), words)
+            self._push(dict(alike), words, {place: task.most_bytes for place, task in enumerate(tasks)})
 
-    def _push(self, jobs: Mapping[int, Job], words: Mapping[str, Any]) -> None:
+    def _push(self, jobs: Mapping[int, Job], words: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
         """Push jobs with the same payload."""
         payload = packed(next(iter(jobs.values())).payload)
         going: list[tuple[int, Job]] = []
@@ -101,27 +105,25 @@ class _Exchange:
         numbers = list(self._nodes.grid.push_messages(messages)) or [""] * len(messages)  # none, if one is too large
         for (place, job), number in zip(going, numbers, strict=True):
             if number:
-                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client))
+                longest = most_bytes[place] or LONGEST_REPLY
+                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), longest)
             else:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
     def wait(self, poll: float) -> None:
         """Until every job has an outcome."""
-        watched = time.monotonic()
-        while self._out:
-            for reply in self._nodes.grid.pull_messages(list(self._out)):
-                sent = self._out.pop(reply.metadata.reply_to_message_id, None)
-                if sent is not None:
+        with Pulling(
+            self._nodes.grid, {number: sent.most_bytes for number, sent in self._out.items()}, poll
+        ) as pulling:
+            while self._out:
+                for number, reply in pulling.until(min(self._deadline, time.monotonic() + _WATCH_EVERY)):
+                    sent = self._out.pop(number)
                     self.outcomes[sent.place] = self._outcome(sent.job, reply)
-            now = time.monotonic()
-            if now > self._deadline:
-                self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s")
-            elif now - watched > _WATCH_EVERY:
-                watched = now
-                self._nodes.refresh()
-                self._give_up(self._started_anew)
-            if self._out:
-                time.sleep(poll)
+                if time.monotonic() >= self._deadline:
+                    self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s", pulling)
+                elif self._out:
+                    self._nodes.refresh()
+                    self._give_up(self._started_anew, pulling)
 
     def _started_anew(self, sent: _Sent) -> str | None:
         """A node that was started anew has forgotten its job, and Flower does not bring it again."""
@@ -130,13 +132,17 @@ class _Exchange:
             return None
         return "its node was started anew in the middle of the job"
 
-    def _give_up(self, why: Callable[[_Sent], str | None]) -> None:
+    def _give_up(self, why: Callable[[_Sent], str | None], pulling: Pulling) -> None:
         for number, sent in list(self._out.items()):
             if (reason := why(sent)) is not None:
+                pulling.forget(number)
                 del self._out[number]
                 self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True)
 
-    def _outcome(self, job: Job, reply: Message) -> Outcome:
+    def _outcome(self, job: Job, reply: Message | WireError) -> Outcome:
+        """What a reply says, if it is one to this job."""
+        if isinstance(reply, WireError):
+            return self._failure(job, str(reply))
         if reply.has_error():
             reason = _REASONS.get(reply.error.code, f"error {reply.error.code}")
             return self._failure(job, f"{reason}: {reply.error.reason}", unheard=True)
@@ -146,11 +152,18 @@ class _Exchange:
             return self._failure(job, str(error), unheard=True)
         if outcome.client != job.client:
             return self._failure(job, f"its node answers for client {outcome.client}", unheard=True)
+        if isinstance(outcome, Failure):
+            return replace(outcome, handler=self._name(job))
+        if isinstance(outcome, Answer) != isinstance(job, Call):
+            return self._failure(job, _MIXED_UP[isinstance(job, Call)], unheard=True)
         return outcome
 
     def _failure(self, job: Job, reason: str, *, unheard: bool = False) -> Failure:
-        handler = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
-        return Failure(job.client, handler, reason, unheard=unheard)
+        return Failure(job.client, self._name(job), reason, unheard=unheard)
+
+    def _name(self, job: Job) -> str:
+        """What was asked of the client; never what its node says."""
+        return self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
 
 
 def _group(job: Job) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import tomli_w
 
 from potluck.experiment.config import Experiment
-from potluck.flower import METHOD_FILE
 from potluck.flower.processes import lines_after
 from potluck.flower.superlink import FlowerError, SuperLink
 from potluck.records import ROUNDS, RoundRecord
@@ -22,7 +21,7 @@ _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time 
 
 
 def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, patience: float) -> Path:
-    """Write what is submitted: a Flower app that names Potluck's, and a method's file if the method has one.
+    """Write what is submitted: a Flower app that names Potluck's, and holds no code of its own.
 
     Args:
         place: folder to write.
@@ -55,8 +54,6 @@ def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, pa
         "dependencies": ["flwr>=1.41,<2"],
     }
     (place / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}}))
-    if experiment.method_name.endswith(".py"):
-        shutil.copy(experiment.method_name, place / METHOD_FILE)
     return place
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import httpx
 
 from potluck.core.errors import ConfigError, PotluckError
+from potluck.core.text import one_line
 from potluck.flower import GREETING, JUDGING
-from potluck.flower.gate import HEALTH, KEY_HEADER
+from potluck.flower.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.node import Home
+from potluck.flower.ourapp import stand_in_front
 from potluck.flower.processes import PYTHON, free_port, lines_after, start, stop
 from potluck.flower.resident import socket_in
 
@@ -83,7 +85,7 @@ def knock(ticket: Ticket) -> None:
     except httpx.HTTPError as error:
         raise _misfortune(ticket.address, error) from error
     if reply.status_code == 403:
-        raise Refused(f"{ticket.address} refuses this node: {reply.json()['detail']}")
+        raise Refused(f"{ticket.address} refuses this node: {reason_in(reply.content)}")
 
 
 def stay(ticket: Ticket, home: Home, say: Say) -> None:
@@ -125,12 +127,13 @@ def _live(ticket: Ticket, home: Home, say: Say) -> str:
     arguments = [*ticket.options(), "--port", str(free_port()), "--node-config", config]
     # A node with data of its own has what it needs: the server's common test set is not fetched for it.
     more = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    ours_first = stand_in_front(home.state / "flower")
 
     def move_in() -> subprocess.Popen[bytes]:
         return start(PYTHON, ["-m", "potluck.flower.resident", json.dumps(words)], home.state / "flower", log, more)
 
     resident = move_in()
-    process = start("flower-supernode", arguments, home.state / "flower", log)
+    process = start("flower-supernode", arguments, home.state / "flower", log, ours_first)
     reason = "Flower's program ended"
     try:
         while True:
@@ -138,7 +141,7 @@ def _live(ticket: Ticket, home: Home, say: Say) -> str:
             lines, position = lines_after(log, position)
             for line in lines:
                 if found := _CODE.search(line):
-                    reason = found[1].rstrip(".")
+                    reason = one_line(found[1]).rstrip(".")
                 if "SuperNode ID" in line:
                     say("connected")
                 if found := _GROUP.search(line):

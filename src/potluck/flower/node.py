@@ -1,16 +1,20 @@
 """The node's side: one client at home, with its own data, model and memory, and what it keeps between rounds."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.modes import threads
-from potluck.data.datasets import load
+from potluck.core.rng import Key
+from potluck.data.datasets import list_datasets, load
 from potluck.engines.host import ClientHost, Job, Outcome
 from potluck.engines.inspection import check_class_targets, check_inputs
 from potluck.engines.session import Answer, Call, failure
@@ -18,8 +22,10 @@ from potluck.experiment.assemble import architectures_of, assemble, builder_of, 
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, Parcel
+from potluck.flower.introduction import Introduction, Network
+from potluck.flower.permitted import permitted
 from potluck.flower.store import NodeStore
-from potluck.flower.wire import from_outcome, round_of, to_job
+from potluck.flower.wire import Client, Words, from_outcome, read, round_of, to_job
 
 _NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
 
@@ -33,12 +39,16 @@ class Home:
         data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
         model: its own model; None for the one that the experiment has for it.
         capacity: share of the full model that it can train; None for the experiment's.
+        code: Python files that the server may have this node run; its own model's needs no mention.
+        simulated: whether server and node are one program of one person, who need not be asked.
     """
 
     state: Path
     data: Path | None = None
     model: str | None = None
     capacity: float | None = None
+    code: tuple[Path, ...] = ()
+    simulated: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any], words: Mapping[str, Any] | None = None) -> "Home":
@@ -50,7 +60,7 @@ class Home:
             ConfigError: it does not say where the client may keep things.
         """
         if "state" not in config and "partition-id" in config and words and "simulated" in words:
-            return cls(Path(words["simulated"]) / str(config["partition-id"]))
+            return cls(Path(words["simulated"]) / str(config["partition-id"]), simulated=True)
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
@@ -59,15 +69,18 @@ class Home:
             data=None if data is None else Path(str(data)),
             model=None if model is None else str(model),
             capacity=None if capacity is None else float(capacity),
+            code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
         )
 
     def check(self) -> None:
-        """Whether data and model can be had, before a server asks for them.
+        """Whether data, model and code can be had, before a server asks for them.
 
         Raises:
-            ConfigError: the model cannot be built, or there is one without data.
+            ConfigError: the model cannot be built, or there is one without data; a file is missing.
             DataError: the data cannot be read.
         """
+        if missing := [str(place) for place in self.code if not place.is_file()]:
+            raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
         if self.data is None:
             if self.model is not None or self.capacity is not None:
                 raise ConfigError(_NOTHING_OF_ITS_OWN)
@@ -82,7 +95,8 @@ class Home:
         """What `of` reads: the node's configuration."""
         places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
-        found: dict[str, str | float | None] = {**told, "capacity": self.capacity}
+        code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
+        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "code": code}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -123,21 +137,29 @@ class Node:
         record = self._store.write(outcome.record, job.record, round_of(job))
         return replace(outcome, record=record, released=released)
 
-    def introduce(self) -> dict[str, Any]:
+    def introduce(self) -> Introduction:
         """What the server has to know of the client; no more."""
-        member, site = self._federation.roster[self._client], self._federation.sites[self._client]
-        return {
-            "architecture": member.architecture,
-            "capacity": member.capacity,
-            "shapes": {name: list(shape) for name, shape in member.shapes.items()},
-            "parameters": sorted(member.parameters),
-            "frozen": sorted(member.frozen),
-            "train": len(site.train),
-            "validation": len(site.validation),
-            "test": len(site.test),
-            "input_shape": list(self._federation.input_shape),
-            "num_classes": self._federation.num_classes,
-        }
+        site = self._federation.sites[self._client]
+        return Introduction(
+            architecture=site.architecture,
+            capacity=site.capacity,
+            network=Network.of(self._federation.build(site.architecture, Key((site.architecture,)))),
+            train=len(site.train),
+            validation=len(site.validation),
+            test=len(site.test),
+            input_shape=tuple(self._federation.input_shape),
+            num_classes=self._federation.num_classes,
+        )
+
+
+class _Setting(Words):
+    """What every message says beside its job."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    experiment: dict[str, Any]
+    run: str
+    client: Client
+    code: str | None = None
 
 
 class Household:
@@ -150,59 +172,58 @@ class Household:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._setting: str | None = None
-        self._found: tuple[Node, dict[str, Any]] | None = None
+        self._found: tuple[Node, Introduction] | None = None
 
     def answer(self, kind: str, parcel: Parcel) -> Parcel:
-        """What the node has to say to a message."""
-        if kind == JOB:
-            job = to_job(parcel)
-            return from_outcome(self._node(parcel[0])[0].carry_out(job))
+        """What the node has to say to a message, whatever that is."""
         try:
-            return self._node(parcel[0])[1], b""
+            if kind != JOB:
+                return self._node(parcel[0])[1].words(), b""
+            job = to_job(parcel)
         except Exception as error:
             return refusal(error), b""
+        try:
+            return from_outcome(self._node(parcel[0])[0].carry_out(job))
+        except Exception as error:
+            return from_outcome(failure(job.client, "the node", error))
 
-    def _node(self, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]:
+    def _node(self, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
         """The node in this run; the one before is let go."""
-        setting = json.dumps([words[name] for name in ("experiment", "run", "client")])
+        said = read(_Setting, words, "not a message of Potluck's")
+        setting = json.dumps([said.experiment, said.run, said.client, said.code])
         if self._found is None or setting != self._setting:
             self._found = None
             self._found, self._setting = node_at(self._home, words), setting
         return self._found
 
 
-def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, dict[str, Any]]:
+def node_at(home: Home, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
     """A node for what the server says in every message, and how it introduces itself.
 
     Args:
         home: what the owner said.
-        words: the experiment's tables, the run's name, and which client this is.
+        words: the experiment's tables, the run's name, which client this is, and a digest of the method's file.
 
     Raises:
-        ConfigError: owner and server do not agree on a client, or its model cannot be trained on its data.
+        ConfigError: owner and server do not agree on a client, or on what this node may run and read, or its model
+            cannot be trained on its data.
         DataError: the data cannot be read, are of another task, or hold NaN.
         CheckpointError: data or model are not those that the run began with.
+        WireError: the words are not Potluck's.
     """
-    client, experiment = int(words["client"]), resolve(_here(words), "the server's experiment")
-    federation, data = federation_at(home, experiment, client)
+    said = read(_Setting, words, "not a message of Potluck's")
+    store = NodeStore(home.state / _safe(said.run))
+    tree = permitted(said.experiment, home, said.client, said.code)
+    experiment = resolve(tree, "the server's experiment")
+    federation, data = federation_at(home, experiment, said.client)
     check_inputs(federation)
     check_class_targets(federation)
     rehearse(federation)
     host = ClientHost(experiment.method, federation, experiment.run.seed, experiment.run.computing)
-    store = NodeStore(home.state / _safe(str(words["run"])))
-    node = Node(client, federation, host, store, experiment.run.threads)
-    model = model_of(home, experiment, client)
-    introduction = {**node.introduce(), "model": {"name": model.name, "options": dict(model.options)}}
-    store.stand_on({"client": client, "data": data, "model": str(model), "capacity": introduction["capacity"]})
+    node = Node(said.client, federation, host, store, experiment.run.threads)
+    model, introduction = model_of(home, experiment, said.client), node.introduce()
+    store.stand_on({"client": said.client, "data": data, "model": str(model), "capacity": introduction.capacity})
     return node, introduction
-
-
-def _here(words: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment, with its method's file, if it has one, where it came to lie on this machine."""
-    tree = dict(words["experiment"])
-    if str(tree["method"]["name"]).endswith(".py") and words.get("method_file"):
-        tree["method"] = {**tree["method"], "name": words["method_file"]}
-    return tree
 
 
 def federation_at(home: Home, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
@@ -224,7 +245,9 @@ def federation_at(home: Home, experiment: Experiment, client: ClientId) -> tuple
     parts = own_parts(experiment, client, dataset)
     own = model_of(home, experiment, client)
     task = (dataset.num_classes, dataset.train.input_shape)
-    public, test = common_of(experiment)
+    # A test set that the server has in a file is the server's alone; what stands here in its name is the node's own.
+    shared = home.simulated or experiment.federation.dataset in list_datasets()
+    public, test = common_of(experiment) if shared else (None, None)
     capacities = experiment.federation.capacities or (1.0,)
     capacity = capacities[client % len(capacities)] if home.capacity is None else home.capacity
     architectures, server_architecture = architectures_of(experiment, *task)
@@ -251,6 +274,6 @@ def refusal(error: Exception) -> dict[str, str]:
 
 
 def _safe(name: str) -> str:
-    if not re.fullmatch(r"[\w.-]{1,200}", name) or name.startswith("."):
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name) or name.startswith("."):
         raise ConfigError(f"name of a run: found {name!r}, expected letters, digits, '-', '_' and '.'")
     return name

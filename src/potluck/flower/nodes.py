@@ -9,10 +9,13 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import PotluckError, WireError
 from potluck.core.federation import ClientId
+from potluck.core.text import one_line
 from potluck.flower import GREETING, HELLO
+from potluck.flower.introduction import Introduction
 from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.pulling import Pulling
 
 
 class NodesMissing(PotluckError):
@@ -81,34 +84,38 @@ def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, s
         time.sleep(1.0)
 
 
-def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[ClientId, dict[str, Any]]:
-    """Tell every node which client it is, and hear what it is made of.
-
-    Raises:
-        NodesMissing: one does not answer, or cannot take part.
-    """
+def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | str]:
+    """Tell every node which client it is, and hear what it is made of, or why it takes no part."""
     nodes.refresh()
+    found: dict[ClientId, Introduction | str] = {}
     asked: dict[str, ClientId] = {}
     for client in nodes.names:
         node = nodes.find(client)
-        if node is not None:
-            greeting = wrap({**words, "client": client})
-            (number,) = nodes.grid.push_messages([Message(greeting, node, HELLO, ttl=timeout, group_id=GREETING)])
+        message = node and Message(wrap({**words, "client": client}), node, HELLO, ttl=timeout, group_id=GREETING)
+        number = "".join(filter(None, nodes.grid.push_messages([message]))) if message else ""
+        if number:
             asked[number] = client
-    found: dict[ClientId, dict[str, Any]] = {}
-    deadline = time.monotonic() + timeout
-    while len(found) < len(nodes.names) and time.monotonic() < deadline:
-        for reply in nodes.grid.pull_messages([number for number, client in asked.items() if client not in found]):
-            client = asked[reply.metadata.reply_to_message_id]
-            if reply.has_error():
-                raise NodesMissing(f"node {nodes.names[client]}: {reply.error.reason}")
-            found[client], _ = unwrap(reply.content)
-            if "refusal" in found[client]:
-                raise NodesMissing(f"node {nodes.names[client]}: {found[client]['refusal']}")
-        time.sleep(0.1)
-    if silent := [name for client, name in nodes.names.items() if client not in found]:
-        raise NodesMissing(f"no answer from {', '.join(silent)} within {timeout:.0f} s")
-    return found
+        else:
+            found[client] = "the SuperLink did not take the message for it" if message else "it has gone"
+    with Pulling(nodes.grid, dict.fromkeys(asked, 0), poll=0.1) as pulling:
+        for number, reply in pulling.until(time.monotonic() + timeout):
+            found[asked[number]] = _heard(reply)
+    return {client: found.get(client, f"no answer within {timeout:.0f} s") for client in nodes.names}
+
+
+def _heard(reply: Message | WireError) -> Introduction | str:
+    """How a node introduces itself, or what is wrong with that."""
+    if isinstance(reply, WireError):
+        return str(reply)
+    if reply.has_error():
+        return one_line(str(reply.error.reason))
+    try:
+        words, payload = unwrap(reply.content)
+        if payload:
+            raise WireError(f"its introduction: {len(payload)} bytes beside its words; expected none")
+        return Introduction.read(words)
+    except WireError as error:
+        return one_line(str(error))
 
 
 def _started(node: Any) -> float:

@@ -13,8 +13,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from potluck.core.errors import WireError
 from potluck.flower import Parcel
 
+LONGEST_WORDS = 2**23
+"""Bytes of the words beside a payload: 8 MiB. The longest are introductions, some 120 bytes for each tensor of a
+network: this is enough for fifty thousand tensors."""
+
+DEEPEST_WORDS = 16
+"""Lists and tables within one another; an experiment's tables, which go to every node, are five deep."""
+
+MOST_WORDS = 2**20
+"""Values, lists and tables; as Python objects they take several hundred bytes each."""
+
 _WORDS, _PAYLOAD, _KIND = "potluck", "payload", "packed"
-_VERSION = 1
+_VERSION = 2
 
 
 def packed(payload: bytes) -> ArrayRecord:
@@ -35,16 +45,69 @@ def unwrap(records: RecordDict) -> Parcel:
     """What `wrap` was given.
 
     Raises:
-        WireError: something else made the records.
+        WireError: something else made the records, or their words are longer than the limits allow.
     """
     try:
         head = records.config_records[_WORDS]
         if head["version"] != _VERSION:
-            raise WireError(f"the other side speaks version {head['version']} of the wire, this one {_VERSION}")
-        words = json.loads(str(head["words"]))
+            theirs = str(head["version"])[:20]
+            raise WireError(f"the other side speaks version {theirs} of the wire, this one {_VERSION}")
+        words = read_words(head["words"])
         payload = records.array_records[_PAYLOAD][_KIND].data if _PAYLOAD in records else b""
-    except (LookupError, ValueError) as error:
-        raise WireError(f"not a message of Potluck's: {error!r}") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise WireError(f"not a message of Potluck's: {str(error)[:200]}") from error
+    if not isinstance(payload, bytes):
+        raise WireError("not a message of Potluck's: its payload is not bytes")
+    return words, payload
+
+
+def read_words(text: object) -> dict[str, Any]:
+    """A table of plain values, from JSON.
+
+    Raises:
+        WireError: it is none, or larger than the limits allow.
+    """
+    if not isinstance(text, str | bytes) or len(text) > LONGEST_WORDS:
+        size = f"{len(text)} long" if isinstance(text, str | bytes) else f"a {type(text).__name__}"
+        raise WireError(f"not a message of Potluck's: its words are {size}; at most {LONGEST_WORDS} bytes are read")
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not a message of Potluck's: {str(error)[:200]}") from error
     if not isinstance(words, dict):
         raise WireError("not a message of Potluck's: its words have no names")
-    return words, payload
+    _check(words)
+    return words
+
+
+def _check(words: dict[str, Any]) -> None:
+    """Whether words are as large, as deep and as readable as Potluck's are.
+
+    Raises:
+        WireError: they are not.
+    """
+    level: list[Any] = [words]
+    seen = 0
+    for _ in range(DEEPEST_WORDS):
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                below += [*node.keys(), *node.values()]
+            elif isinstance(node, list):
+                below += node
+            elif isinstance(node, str) and not node.isascii():
+                _check_text(node)
+        seen += len(below)
+        if seen > MOST_WORDS:
+            raise WireError(f"not a message of Potluck's: more than {MOST_WORDS} values")
+        if not below:
+            return
+        level = below
+    raise WireError(f"not a message of Potluck's: more than {DEEPEST_WORDS} lists and tables within one another")
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WireError("not a message of Potluck's: text with half of a surrogate pair") from error

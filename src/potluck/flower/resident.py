@@ -13,11 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from potluck.core.errors import ConfigError, PotluckError
+from potluck.core.errors import ConfigError, PotluckError, WireError
 from potluck.engines.frames import receive, send
 from potluck.flower import Parcel
+from potluck.flower.parcel import LONGEST_WORDS, read_words
 
 _SOCKET = "resident.sock"
+_LONGEST_KIND = 100  # bytes of the kind of a message
 _LONGEST = 100  # characters of a socket's path, by the system
 _COMES_WITHIN = 60.0  # seconds: it imports torch
 
@@ -50,10 +52,10 @@ def hand_over(config: Mapping[str, Any], kind: str, parcel: Parcel) -> Parcel | 
     with _reached(Path(str(config["state"]))) as resident:
         try:
             send(resident, kind.encode(), json.dumps(words).encode(), payload)
-            found, payload = receive(resident), receive(resident)
+            found, payload = receive(resident, longest=LONGEST_WORDS), receive(resident)
         except (EOFError, ConnectionError) as error:
             raise ResidentLost("the node's worker ended in the middle of the job; is there enough memory?") from error
-    return json.loads(found), payload
+    return read_words(found), payload
 
 
 def stay(config: Mapping[str, Any]) -> None:
@@ -70,9 +72,12 @@ def stay(config: Mapping[str, Any]) -> None:
         door.listen()
         while True:
             asking, _ = door.accept()
-            with asking, suppress(EOFError, ConnectionError):  # who asked may have gone
-                kind, words, payload = (receive(asking) for _ in range(3))
-                answer, payload = household.answer(kind.decode(), (json.loads(words), payload))
+            with asking, suppress(EOFError, ConnectionError, WireError):  # who asked may have gone, or be out of step
+                kind, words = (
+                    receive(asking, longest=_LONGEST_KIND).decode(errors="replace"),
+                    receive(asking, longest=LONGEST_WORDS),
+                )
+                answer, payload = household.answer(kind, (read_words(words), receive(asking)))
                 send(asking, json.dumps(answer).encode(), payload)
 
 

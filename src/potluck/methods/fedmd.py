@@ -70,6 +70,7 @@ class FedMD(Method[State]):
         combine: how the clients' logits become the consensus.
     """
 
+    builds_clients_models = False
     training: LocalTraining = LocalTraining()
     digestion: LocalTraining = LocalTraining(batch_size=128)
     public_examples: Annotated[int, at_least(1)] = 5000

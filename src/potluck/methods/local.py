@@ -41,6 +41,7 @@ class Local(Method[State]):
         training: a client's local training.
     """
 
+    builds_clients_models = False
     training: LocalTraining = LocalTraining()
 
     def init(self, server: Server) -> State:

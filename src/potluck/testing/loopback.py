@@ -1,5 +1,6 @@
 """A Flower grid without sockets: messages become bytes, are read again, and are answered when they are pulled for."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class Loopback(Grid):
         self.sent: list[Message] = []
         self._answers = {number: nodes[node.name] for number, node in self.nodes.items()}
         self._waiting: dict[str, Message] = {}
+        self._one_at_a_time = threading.Lock()  # the nodes share this process's generators
 
     def set_run(self, run: Any) -> None:
         """Nothing to set."""
@@ -74,8 +76,9 @@ class Loopback(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Have the nodes answer, but for the silent ones."""
-        due = [self._waiting[number] for number in message_ids if number in self._waiting]
-        return [self._answer(message) for message in due if self._name(message) not in self.silent]
+        with self._one_at_a_time:
+            due = [self._waiting[number] for number in message_ids if number in self._waiting]
+            return [self._answer(message) for message in due if self._name(message) not in self.silent]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push and pull."""
@@ -89,7 +92,8 @@ class Loopback(Grid):
         del self._waiting[message.metadata.message_id]
         try:
             reply = self._answers[message.metadata.dst_node_id](message)
-            reply.content = _through_the_wire(reply.content)
+            if reply.has_content():
+                reply.content = _through_the_wire(reply.content)
         except Exception as error:
             return Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=message)
         return reply

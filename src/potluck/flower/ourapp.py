@@ -1,0 +1,66 @@
+"""The only app that a node runs: Potluck's own, as it is installed there, whatever app the server was given.
+
+Flower brings the code of an app to every node and imports it there: whoever may submit a run to a SuperLink has nodes
+run what he likes. Its programs start one another by name. So `potluck join` puts programs of the same names in front of
+Flower's: the one for a node's app runs Flower's way of fetching a message and answering it, with Potluck's app in place
+of the one that was sent, which is not even unpacked; the others refuse.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.clientapp import ClientApp
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+
+from potluck.flower.processes import environment
+
+_APP = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP]
+_REPLACED = ("install_from_fab", "get_load_client_app_fn")
+"""What Flower's program calls to unpack an app, and to find its client app."""
+
+
+def stand_in_front(home: Path) -> dict[str, str]:
+    """Write the programs; the environment in which they are found before Flower's.
+
+    Args:
+        home: folder of Flower's own files.
+    """
+    place = home / "programs"
+    place.mkdir(parents=True, exist_ok=True)
+    ours = f'exec {shlex.quote(sys.executable)} -P -m potluck.flower.ourapp "$@"\n'
+    refusing = "echo 'a node of Potluck runs no app but its own' >&2\nexit 1\n"
+    for name in TASK_TYPE_TO_COMMAND.values():
+        program = place / name
+        program.write_text(f"#!/bin/sh\n{ours if name == _APP else refusing}")
+        program.chmod(0o700)
+    return {"PATH": f"{place.resolve()}{os.pathsep}{environment(home)['PATH']}"}
+
+
+def main() -> None:
+    """Be Flower's program for one message to a node."""
+    from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp
+
+    from potluck.flower.clientapp import client_app
+
+    def none(*args: Any, **options: Any) -> None:
+        """Unpack nothing."""
+
+    def ours(*args: Any, **options: Any) -> Callable[..., ClientApp]:
+        """Load nothing but Potluck's own."""
+        return lambda *args, **options: client_app
+
+    for name, replacement in zip(_REPLACED, (none, ours), strict=True):
+        if not callable(getattr(run_clientapp, name, None)):
+            raise SystemExit(f"this version of Flower has no {name}; its nodes would run what they are sent")
+        setattr(run_clientapp, name, replacement)
+    sys.argv[0] = _APP  # by which Flower tells its programs apart
+    flwr_clientapp()
+
+
+if __name__ == "__main__":
+    main()

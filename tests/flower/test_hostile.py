@@ -1,0 +1,138 @@
+"""One hostile node costs its own part and nothing else: a sample of the attacks of `benchmarks/hostile.py`."""
+
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from potluck.methods import list_methods
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "hostile-answers.md"
+
+IN_ALL_METHODS = "an entry that nobody asked for"
+SAMPLE = {
+    ("introduction", "a Python file and a function as its architecture"): "fedavg",
+    ("introduction", "`os:system` as its architecture"): "fedmd",
+    ("introduction", "a label that steers the terminal and forges a line"): "local",
+    ("introduction", '`"many"` examples'): "felo",
+    ("introduction", "100,000 brackets"): "fedin",
+    ("reply", "NaN among its numbers"): "scaffold",
+    ("reply", "1e30 among its numbers"): "velo",
+    ("reply", "a tensor of another shape"): "fedorion",
+    ("reply", "integers for floats"): "heterofl",
+    ("reply", "random bytes"): "fedepth",
+    ("reply", "10^400 examples"): "fedavg",
+    ("reply", "a path as the name of what it keeps"): "mfedepth",
+    ("reply", "a verdict for an answer"): "local",
+    ("failure", "a failure that calls itself ContractError"): "fedin",
+    ("failure", "a traceback that does so"): "fedavg",
+    ("failure", "a failure of divergence"): "fedavg",
+    ("evaluation", "an accuracy of `1000000000.0`"): "fedmd",
+    ("evaluation", "classes for ten examples too many"): "fedavg",
+    ("evaluation", "a model's name that forges a line of the log"): "local",
+    ("evaluation", "false classes under a name that others' models have"): "fedavg",
+}
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import hostile
+
+        yield hostile
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+        del sys.modules["hostile"]
+
+
+@pytest.fixture(scope="module")
+def references(hostile):
+    watch = hostile.Watch()
+    hostile.play("fedavg", "reply", hostile.honest, watch)  # what is imported late is imported now
+    yield hostile.References(watch)
+    watch.stop()
+
+
+@pytest.fixture
+def canary(tmp_path_factory):
+    """A file of code at a place that is not the run's, which notes that it ran."""
+    place = tmp_path_factory.mktemp("canary")
+    (place / "canary.py").write_text(f"open({str(place / 'ran')!r}, 'w')\n")
+    yield f"{place / 'canary.py'}:main"
+    assert not (place / "ran").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "what"), SAMPLE)
+def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references, canary, point, what):
+    (attack,) = [found for found in hostile.attacks(canary) if (found.point, found.what) == (point, what)]
+    method, logger = SAMPLE[point, what], logging.getLogger("potluck")
+    level = logger.level
+    try:
+        reference = references.of(method, attack)
+        attacked = hostile.play(method, point, attack.spoil, references._watch)
+    finally:
+        logger.setLevel(level)
+    assert hostile.cost(attack, attacked, reference) == "nothing else"
+    others = {row["client"] for row in attacked.clients}
+    assert others >= {1, 2}
+    if point in ("reply", "failure"):
+        assert len(attacked.reasons) == 2  # one a round
+        assert others == {0, 1, 2}
+    if point == "introduction":
+        assert others == {1, 2}
+
+
+def test_the_comparison_sees_what_others_would_lose(hostile):
+    """The table's own judge: each thing that it looks at is a difference, if it differs."""
+    attack = hostile.Attack("reply", "", hostile.honest)
+    row = {"client": 1, "accuracy_personal": 0.5}
+
+    def left(**more):
+        return hostile.Observed(**{"rounds": [1], "clients": [row], "checkpoint": "a", **more})
+
+    assert hostile.cost(attack, left(), left()) == "nothing else"
+    for different in (
+        left(error="WireError"),
+        left(touched=["open /etc/passwd"]),
+        left(checkpoint="b"),
+        left(clients=[{**row, "accuracy_personal": 0.6}]),
+        left(rounds=[2]),
+        left(log="\x1b[2J"),
+        left(said=["fine\n2026-01-01 00:00 INFO forged"]),
+        left(reasons=["x" * 300_000]),
+    ):
+        assert hostile.cost(attack, different, left()) != "nothing else"
+
+
+def test_the_watch_sees_files_programs_and_code_of_elsewhere(hostile, tmp_path):
+    import subprocess
+
+    (tmp_path / "code.py").write_text("x = 1")
+    watch = hostile.Watch()
+    watch.start(tmp_path / "run")
+    (tmp_path / "code.py").read_text()
+    exec(compile("x = 1", str(tmp_path / "code.py"), "exec"))
+    subprocess.run(["true"], check=True)
+    seen = " ".join(watch.stop())
+    assert f"open {tmp_path / 'code.py'}" in seen
+    assert f"exec {tmp_path / 'code.py'}" in seen
+    assert "subprocess.Popen 'true'" in seen
+
+
+def test_the_table_in_the_docs_is_of_these_attacks_and_says_that_none_cost_more(hostile):
+    rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| ")][1:]
+    methods = list_methods()
+    expected = {(attack.point, attack.what): names for attack, names in hostile.tried(hostile.attacks())}
+    assert [(row[0], row[1]) for row in rows] == list(expected)
+    assert len(rows) >= 60
+    for point, what, where, price, more in rows:
+        names = methods if where == "all" else where.split(", ")
+        assert names == expected[point, what], what
+        assert more == "nothing", what
+        assert re.match("its (own )?(part|reply|row)", price)
+    assert {name for names in expected.values() for name in names} == set(methods)

@@ -1,0 +1,225 @@
+"""What a node may say of itself, and what a false introduction costs: its own part, not the run."""
+
+import json
+import re
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from torch import nn
+
+from potluck.core.errors import CheckpointError, ConfigError, WireError
+from potluck.core.rng import Key
+from potluck.experiment.assemble import assemble_server
+from potluck.experiment.config import resolve
+from potluck.flower import HELLO
+from potluck.flower.introduction import Introduction, Network, Refusal
+from potluck.flower.node import Home, Household
+from potluck.flower.nodes import NodesMissing
+from potluck.flower.parcel import unwrap, wrap
+from potluck.flower.serve import NODES, _Meeting, _Met, remote_assembly
+from potluck.testing.loopback import Loopback
+
+NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+RIGHT = Introduction("cnn2(width=4)", 0.5, Network.of(NET), 30, 3, 5, (1, 8, 8), 10)
+
+
+def test_introduction_comes_back_as_it_was():
+    words = json.loads(json.dumps(RIGHT.words()))
+    assert Introduction.read(words) == RIGHT
+    member = RIGHT.member(7)
+    assert (member.id, member.examples, member.capacity) == (7, 30, 0.5)
+    assert member.shapes == {name: tensor.shape for name, tensor in NET.state_dict().items()}
+    assert member.parameters == {name for name, _ in NET.named_parameters()}
+
+
+def test_introduction_has_no_place_for_the_name_of_code():
+    with pytest.raises(WireError, match="model: extra inputs are not permitted"):
+        Introduction.read({**RIGHT.words(), "model": {"name": "evil.py:main", "options": {}}})
+
+
+WRONG = [None, "many", -1, 0, 1.5, True, float("nan"), float("inf"), 10**18, [], {}, ["\x1b[2J"]]
+IN_ORDER = {
+    "architecture": ["many"],
+    "validation": [0],
+    "test": [0],
+    "parameters": [[]],
+    "input_shape": [[]],  # whether they are the experiment's is looked at when they are met
+}
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [(entry, value) for entry in RIGHT.words() for value in WRONG if value not in IN_ORDER.get(entry, [])],
+)
+def test_introduction_refuses_what_its_schema_does_not_have(entry, value):
+    with pytest.raises(WireError):
+        Introduction.read({**RIGHT.words(), entry: value})
+
+
+@pytest.mark.parametrize("entry", sorted(RIGHT.words()))
+def test_introduction_refuses_to_lack_anything(entry):
+    with pytest.raises(WireError, match=f"its introduction: {entry}: field required"):
+        Introduction.read({name: value for name, value in RIGHT.words().items() if name != entry})
+
+
+def test_introduction_that_is_a_refusal_is_one_clean_line():
+    with pytest.raises(Refusal) as caught:
+        Introduction.read({"refusal": "\x1b[2Jno\n2026-01-01 INFO all is well" + "x" * 10_000})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 500
+
+
+def experiment(clients=3, method="fedavg", **run):
+    federation = {
+        "dataset": "digits",
+        "train_fraction": 0.1,
+        "clients": clients,
+        "models": [{"name": "cnn2", "width": 4}],
+    }
+    return resolve({"federation": federation, "method": {"name": method}, "run": {"tolerate_failures": True, **run}})
+
+
+def introduced(client=0, **changed):
+    """How an honest node would introduce itself, with some words replaced."""
+    base = assemble_server(experiment())
+    network = Network.of(base.build("cnn2(width=4)", Key(("test",))))
+    words = Introduction("cnn2(width=4)", 1.0, network, 40, 4, 10, (1, 8, 8), 10).words()
+    return {**words, **changed}
+
+
+def saying(words):
+    """A node that introduces itself so."""
+    return lambda message: Message(wrap(words() if callable(words) else words), reply_to=message)
+
+
+def silent(message):
+    raise RuntimeError("this node fails")
+
+
+def meet(nodes, of=None, timeout=5.0):
+    of, said = of or experiment(), []
+    grid = Loopback(nodes)
+    words = {"experiment": of.tree(), "run": "run-1", "code": None}
+    met = _Meeting(grid, of, assemble_server(of), words, timeout, said.append).first(patience=0.5)
+    return met, said
+
+
+def test_meeting_takes_nodes_in_the_order_of_their_names():
+    met, said = meet({name: saying(introduced()) for name in "cab"})
+    assert met.names == {0: "a", 1: "b", 2: "c"}
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (saying({}), "field required"),
+        (saying(introduced(train="many")), "train: input should be a valid integer, found 'many'"),
+        (saying(introduced(architecture="evil.py:main")), "'evil.py:main' is not in the experiment"),
+        (saying(introduced(shapes={})), "dtypes: expected the names of shapes"),
+        (saying(introduced(num_classes=3)), "3 classes; expected (1, 8, 8) and 10, as in digits"),
+        (saying(introduced(input_shape=[3, 8, 8])), "inputs of shape (3, 8, 8)"),
+        (saying({"refusal": "DataError: no data"}), "DataError: no data"),
+        (silent, "this node fails"),
+    ],
+)
+def test_meeting_goes_on_without_a_node_that_introduces_itself_wrongly(bad, reason):
+    met, said = meet({"a": saying(introduced()), "b": bad, "c": saying(introduced())})
+    assert met.names == {0: "a", 2: "c"}
+    assert said[0].startswith("node b takes no part: ")
+    assert reason in said[0]
+    assert said[1] == "2 of 3 nodes take part; going on without the others"
+
+
+def test_meeting_takes_another_node_for_one_that_is_refused():
+    met, said = meet({"a": saying({}), **{name: saying(introduced()) for name in "bcd"}})
+    assert met.names == {0: "d", 1: "b", 2: "c"}
+    assert len(said) == 1
+
+
+def test_meeting_does_not_wait_longer_than_told_for_a_node_that_says_nothing():
+    grid_nodes = {"a": saying(introduced()), "b": saying(introduced()), "c": saying(introduced())}
+    of, said = experiment(), []
+    grid = Loopback(grid_nodes)
+    grid.silent.add("b")
+    words = {"experiment": of.tree(), "run": "run-1", "code": None}
+    met = _Meeting(grid, of, assemble_server(of), words, 0.5, said.append).first(patience=0.5)
+    assert met.names == {0: "a", 2: "c"}
+    assert said[0] == "node b takes no part: no answer within 0 s"
+
+
+def test_meeting_ends_where_failures_are_not_tolerated():
+    of = experiment(tolerate_failures=False)
+    with pytest.raises(NodesMissing, match="2 of 3 nodes take part; node b: its introduction"):
+        meet({"a": saying(introduced()), "b": saying({}), "c": saying(introduced())}, of)
+
+
+def test_meeting_ends_where_nobody_is_left():
+    with pytest.raises(NodesMissing, match="0 of 3 nodes take part"):
+        meet({name: saying({}) for name in "abc"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda words: {"shapes": {**words["shapes"], next(iter(words["shapes"])): [1]}}, r"is torch.Size\(\[1\]\)"),
+        (lambda words: {"dtypes": dict.fromkeys(words["dtypes"], "float16")}, "is float16; expected float32"),
+        (lambda words: {"parameters": words["parameters"][1:]}, "it trains other tensors"),
+        (lambda words: {"capacity": 0}, "capacity"),
+    ],
+)
+def test_meeting_compares_a_network_of_the_experiments_name_with_the_experiments(change, reason):
+    words = introduced()
+    nodes = {"a": saying(words), "b": saying({**words, **change(words)}), "c": saying(words)}
+    met, said = meet(nodes)
+    assert met.names == {0: "a", 2: "c"}
+    assert re.search(reason, said[0]), said[0]
+
+
+def own_network():
+    net = nn.Linear(64, 10)
+    network = Network.of(net)
+    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10).words()
+
+
+def test_meeting_takes_a_network_of_a_nodes_own_where_the_server_builds_none():
+    nodes = {"a": saying(introduced()), "b": saying(own_network()), "c": saying(introduced())}
+    met, said = meet(nodes, experiment(method="local"))
+    assert (met.names, said) == ({0: "a", 1: "b", 2: "c"}, [])
+    met, said = meet(nodes, experiment(method="fedavg"))
+    assert met.names == {0: "a", 2: "c"}
+    assert "add it to federation.models, or use a method that does not, such as fedmd" in said[0]
+
+
+def test_a_network_of_a_nodes_own_is_never_built():
+    of = experiment(method="local", clients=1)
+    federation = remote_assembly(of, assemble_server(of), {0: Introduction.read(own_network())}).federation
+    assert federation.roster[0].shapes == {"weight": torch.Size([10, 64]), "bias": torch.Size([10])}
+    with pytest.raises(ConfigError, match="which builds only those of its experiment"):
+        federation.build("nets.py:mine", Key(("test",)))
+
+
+def test_who_was_met_is_found_again_and_damage_is_said(tmp_path):
+    met, _ = meet({name: saying(introduced()) for name in "abc"})
+    place = tmp_path / NODES
+    place.write_bytes(met.to_json())
+    assert _Met.read(place) == met
+    spoiled = json.loads(met.to_json())
+    spoiled["clients"]["0"]["introduction"]["train"] = -3
+    for content in (b"{", b"[]", b'{"run": "r", "clients": {"x": 1}}', json.dumps(spoiled).encode()):
+        place.write_bytes(content)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            _Met.read(place)
+
+
+def test_a_household_answers_whatever_it_is_sent(tmp_path):
+    household = Household(Home(tmp_path))
+    for kind in (HELLO, "train.job", "nonsense"):
+        for words in ({}, {"client": 0}, {"experiment": 1, "run": "r", "client": 0}, {"client": 0, "handler": 7}):
+            assert "refusal" in household.answer(kind, (words, b""))[0]
+
+
+def test_words_of_another_version_are_refused_by_name():
+    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 2"):
+        unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))

@@ -1,0 +1,38 @@
+"""Every line of the page on security names tests that there are."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "security.md").read_text()
+CLAIMS = re.findall(r"^- (.*?)(?=^- |^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+KNOWN = {
+    node.name
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.FunctionDef)
+}
+
+
+def test_there_are_claims_of_every_kind():
+    assert len(CLAIMS) >= 20
+    assert len(PAGE.split()) < 1000, "one page"
+    assert [line for line in PAGE.splitlines() if line.startswith("## ")] == [
+        "## What a server can do to a node",
+        "## What a node can do to the server, and to other nodes",
+        "## What a stranger can do",
+        "## What is not protected",
+    ]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: " ".join(claim.split())[:40])
+def test_a_claim_ends_with_the_tests_that_hold_it(claim):
+    named = re.search(r"((?:`test_\w+`\s*)+)\Z", claim.strip())
+    assert named, f"no test at the end of: {claim}"
+    missing = set(re.findall(r"test_\w+", named[1])) - KNOWN
+    assert not missing, f"no such test: {missing}"
