@@ -145,6 +145,12 @@ def test_how_to_reproduce_is_told_with_what_the_run_stood_on(store_run):
     assert ["run", *versions] in rows(text, "How to reproduce")
 
 
+def test_without_code_of_the_users_the_commit_is_potlucks(store_run):
+    facts = {"git_commit": None, "git_dirty": None, "potluck_commit": "fedcba9876543210", "potluck_dirty": False}
+    told = rows(report(store_run(**{**FACTS, **facts})), "How to reproduce")
+    assert ["run", "fedcba987654"] in [row[:2] for row in told]
+
+
 def test_what_a_manifest_does_not_say_is_left_open(store_run):
     assert ["run", *(["–"] * 8)] in rows(report(store_run()), "How to reproduce")
 
