@@ -47,7 +47,7 @@ def rounds_of(folder: Path) -> Iterator[dict[str, str]]:
             "common": shown(record["accuracy_common_mean"]),
             "personal": shown(record["accuracy_personal_mean"]),
             "megabytes": f"{sent / 1e6:.1f}",
-            "commit": str(manifest["git_commit"])[:7],
+            "commit": str(manifest.get("potluck_commit") or manifest["git_commit"])[:7],
             "machine": manifest["machine"],
         }
 
