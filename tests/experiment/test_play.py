@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, StorageError
 from potluck.experiment.assemble import assemble
 from potluck.experiment.folder import open_folder
 from potluck.experiment.play import holding, play, prepare
@@ -29,7 +29,9 @@ with holding(Path(sys.argv[1])):
 
 @pytest.fixture
 def experiment():
-    return experiment_for("local", ["federation.models=[{name='cnn2', width=2}]", "run.rounds=1"])
+    return experiment_for(
+        "local", ["federation.models=[{name='cnn2', width=2}]", "federation.clients=2", "run.rounds=1"]
+    )
 
 
 def test_a_run_leaves_what_it_stands_on_and_how_it_ended(experiment, tmp_path):
@@ -92,6 +94,13 @@ def test_a_killed_process_takes_its_lock_with_it_though_its_workers_live_on(tmp_
         with holding(tmp_path):
             pass
         os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["lock", "log.txt", "config.toml.tmp"])
+def test_a_folder_that_takes_no_files_is_one_line(name, experiment, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(StorageError, match=r"^cannot write .*: Is a directory$"), holding(tmp_path):
+        play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
 
 
 def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_path):

@@ -65,11 +65,11 @@ class Checkpoints:
         if not (self._folder / name).exists():
             write_atomically(self._folder / name, content)
         checkpoint = Checkpoint(number, name, self._store.save(), best_validation, best_round, records, config)
-        sync(self._folder)  # the names of the files come before what names them
         best = self._best()
         if best_round == number:
             best = checkpoint
             write_atomically(self._folder / BEST, checkpoint.sealed())
+        sync(self._folder)  # the names of all these files come before what names them
         write_atomically(self._folder / LAST, checkpoint.sealed())
         sync(self._folder)  # nothing is deleted that the checkpoint before may still be needed for
         self._discard_unused(checkpoint, best)

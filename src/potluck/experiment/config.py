@@ -217,10 +217,10 @@ def read_toml(path: Path) -> Tree:
 def override(tree: Tree, assignments: Sequence[str]) -> Tree:
     """The tables with `dotted.key=value` assignments applied; a value is TOML, or text if it is not.
 
-    Their order does not matter: tables come before keys in them.
+    Of one key the last assignment counts; else their order does not matter: tables come before keys in them.
 
     Raises:
-        ConfigError: an assignment has no `=`, leads through something that is not a table, or contradicts another.
+        ConfigError: an assignment has no `=`, or leads through something that is not a table.
     """
     tree = json.loads(json.dumps(tree))
     for key, value in sorted(_assigned(assignments).items(), key=lambda item: item[0].count(".")):
@@ -245,11 +245,9 @@ def _assigned(assignments: Sequence[str]) -> Tree:
     found: Tree = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        key, value = key.strip(), _value(text)
-        if not equals or not key:
+        if not equals or not key.strip():
             raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
-        if found.setdefault(key, value) != value:
-            raise ConfigError(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
+        found[key.strip()] = _value(text)
     return found
 
 

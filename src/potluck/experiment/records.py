@@ -67,8 +67,8 @@ class Records:
         for name, ledger in self._ledgers.items():
             ledger.check(checkpoint.records.get(name, _NO_LINE) if checkpoint.records else None, checkpoint.round)
         if checkpoint.records is None:
-            return [f"{self._folder}: an earlier version wrote the checkpoint; whether all records are as written"
-                    " cannot be told"]  # fmt: skip
+            unknown = "whether records and configuration are still what they were cannot be told"
+            return [f"{self._folder}: an earlier version wrote the checkpoint; {unknown}"]
         return []
 
     def go_on(self) -> None:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from potluck.engines.files import Disk
 
-Fault = Literal["kill", "torn", "full", "lost", "kept"]
+Fault = Literal["kill", "torn", "full", "lost", "kept", "mixed"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
@@ -31,7 +31,8 @@ class Faulty(Disk):
         fault: what happens there. "kill": the process ends just before the step; "torn": in the middle of it, so
             that half of what was to be written is. "full": half is written and there is no room for more, then and
             later. "lost": the power goes, and with it all that was not synced; "kept": the power goes, new names
-            have lasted and half of each content that was not synced.
+            have lasted and half of each content that was not synced; "mixed": the power goes, the last change of a
+            name has lasted and none before it.
     """
 
     def __init__(self, at: int | None = None, fault: Fault = "kill") -> None:
@@ -41,6 +42,7 @@ class Faulty(Disk):
         self._dead = False
         self._lasting: dict[Path, bytes | None] = {}  # what surely lasts of files touched; None: no file
         self._unsynced: set[Path] = set()
+        self._latest: Path | None = None  # whose name was changed last
 
     def make_folder(self, path: Path) -> None:
         """See `Disk`; a folder lasts once it is made."""
@@ -80,6 +82,7 @@ class Faulty(Disk):
         for path in (source, target):
             self._touch(path)
         super().rename(source, target)
+        self._latest = target
         if source in self._unsynced:
             self._unsynced.remove(source)
             self._unsynced.add(target)
@@ -89,6 +92,7 @@ class Faulty(Disk):
         self._fails("remove", path)
         self._touch(path)
         super().remove(path)
+        self._latest = path
         self._unsynced.discard(path)
 
     def _put(self, path: Path, content: bytes, how: Literal["wb", "ab"]) -> None:
@@ -119,15 +123,17 @@ class Faulty(Disk):
             place, content, how = put
             with place.open(how) as file:
                 file.write(_half(content))
-        if self._fault == "lost":
-            self._forget()
+        if self._fault in ("lost", "mixed"):
+            self._forget(self._latest if self._fault == "mixed" else None)
         if self._fault == "kept":
             for unsynced in self._unsynced:
                 unsynced.write_bytes(self._torn(unsynced))
         raise Killed
 
-    def _forget(self) -> None:
+    def _forget(self, but: Path | None) -> None:
         for path, lasting in self._lasting.items():
+            if path == but:
+                continue
             if lasting is not None:
                 path.write_bytes(lasting)
             elif path.is_file():
