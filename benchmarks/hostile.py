@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +27,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import potluck
+from potluck.core import discovery
 from potluck.core.tree import pack, unpack
 from potluck.flower import HELLO
 from potluck.flower.node import Home, Household
@@ -642,6 +644,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("potluck").setLevel(logging.CRITICAL)
+    discovery.entry_points = cache(discovery.entry_points)  # what is installed does not change, and takes long to list
     watch = Watch()
     references, rows, bad = References(watch), list[str](), 0
     play("fedavg", "reply", honest, watch)  # what is imported late is imported now
