@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.engines.executors.workers import WorkerLost
+from potluck.core.roles import ClientFailure
 from potluck.engines.files import using
 from potluck.experiment.run import Run
 from potluck.testing.faults import Faulty
@@ -179,7 +179,7 @@ def test_a_place_that_cannot_be_written_to_is_one_line(potluck, tmp_path):
 @pytest.mark.parametrize("tolerated", ["true", "false"])
 def test_a_worker_lost_while_judging_is_one_line_and_its_reason_is_kept(tolerated, potluck, tmp_path, monkeypatch):
     def lost(*arguments, **options):
-        raise WorkerLost("judging client 1: its worker process was killed by SIGKILL")
+        raise ClientFailure("judging client 1: its worker process was killed by SIGKILL")
 
     monkeypatch.setattr(Run, "_evaluate", lost)
     outcome = potluck(f"run local {TINY} {NET} run.rounds=1 run.tolerate_failures={tolerated}")

@@ -12,9 +12,10 @@ from potluck.core.schema import Schema
 from potluck.experiment.config import RunConfig
 from potluck.experiment.folder import new_folder, open_folder
 from potluck.experiment.presets import experiment_for
-from potluck.experiment.records import append
+from potluck.experiment.records import Records
 from potluck.experiment.run import Run
 from potluck.methods import get_method, list_methods
+from potluck.records import ROUNDS
 from potluck.testing.worlds import World, quick, toy_federation
 
 FEDIN, FEDMD = get_method("fedin"), get_method("fedmd")
@@ -233,7 +234,7 @@ def test_targets_that_are_no_classes_are_refused_before_the_first_round(tmp_path
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_is_never_written_as_null(value, tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        append(tmp_path / "rounds.jsonl", [{"round": 1, "loss_local": value}])
+        Records(tmp_path).add(ROUNDS, [{"round": 1, "loss_local": value}])
 
 
 def test_cohorts_are_the_same_for_every_method(play):

@@ -9,7 +9,7 @@ from flwr.app import Message
 from potluck.core.message import Message as PotluckMessage
 from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
-from potluck.engines.executors import ready
+from potluck.engines.executors import Task
 from potluck.engines.host import Question, Verdict
 from potluck.engines.session import Answer, Call
 from potluck.flower.grid import GridExecutor
@@ -46,7 +46,7 @@ def play(nodes, jobs, timeout=5.0, before=lambda grid: None):
     before(grid)
     names = Nodes(grid, dict(enumerate(sorted(nodes))))
     executor = GridExecutor(names, {"run": "r"}, timeout, poll=0.01)
-    return list(executor.run(Host(), [ready(job) for job in jobs])), grid
+    return list(executor.run(Host(), [Task(lambda job=job: job) for job in jobs])), grid
 
 
 def test_outcomes_come_in_the_order_of_the_jobs():

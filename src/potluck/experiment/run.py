@@ -71,6 +71,7 @@ class Run:
 
     Raises:
         ConfigError: a client's model, or the server's, cannot be trained on its data.
+        DataError: a client's data hold targets that are no classes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
+        check_class_targets(federation)
         rehearse(federation)
         self._config = config
         self._folder = folder
@@ -133,7 +135,6 @@ class Run:
         """
         method = self._engine.method
         check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
-        check_class_targets(self._engine.federation)
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
         if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
