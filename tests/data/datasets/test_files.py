@@ -214,7 +214,10 @@ def test_npz_features(tmp_path: Path) -> None:
             {"x_train": np.zeros((6, 4), dtype=np.uint8)},
             r"x_train: expected uint8 images .* found shape \(6, 4\)",
         ),
-        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, dtype=int)}, "training part: no examples"),
+        (
+            {"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, dtype=int), "x_test": np.zeros((2, 4))},
+            "training part: no examples",
+        ),
         ({"y_test": np.array([{}, {}])}, "not an .npz file of plain arrays"),
         (
             {"x_train": np.zeros((6, 1, 4, 5), dtype=np.float32), "x_test": pixels(2, 4, 5)},
