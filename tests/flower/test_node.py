@@ -109,7 +109,6 @@ def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
     federation, _ = federation_at(Home(tmp_path, data, "cnn2"), experiment, 0)
     assert set(federation.sites[0].train.labels.tolist()) == {9, 2}
     assert federation.num_classes == 10
-    assert node_at(Home(tmp_path, data, "cnn2"), words())[1]["num_classes"] == 10
 
 
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
