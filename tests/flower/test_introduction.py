@@ -44,6 +44,7 @@ IN_ORDER = {
     "validation": [0],
     "test": [0],
     "parameters": [[]],
+    "frozen": [[]],
     "input_shape": [[]],  # whether they are the experiment's is looked at when they are met
 }
 

@@ -43,7 +43,7 @@ class House:
 
     def serve(self):
         """A server that goes on from before the first round, with what it has on disk."""
-        executor = GridExecutor(Nodes(self._grid, {0: "node0", 1: "node1"}), {"run": "r"}, timeout=0.1, poll=0.01)
+        executor = GridExecutor(Nodes(self._grid, {0: "node0", 1: "node1"}), {"run": "r"}, timeout=1.0, poll=0.01)
         federation = toy_federation(WORLD)
         self._engine = InProcessEngine(
             self._method,
@@ -158,5 +158,5 @@ def test_a_count_that_is_none_is_refused(word, wrong):
     words, payload = from_outcome(Answer(0, b"", None, (), 1, 2))
     assert to_outcome((words, payload)) == Answer(0, b"", None, (), 1, 2)
     words["answer"][word] = wrong
-    with pytest.raises(WireError, match="no count of releases"):
+    with pytest.raises(WireError, match="not an outcome of Potluck's: answer"):
         to_outcome((words, payload))

@@ -65,10 +65,10 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     """With the method that sends nothing, this is all that leaves."""
     (introduction, answer, verdict) = played("local", tmp_path)
     assert introduction[0] == HELLO
-    network = {"architecture", "shapes", "dtypes", "parameters", "capacity"}
+    network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity"}
     assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes"}
     assert answer[1].keys() == {"client", "answer"}
-    assert answer[1]["answer"].keys() == {"losses", "record"}
+    assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released"}
     assert len(answer[1]["answer"]["losses"]) == 1
     assert dict(Message.decode(answer[2])) == {}
     assert verdict[1].keys() == {"client", "verdict"}
