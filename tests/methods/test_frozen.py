@@ -179,7 +179,7 @@ def test_two_backbones_under_equal_heads_are_no_one_architecture(play, clouds):
 
 def test_fedepth_passes_over_a_piece_that_is_all_frozen(play, clouds):
     """And what it puts out reaches the pieces behind it, buffered or not."""
-    thawed = clouds("norm3", capacities=(0.4,))
+    thawed = clouds("norm3", capacities=(0.5,))
 
     def frozen():
         net = thawed.architectures["norm3"]()
