@@ -75,7 +75,7 @@ class Sharing(Checked):
         for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
             mine = learnt_of(server.build(member.architecture))
             group = pool.setdefault(self.group(member), {})
-            for name in mine.keys() & group.keys():
+            for name in [name for name in mine if name in group]:
                 check_same_shapes(name, [mine[name].shape, group[name].shape])
             group.update({name: tensor for name, tensor in mine.items() if name not in group})
         return pool
