@@ -15,7 +15,7 @@ TABLE = ROOT / "docs" / "hostile-answers.md"
 IN_ALL_METHODS = "an entry that nobody asked for"
 SAMPLE = {
     ("introduction", "a Python file and a function as its architecture"): "fedavg",
-    ("introduction", "`os:system` as its architecture"): "fedmd",
+    ("introduction", "`os:system` as its architecture"): "fedepth",
     ("introduction", "a label that steers the terminal and forges a line"): "local",
     ("introduction", '`"many"` examples'): "felo",
     ("introduction", "100,000 brackets"): "fedin",
@@ -85,6 +85,13 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
         assert others == {0, 1, 2}
     if point == "introduction":
         assert others == {1, 2}
+
+
+@pytest.mark.slow
+def test_where_the_server_builds_nobodys_model_an_architectures_name_is_a_label(hostile, references, canary):
+    attacked = hostile.play("fedmd", "introduction", hostile.replaced(architecture=canary), references._watch)
+    assert (attacked.error, attacked.touched) == (None, [])
+    assert {row["client"] for row in attacked.clients} == {0, 1, 2}
 
 
 def test_the_comparison_sees_what_others_would_lose(hostile):
