@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from os import urandom
 from typing import Annotated, Literal, get_args
 
@@ -178,10 +179,10 @@ class FeaturePrivacy(Checked):
         if not most.at_most:
             return f"No features were released, so no epsilon is stated for them. {whole}"
         return (
-            f"Features: epsilon {self.spent(most.at_most):.3g} at delta {self.delta:g} for replacing one training"
-            f" example of client {client}, which released features {most}; no client did more often. This holds for the"
-            " features alone, whatever weights the client was sent. Their noise comes from the operating system, so"
-            f" another run of this seed differs. {whole}"
+            f"Features: epsilon {_rounded_up(self.spent(most.at_most))} at delta {self.delta:g} for replacing one"
+            f" training example of client {client}, which released features {most}; no client did so more often. This"
+            " holds for the features alone, whatever weights the client was sent. Their noise comes from the operating"
+            f" system, so another run of this seed differs. {whole}"
         )
 
     def _clipped(self, features: Tensor) -> Tensor:
@@ -226,6 +227,11 @@ def _least(suffices: Callable[[float], bool]) -> float:
             break
         low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
+
+
+def _rounded_up(value: float) -> str:
+    """Three digits that claim no more than is true."""
+    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(value):g}"
 
 
 def _positive(name: str, value: float) -> None:

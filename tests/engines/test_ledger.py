@@ -56,7 +56,7 @@ LATE = failure(unheard=True)
         ([LATE, answer(), failure()], Releases(1, 1)),  # an answer says nothing of the one before it
         ([LATE, LATE, answer(released=3)], Releases(3)),  # but the client's own count does
         ([LATE, answer(released=1)], Releases(1)),
-        ([answer(released=5), LATE, answer(released=1)], Releases(6)),  # it has lost its count
+        ([answer(released=5), LATE, answer(released=1)], Releases(6, 1)),  # it has lost its count
         ([answer(released=5), LATE], Releases(5, 1)),
     ],
 )

@@ -60,8 +60,8 @@ class Releases:
 
     def __str__(self) -> str:
         times = f"{self.at_most} time{'' if self.at_most == 1 else 's'}"
-        unheard = f"{self.unheard} request{' that was' if self.unheard == 1 else 's that were'} not answered"
-        return f"at most {times} ({self.counted} and {unheard})" if self.unheard else times
+        unheard = f"{self.unheard} request{' was' if self.unheard == 1 else 's were'} not answered"
+        return f"at most {times} ({self.counted} for certain, and {unheard})" if self.unheard else times
 
 
 @dataclass(frozen=True)

@@ -60,12 +60,12 @@ class Ledger:
 
     def _settle(self, outcome: Outcome) -> None:
         before = self._of(outcome.client)
-        if isinstance(outcome, Answer) and outcome.released is not None:
-            counted = max(before.counted + outcome.releases, outcome.released)  # it may have lost its own count
-            self._change(outcome.client, counted=counted, unheard=0)
-        elif isinstance(outcome, Answer):
+        if isinstance(outcome, Answer):
             counted = before.counted + outcome.releases
-            self._change(outcome.client, counted=counted, unheard=before.unheard - 1)
+            if outcome.released is not None and outcome.released >= counted:  # less, if it has lost its own count
+                self._change(outcome.client, counted=outcome.released, unheard=0)
+            else:
+                self._change(outcome.client, counted=counted, unheard=before.unheard - 1)
         elif isinstance(outcome, Failure) and not outcome.unheard:  # it certainly sent nothing
             self._change(outcome.client, unheard=before.unheard - 1)
 
