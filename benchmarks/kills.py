@@ -66,6 +66,8 @@ SMALL = "federation.models=[{name='cnn2',width=2},{name='cnn3',width=2}]"
 MODELS = {"heterofl": "federation.models=[{name='cnn2',width=2}]"}
 MORE = {
     "fedmd": ["federation.public=holdout"],
+    "fedepth": ["federation.capacities=[1.0,0.75]"],
+    "mfedepth": ["federation.capacities=[1.0,0.75]"],
     "fedorion": ["method.noise_batches=1", "method.server_training.epochs=1"],
 }
 

@@ -1,6 +1,7 @@
-"""What all tests share: one torch thread, a limit on CPU time, a watch on torch's global generator."""
+"""What all tests share: one torch thread, a limit on CPU time, a watch on threads and torch's global generator."""
 
 import gc
+import threading
 import time
 
 import pytest
@@ -34,6 +35,17 @@ def pytest_collection_finish():
     """Thousands of collected tests are no garbage: no test is charged for looking through them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    """Beside another thread no workers are forked: a test that left one would change what later tests see."""
+    before = set(threading.enumerate())
+    yield
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(2.0)
+    assert not [thread for thread in left if thread.is_alive()]
 
 
 @pytest.hookimpl(wrapper=True)

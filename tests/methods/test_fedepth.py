@@ -644,10 +644,12 @@ def test_statistics_are_measured_in_batches_of_the_trainings_size(play):
 @pytest.mark.parametrize("share", ["1/2", "1/3", "1/6", "1/8"])
 @pytest.mark.parametrize("method", ["fedepth", "mfedepth"])
 def test_at_the_papers_size_a_round_stays_within_its_budget_in_a_process_of_its_own(monkeypatch, share, method):
-    # PreResNet-20 on 32 x 32 images, batches of 32, Adam; the process holds the weights besides, and still has room.
+    # PreResNet-20 on 32 x 32 images, batches of 32, Adam; the whole network's weights lie beside the budget: as they
+    # came, in the network, and as they go.
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     fedepth_memory = importlib.import_module("fedepth_memory")
     round = fedepth_memory.Round(share, method=method, examples=130, watched="process")
     budget = float(Fraction(share)) * fedepth_memory.whole(round)
     peak = fedepth_memory.play(round, **fedepth_memory.FREED_AT_ONCE).peak
-    assert budget / 8 < peak < 1.05 * budget, f"{peak / 2**20:.1f} of {budget / 2**20:.1f} MiB"
+    most = 1.05 * budget + 3 * fedepth_memory.weights()
+    assert budget / 8 < peak < most, f"{peak / 2**20:.1f} of {most / 2**20:.1f} MiB"

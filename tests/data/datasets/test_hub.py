@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -48,6 +49,13 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, no_decoding: Callable[[], None]
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
     no_decoding()
+
+
+@pytest.mark.usefixtures("hub")
+def test_decoding_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    load("cifar10")
+    assert set(threading.enumerate()) <= before  # beside another thread no workers would be forked
 
 
 @pytest.mark.usefixtures("hub")

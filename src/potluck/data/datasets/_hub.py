@@ -227,11 +227,17 @@ def _open_local(files: list[Path], split: str, scratch: str) -> Any:
 
 @contextmanager
 def _without_progress_bars() -> Generator[None]:
-    """Silence the bars of `datasets` and of the hub's downloads, and put the user's choice back."""
+    """Silence the bars of `datasets` and of the hub's downloads, and put the user's choice back.
+
+    Even a silent bar starts a thread that stays, and beside a second thread no workers are forked.
+    """
     import datasets.utils
     import huggingface_hub.utils
+    from tqdm.std import tqdm
 
     with ExitStack() as stack:
+        stack.callback(setattr, tqdm, "monitor_interval", tqdm.monitor_interval)
+        tqdm.monitor_interval = 0
         for library in (datasets.utils, huggingface_hub.utils):
             if not library.are_progress_bars_disabled():
                 library.disable_progress_bars()
