@@ -31,15 +31,15 @@ from torch.profiler import ProfilerActivity, profile
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
-from potluck.depthwise import Plan
-from potluck.engines.allocator import keep_freed_memory
-from potluck.engines.executors import Executor, Task
-from potluck.engines.host import ClientHost, Outcome
-from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.session import Answer
-from potluck.memory import MemoryModel, parameter_copies
+from potluck.engine.client.runtime import ClientRuntime, Outcome
+from potluck.engine.client.session import Answer
+from potluck.engine.engine import Engine
+from potluck.engine.executors import Executor, Task
+from potluck.engine.numerics.allocator import keep_freed_memory
 from potluck.methods import get_method
 from potluck.models.preresnet import preresnet20
+from potluck.parts.depthwise import Plan
+from potluck.parts.memory import MemoryModel, parameter_copies
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "fedepth_memory.md"
@@ -104,7 +104,7 @@ class Watched(Executor):
         self.found = Found(0, 0.0)
         self._watched = watched
 
-    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One call; it must not fail."""
         for task in tasks:
             call = task.make()
@@ -112,13 +112,13 @@ class Watched(Executor):
             started = time.process_time()
             if self._watched == "tensors":
                 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-                    outcome = host.carry_out(call)
+                    outcome = host.execute(call)
                 peak = most_allocated(watched)
             else:
                 ctypes.CDLL(None).malloc_trim(0)
                 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
                 before = resident("VmRSS")
-                outcome = host.carry_out(call)
+                outcome = host.execute(call)
                 peak = resident("VmHWM") - before
             self.found = Found(peak, time.process_time() - started)
             assert isinstance(outcome, Answer), outcome
@@ -154,7 +154,7 @@ def play_here(round: Round) -> Found:
 
 
 def _one_round(method: Any, federation: Federation, executor: Executor) -> None:
-    engine = InProcessEngine(method, federation, executor=executor)
+    engine = Engine(method, federation, executor=executor)
     engine.round(1, engine.start(), [0])
 
 

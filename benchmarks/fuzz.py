@@ -28,11 +28,11 @@ from potluck.core.message import Message
 from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
-from potluck.engines.host import Question, Verdict
-from potluck.engines.session import Answer, Call
-from potluck.flower.introduction import Introduction, Network
-from potluck.flower.parcel import read_words, unwrap
-from potluck.flower.wire import from_job, from_outcome, to_job, to_outcome
+from potluck.engine.client.runtime import EvalRequest, EvalResult
+from potluck.engine.client.session import Answer, Call
+from potluck.flower.wire.envelope import read_words, unwrap
+from potluck.flower.wire.introduction import Introduction, Network
+from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 
 CORPUS = Path(__file__).parents[1] / "tests" / "flower" / "corpus"
 LONGEST = 5.0
@@ -87,11 +87,11 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
     """Words as servers and nodes send them."""
     key, record = fold_in(3, "client", 2, 1, 0), b"0123456789abcdef" * 2
     setting = {"experiment": {"federation": {"clients": 2}}, "run": "run-1", "code": None}
-    jobs = [Call("local_update", 0, b"", record, key), Question(0, b"", None, ("own", "common"))]
+    jobs = [Call("local_update", 0, b"", record, key), EvalRequest(0, b"", None, ("own", "common"))]
     outcomes = [
         Answer(0, b"", record, (0.5, 1 / 3)),
         Failure(0, "FedAvg.local_update", "ValueError: no", "Traceback\n  File"),
-        Verdict(0, "ab" * 16, {"own": 0.5}, b""),
+        EvalResult(0, "ab" * 16, {"own": 0.5}, b""),
     ]
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     introduction = Introduction("cnn2(width=8)", 0.5, Network.of(net), 30, 3, 5, (1, 8, 8), 10)
@@ -266,7 +266,7 @@ def _with_a_change(tree: Any, draw: random.Random) -> Any:
     return tree
 
 
-def judge(target: str, data: bytes) -> str:
+def evaluate(target: str, data: bytes) -> str:
     """What becomes of an input: `refused`, `accepted`, or what else came out."""
     started = time.process_time()
     try:
@@ -280,7 +280,7 @@ def judge(target: str, data: bytes) -> str:
 
 
 def main() -> int:
-    """Mutate, judge, and say how many."""
+    """Mutate, evaluate, and say how many."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=160_000, help="all targets together")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations")
@@ -289,7 +289,7 @@ def main() -> int:
     counts: dict[str, Counter[str]] = {target: Counter() for target in TARGETS}
     for target in TARGETS:
         for number, data in enumerate(inputs(target, options.inputs // len(TARGETS), options.seed)):
-            found = judge(target, data)
+            found = evaluate(target, data)
             if found not in ("refused", "accepted"):
                 print(f"{target} {number}: {found}", file=sys.stderr, flush=True)
                 if options.keep and counts[target][found] == 0:

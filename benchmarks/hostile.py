@@ -30,9 +30,9 @@ import potluck
 from potluck.core import discovery
 from potluck.core.tree import pack, unpack
 from potluck.flower import HELLO
-from potluck.flower.node import Home, Household
-from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.serve import serve
+from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.server.serve import serve
+from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.methods import list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, LOG, ROUNDS, Checkpoint
 from potluck.testing.loopback import Answer, Loopback
@@ -171,10 +171,10 @@ def tree_of(method: str) -> dict[str, Any]:
 
 def at_home(state: Path) -> Answer:
     """An honest node."""
-    household = Household(Home(state))
+    service = NodeService(NodeConfig(state))
 
     def answer(message: Message) -> Message:
-        found = household.answer(message.metadata.message_type, unwrap(message.content))
+        found = service.answer(message.metadata.message_type, unwrap(message.content))
         return Message(wrap(*found), reply_to=message)
 
     return answer
@@ -518,8 +518,8 @@ def _replies() -> Iterator[Attack]:
     yield Attack(at, "client `Infinity`", replaced(client=math.inf))
     yield Attack(
         at,
-        "a verdict for an answer",
-        instead({"client": HOSTILE, "verdict": {"model": "ab", "shares": {"own": 1.0}}}, pack(None)),
+        "a result for an answer",
+        instead({"client": HOSTILE, "result": {"model": "ab", "shares": {"own": 1.0}}}, pack(None)),
     )
     yield Attack(at, "words that are a list", instead([]))
     yield Attack(at, "words 900 deep", instead(nested(900)))
@@ -567,14 +567,14 @@ def _evaluations() -> Iterator[Attack]:
         yield Attack(
             at,
             f"an accuracy of {_shown(value)}",
-            inside("verdict", shares={"own": value, "validation": 0.5}),
+            inside("result", shares={"own": value, "validation": 0.5}),
             everywhere=value == 1e9,
         )
-    yield Attack(at, "accuracy on a part that nobody asked for", inside("verdict", shares={"train": 1.0}))
-    yield Attack(at, "no accuracy", inside("verdict", shares={}))
-    yield Attack(at, "a list of accuracies", inside("verdict", shares=[1.0]))
-    yield Attack(at, "a model's name that forges a line of the log", inside("verdict", model=LOUD))
-    yield Attack(at, "no name of its model", inside("verdict", model=""))
+    yield Attack(at, "accuracy on a part that nobody asked for", inside("result", shares={"train": 1.0}))
+    yield Attack(at, "no accuracy", inside("result", shares={}))
+    yield Attack(at, "a list of accuracies", inside("result", shares=[1.0]))
+    yield Attack(at, "a model's name that forges a line of the log", inside("result", model=LOUD))
+    yield Attack(at, "no name of its model", inside("result", model=""))
     yield Attack(
         at, "classes for ten examples too many", classes(lambda found: torch.zeros(len(found) + 10, dtype=torch.int64))
     )
@@ -585,7 +585,7 @@ def _evaluations() -> Iterator[Attack]:
     yield Attack(at, "64 MB for classes", classes(lambda found: torch.zeros(2**23, dtype=torch.int64)))
     yield Attack(
         at,
-        "an answer to a call for a verdict",
+        "an answer to a call for a result",
         instead({"client": HOSTILE, "answer": {"losses": [], "record": None}}, pack({})),
     )
     yield Attack(at, "an answer for another client", replaced(client=1))
@@ -594,7 +594,7 @@ def _evaluations() -> Iterator[Attack]:
     yield Attack(
         at,
         "a false accuracy of 1",
-        inside("verdict", shares={"own": 1.0, "validation": 1.0}),
+        inside("result", shares={"own": 1.0, "validation": 1.0}),
         everywhere=True,
         lie=True,
     )

@@ -37,8 +37,8 @@ import torch
 
 from potluck.cli import main as potluck
 from potluck.core.errors import CheckpointError
-from potluck.engines.executors.workers import import_optimizers
-from potluck.engines.files import using
+from potluck.engine.executors.workers import import_optimizers
+from potluck.engine.files import using
 from potluck.experiment.assemble import assemble
 from potluck.experiment.folder import run_digest
 from potluck.experiment.presets import experiment_for

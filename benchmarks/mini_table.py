@@ -55,7 +55,7 @@ class Entry:
     def folder_name(self) -> str:
         """Says what runs there; with other settings it is another one."""
         word = "".join(c if c.isalnum() else "-" for c in self.row.lower())
-        return f"{word}-{self.experiment.hash8}-s{self.seed}"
+        return f"{word}-{self.experiment.experiment_id}-s{self.seed}"
 
 
 def entries(table: dict[str, Any]) -> Iterator[Entry]:

@@ -22,7 +22,7 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.inference import predict
 from potluck.core.rng import fold_in
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.methods.fedorion import FedORION
 
 ROUNDS = 15
@@ -83,7 +83,7 @@ def main() -> None:
     training = LocalTraining("sgd", lr=0.05, epochs=3, batch_size=32, momentum=0.9)
     # Twenty batches of noise an epoch are plenty for a net of 131 weights.
     distillation = LocalTraining("sgd", lr=0.01, epochs=2, batch_size=128, momentum=0.9)
-    engine = InProcessEngine(FedORION(training, distillation, noise_batches=20), world)
+    engine = Engine(FedORION(training, distillation, noise_batches=20), world)
     state = engine.start()
     for number in range(1, ROUNDS + 1):
         state, _ = engine.round(number, state, list(world.sites))

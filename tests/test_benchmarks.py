@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.engines.computing import PLAIN
+from potluck.engine.numerics.numerics import PLAIN
 from potluck.experiment.config import read_toml, resolve
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -123,9 +123,9 @@ def test_data_imports_core_and_itself(path):
     may_import_only(path, "potluck.core", "potluck.data")
 
 
-@pytest.mark.parametrize("path", files("engines"))
-def test_engines_import_core_and_themselves(path):
-    may_import_only(path, "potluck.core", "potluck.engines")
+@pytest.mark.parametrize("path", files("engine"))
+def test_the_engine_imports_core_and_themselves(path):
+    may_import_only(path, "potluck.core", "potluck.engine")
 
 
 @pytest.mark.parametrize("path", files("analysis"))
@@ -140,7 +140,7 @@ def test_experiment_imports_neither_the_command_line_nor_analysis(path):
 
 @pytest.mark.parametrize("path", files("testing"))
 def test_testing_imports_what_it_tests(path):
-    allowed = ("core", "engines", "methods", "models", "experiment", "testing")
+    allowed = ("core", "engine", "methods", "parts", "models", "experiment", "testing")
     may_import_only(path, *(f"potluck.{name}" for name in allowed))
 
 

@@ -26,12 +26,12 @@ from typing import Any
 import tomli_w
 
 from potluck.experiment.config import resolve
-from potluck.flower.gate import Gate
-from potluck.flower.hosting import play, write_app
-from potluck.flower.join import Ticket
-from potluck.flower.keys import add_node, certify
-from potluck.flower.processes import free_port, start, stop
-from potluck.flower.superlink import SuperLink
+from potluck.flower.deploy.gate import Gate
+from potluck.flower.deploy.keys import add_node, certify
+from potluck.flower.deploy.processes import free_port, start, stop
+from potluck.flower.deploy.superlink import SuperLink
+from potluck.flower.node.join import Credentials
+from potluck.flower.server.hosting import play, write_app
 from potluck.records import TIMINGS
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def deployed(place: Path, count: int, way: str) -> Iterator[SuperLink]:
                     words = ["join", at, "--keys", f"{keys}/nodes/{name}", "--state", f"{place}/{name}"]
                     nodes.append(start("potluck", [*words, "--allow-code", str(ECHO)], place / name, log))
                 else:
-                    words = [*Ticket(at, keys / "nodes" / name).options(), "--port", str(free_port())]
+                    words = [*Credentials(at, keys / "nodes" / name).options(), "--port", str(free_port())]
                     nodes.append(start("flower-supernode", words, place / name, log))
             yield link
         finally:

@@ -32,13 +32,13 @@ from potluck.core.rng import fold_in
 from potluck.core.roles import Client, Supervised
 from potluck.core.tree import pack
 from potluck.core.weights import Weights, mean_where_present, weights_of
-from potluck.engines.computing import PLAIN, Computing
-from potluck.engines.costs import forward_flops
-from potluck.engines.executors.workers import Workers
-from potluck.engines.host import ClientHost
-from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.stores import ClientStore
-from potluck.engines.training import train
+from potluck.engine.client.runtime import ClientRuntime
+from potluck.engine.client.training import train
+from potluck.engine.engine import Engine
+from potluck.engine.executors.workers import Workers
+from potluck.engine.numerics.costs import forward_flops
+from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.store import ClientStore
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.local import Local
 from potluck.models import get_model
@@ -46,9 +46,9 @@ from potluck.models import get_model
 IMAGES = (3, 32, 32)
 WAYS = {
     "Potluck, fp32": PLAIN,
-    "Potluck, fp32, channels last": Computing(layout="channels_last"),
-    "Potluck, bf16, channels last": Computing("bf16", "channels_last", evaluation="folded"),
-    "Potluck, bf16, channels last, by shape": Computing("bf16", "channels_last", "by_shape", "folded"),
+    "Potluck, fp32, channels last": Numerics(layout="channels_last"),
+    "Potluck, bf16, channels last": Numerics("bf16", "channels_last", evaluation="folded"),
+    "Potluck, bf16, channels last, by shape": Numerics("bf16", "channels_last", "by_shape", "folded"),
 }
 
 
@@ -127,7 +127,7 @@ def step(repeats: int) -> Iterable[Reading]:
 
         return 1e3 * seconds(epoch) / count
 
-    def ours(computing: Computing) -> float:
+    def ours(computing: Numerics) -> float:
         fit = Fit(resnet18(), Supervised(F.cross_entropy), examples, LocalTraining())
         return 1e3 * seconds(lambda: train(fit, fold_in(0, "fit"), computing)) / count
 
@@ -142,15 +142,15 @@ def evaluation(repeats: int) -> Iterable[Reading]:
     """ResNet-18 on images, in batches."""
     examples, net = random_examples(1500), resnet18().eval()
 
-    def ours(computing: Computing) -> Callable[[], Tensor]:
-        host = ClientHost(FedAvg(), federation(resnet18, 1), 0, computing)
+    def ours(computing: Numerics) -> Callable[[], Tensor]:
+        host = ClientRuntime(FedAvg(), federation(resnet18, 1), 0, computing)
         return lambda: host.classes(net, examples)
 
     works = {"a plain loop": partial(_judge_plainly, net, examples)} | {
         name: ours(computing) for name, computing in WAYS.items()
     }
     ways = {name: partial(_milliseconds_each, work, len(examples)) for name, work in works.items()}
-    return compare("judging a ResNet-18", "ms/example", ways, repeats)
+    return compare("evaluating a ResNet-18", "ms/example", ways, repeats)
 
 
 def evaluation_on_two_cores(repeats: int) -> Iterable[Reading]:
@@ -164,12 +164,12 @@ def evaluation_on_two_cores(repeats: int) -> Iterable[Reading]:
             _judge_plainly(net, examples)
         torch.set_num_threads(1)
 
-    def ours(computing: Computing) -> Callable[[], object]:
+    def ours(computing: Numerics) -> Callable[[], object]:
         whole = replace(federation(resnet18, clients), test=examples)
-        engine = InProcessEngine(Local(), whole, executor=Workers(2), computing=computing)
+        engine = Engine(Local(), whole, executor=Workers(2), computing=computing)
         state = engine.start()
         engine.round(1, state, range(clients))  # so that each has a model of its own
-        return lambda: engine.judge(state, dict.fromkeys(range(clients), ("common",)))
+        return lambda: engine.evaluate(state, dict.fromkeys(range(clients), ("common",)))
 
     ways = {
         "a plain loop, 1 thread": partial(plain, 1),
@@ -178,7 +178,7 @@ def evaluation_on_two_cores(repeats: int) -> Iterable[Reading]:
         "Potluck, bf16, channels last, 2 processes": ours(WAYS["Potluck, bf16, channels last"]),
     }
     return compare(
-        "judging five ResNet-18s", "s", {name: partial(_on_the_clock, way) for name, way in ways.items()}, repeats
+        "evaluating five ResNet-18s", "s", {name: partial(_on_the_clock, way) for name, way in ways.items()}, repeats
     )
 
 
@@ -245,7 +245,7 @@ def _empty_round(width: int) -> Callable[[], float]:
             nn.Flatten(), nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 10)
         )
 
-    engine = InProcessEngine(Empty(), federation(mlp, 100))
+    engine = Engine(Empty(), federation(mlp, 100))
     state = engine.start()
     return lambda: _milliseconds_each(lambda: engine.round(1, state, range(100)), 100)
 
@@ -260,7 +260,7 @@ def states(repeats: int) -> Iterable[Reading]:
 
 def _states_gib(precision: str) -> float:
     """Memory that the store takes for them, in this process."""
-    computing = Computing(states=precision)  # pyright: ignore[reportArgumentType]
+    computing = Numerics(states=precision)  # pyright: ignore[reportArgumentType]
     store = ClientStore(cap_bytes=2**40)
     nets = [get_model(name)(10, IMAGES) for name in ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")]
     before = _resident_gib()

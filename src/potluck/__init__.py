@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from potluck.core.roles import Client as Client
     from potluck.core.roles import Cohort as Cohort
     from potluck.core.roles import Server as Server
-    from potluck.core.sharing import Sharing as Sharing
     from potluck.experiment.config import RunConfig as RunConfig
     from potluck.experiment.run import Run as Run
     from potluck.methods import get_method as get_method
     from potluck.methods import list_methods as list_methods
+    from potluck.parts.sharing import Sharing as Sharing
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ _NO_MATTER = ("seed", "rounds", "executor", "workers")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was judged.
+    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was evaluated.
 
     Attributes:
         round: counted from 1.
@@ -72,7 +72,7 @@ class RoundRecord:
 
     @property
     def evaluated(self) -> bool:
-        """Whether models were judged after this round."""
+        """Whether models were evaluated after this round."""
         return self.accuracy_personal_by_architecture is not None
 
 

@@ -66,8 +66,8 @@ def test_the_hash_is_that_of_the_experiment_whatever_the_folder_is_called(tmp_pa
     (renamed / "manifest.json").write_text('{"schema_version": 1}')
     (renamed / "rounds.jsonl").write_text(json.dumps(make_round(1)) + "\n")
     run = read_run(renamed)
-    assert run.hash8 == experiment.hash8
-    assert folder.name.endswith(f"-{run.method}-{run.dataset}-s{run.seed}-{run.hash8}")
+    assert run.experiment_id == experiment.experiment_id
+    assert folder.name.endswith(f"-{run.method}-{run.dataset}-s{run.seed}-{run.experiment_id}")
 
 
 def test_the_digests_are_those_of_the_run(store_run):

@@ -123,9 +123,9 @@ def test_rounds_to_a_target(store_run, make_round):
 
 def test_what_was_judged_is_said(store_run):
     text = report(store_run())
-    judged = text.split("## What was judged")[1].split("## ")[0]
+    evaluated = text.split("## What was evaluated")[1].split("## ")[0]
     for words in ("Whose model.", "On what.", "When.", "Test accuracy has no say in the choice."):
-        assert words in judged
+        assert words in evaluated
 
 
 def test_the_setting_is_told_and_the_whole_configuration_can_be_unfolded(store_run):

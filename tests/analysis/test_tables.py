@@ -85,7 +85,7 @@ def test_a_run_has_its_headlines_and_its_traffic(run):
 
 def test_an_experiment_is_averaged_over_its_seeds(seeds):
     (row,) = group_table(seeds)
-    assert (row.label, row.seeds, row.rounds, row.hash8) == ("fedin", (0, 1, 2), 1, seeds[0].hash8)
+    assert (row.label, row.seeds, row.rounds, row.experiment_id) == ("fedin", (0, 1, 2), 1, seeds[0].experiment_id)
     assert row.last.rounds == row.chosen.rounds == (1, 1, 1)
     assert row.last.personal == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
     assert row.last.worst == Spread(pytest.approx(0.5), pytest.approx(0.07**0.5), 3)

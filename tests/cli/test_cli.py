@@ -281,7 +281,7 @@ def test_a_private_run_ends_with_what_it_spent(potluck, tmp_path):
 
 @pytest.mark.slow
 def test_slow_bfloat16_is_said_before_the_first_round_and_noted(potluck, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.engines.computing.bf16_time_over_fp32", lambda: 9.04)
+    monkeypatch.setattr("potluck.engine.numerics.numerics.bf16_time_over_fp32", lambda: 9.04)
     outcome = potluck(f"run local {SMALL} run.computing.precision=bf16")
     assert outcome.code == 0, outcome.err
     first, *others = outcome.err.splitlines()
@@ -346,7 +346,7 @@ def test_a_warning_of_potlucks_own_is_one_line_before_the_first_round(potluck):
 
 
 def test_what_concerns_whoever_watches_is_said_on_the_screen(potluck, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.engines.inprocess.available_bytes", lambda: 1000)
+    monkeypatch.setattr("potluck.engine.engine.available_bytes", lambda: 1000)
     said = potluck(f"run fedavg {SMALL} run.rounds=1 federation.train_fraction=0.1")
     assert said.code == 0
     assert said.err.startswith("potluck: the replies of 3 clients are in memory together and may take")

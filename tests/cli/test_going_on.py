@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.roles import ClientFailure
-from potluck.engines.files import using
+from potluck.engine.files import using
 from potluck.experiment.run import Run
 from potluck.testing.faults import Faulty
 
@@ -179,16 +179,16 @@ def test_a_place_that_cannot_be_written_to_is_one_line(potluck, tmp_path):
 @pytest.mark.parametrize("tolerated", ["true", "false"])
 def test_a_worker_lost_while_judging_is_one_line_and_its_reason_is_kept(tolerated, potluck, tmp_path, monkeypatch):
     def lost(*arguments, **options):
-        raise ClientFailure("judging client 1: its worker process was killed by SIGKILL")
+        raise ClientFailure("evaluating client 1: its worker process was killed by SIGKILL")
 
     monkeypatch.setattr(Run, "_evaluate", lost)
     outcome = potluck(f"run local {TINY} {NET} run.rounds=1 run.tolerate_failures={tolerated}")
-    refused(outcome, "judging client 1: its worker process was killed by SIGKILL")
+    refused(outcome, "evaluating client 1: its worker process was killed by SIGKILL")
     (folder,) = (tmp_path / "runs").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["status"] == "failed"
-    assert "judging client 1" in manifest["reason"]
-    assert "the run failed after round 0: judging client 1" in (folder / "log.txt").read_text()
+    assert "evaluating client 1" in manifest["reason"]
+    assert "the run failed after round 0: evaluating client 1" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.slow
@@ -205,7 +205,9 @@ def test_an_unexpected_error_is_in_the_log_with_its_traceback(potluck, tmp_path,
 
 
 def command(*words):
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background job is deaf
+    heard = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background job is deaf
+    )
     return [sys.executable, "-c", f"{heard}; from potluck.cli import main; main()", "run", *words]
 
 

@@ -12,14 +12,14 @@ from potluck.core.errors import ConfigError
 from potluck.core.fields import Checked, above, at_least, at_most, below, check_fields, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
-from potluck.core.sharing import Sharing
 from potluck.data.partition import get_partition, list_partitions
 from potluck.data.transforms import Cutout, Normalise, RandomCrop, Resize
 from potluck.experiment.config import FederationConfig, RunConfig, resolve
 from potluck.methods import get_method, list_methods
 from potluck.methods.fedin import FedIN
 from potluck.methods.scaffold import Scaffold
-from potluck.privacy import FeaturePrivacy
+from potluck.parts.privacy import FeaturePrivacy
+from potluck.parts.sharing import Sharing
 
 NAN, INF = math.nan, math.inf
 T = TypeVar("T")
@@ -238,7 +238,7 @@ def test_the_cases_cover_what_was_once_taken_without_a_word():
     assert {
         ("FedIN.rule", "Exact"), ("Sharing.weighting", "SAMPLES"), ("Scaffold.server_lr", "nan"), ("FedIN.mu", "nan"),
         ("FedIN.noise", "inf"), ("FedIN.multiplier", "nan"), ("LocalTraining.lr", "inf"), ("FeDepth.link", "AVERAGE"),
-        ("FeaturePrivacy.epsilon", "inf"), ("RunConfig.memory_gib", "inf"), ("Computing.precision", "FP32"),
+        ("FeaturePrivacy.epsilon", "inf"), ("RunConfig.memory_gib", "inf"), ("Numerics.precision", "FP32"),
         ("Dirichlet.alpha", "nan"), ("HeteroFL.levels", "(nan,)"),
     } <= tried  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from potluck.core.errors import ConfigError
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import hyper_parameters, override, read_toml, resolve
 from potluck.experiment.presets import experiment_for
@@ -20,14 +20,14 @@ def test_a_resolved_configuration_resolves_to_itself(name, tmp_path):
     again = resolve(read_toml(tmp_path / "config.toml"))
     assert again.tree() == first.tree()
     assert again.method == first.method
-    assert again.hash8 == first.hash8
+    assert again.experiment_id == first.experiment_id
 
 
 def test_the_hash_ignores_seed_and_length_and_nothing_else():
-    base = experiment_for("fedin", []).hash8
-    assert experiment_for("fedin", ["run.seed=9", "run.rounds=3"]).hash8 == base
-    assert experiment_for("fedin", ["method.mu=0.2"]).hash8 != base
-    assert experiment_for("fedin", ["federation.clients=11"]).hash8 != base
+    base = experiment_for("fedin", []).experiment_id
+    assert experiment_for("fedin", ["run.seed=9", "run.rounds=3"]).experiment_id == base
+    assert experiment_for("fedin", ["method.mu=0.2"]).experiment_id != base
+    assert experiment_for("fedin", ["federation.clients=11"]).experiment_id != base
 
 
 @pytest.mark.parametrize("name", list_methods())
@@ -94,7 +94,7 @@ def test_default_capacities_are_the_methods_own():
 def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method):
     def weights(name, settings):
         experiment = experiment_for(name, ["run.rounds=1", "federation.clients=4", *settings])
-        engine = InProcessEngine(experiment.method, assemble(experiment).federation)
+        engine = Engine(experiment.method, assemble(experiment).federation)
         return engine.round(1, engine.start(), range(4))[0].pool["all"]
 
     mine, theirs = weights(method, []), weights("fedavg", ["federation.models=[{name='preresnet20',widths=[8,16,32]}]"])
@@ -197,7 +197,10 @@ def test_what_the_preset_of_digits_changes_is_noted_and_changes_no_hash():
     assert experiment.toml().startswith(f"# {words}")
     again = resolve(tomllib.loads(experiment.toml()))
     assert (again.preset, again.tree()) == (experiment.preset, experiment.tree())
-    assert resolve({name: table for name, table in experiment.tree().items() if name != "preset"}).hash8 == again.hash8
+    assert (
+        resolve({name: table for name, table in experiment.tree().items() if name != "preset"}).experiment_id
+        == again.experiment_id
+    )
 
 
 def test_what_the_user_sets_is_no_preset():

@@ -7,9 +7,9 @@ from potluck.core.inference import predict
 from potluck.core.method import on_client
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack
-from potluck.engines.executors.sequential import Sequential
-from potluck.engines.host import Verdict
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.client.runtime import EvalResult
+from potluck.engine.engine import Engine
+from potluck.engine.executors.sequential import Sequential
 from potluck.experiment.assemble import assemble
 from potluck.experiment.evaluate import evaluate
 from potluck.experiment.presets import experiment_for
@@ -22,16 +22,16 @@ def share_right(net, examples) -> float:
 
 
 @pytest.fixture
-def judged():
+def evaluated():
     experiment = experiment_for("fedin", ["federation.models=[{name='cnn2', width=4}, {name='cnn3', width=4}]"])
-    engine = InProcessEngine(experiment.method, assemble(experiment).federation)
+    engine = Engine(experiment.method, assemble(experiment).federation)
     state = play(engine, 1)
     return engine, state
 
 
 @pytest.mark.parametrize("common_test", [True, False])
-def test_every_accuracy_equals_one_counted_by_hand(judged, common_test):
-    engine, state = judged
+def test_every_accuracy_equals_one_counted_by_hand(evaluated, common_test):
+    engine, state = evaluated
     scores = evaluate(engine, state, common_test=common_test).scores
     assert [score.client for score in scores] == sorted(engine.federation.sites)
     for score in scores[:4]:
@@ -41,22 +41,22 @@ def test_every_accuracy_equals_one_counted_by_hand(judged, common_test):
         assert score.accuracy_common == (share_right(net, engine.federation.test) if common_test else None)
 
 
-def test_equal_models_are_run_once(judged, monkeypatch):
-    engine, state = judged
+def test_equal_models_are_run_once(evaluated, monkeypatch):
+    engine, state = evaluated
     seen = []
 
     def counting(net, examples, batch_size=250):
         seen.append(len(examples))
         return predict(net, examples, batch_size)
 
-    monkeypatch.setattr("potluck.engines.host.predict", counting)
+    monkeypatch.setattr("potluck.engine.client.runtime.predict", counting)
     evaluate(engine, state)
     whole = len(engine.federation.test)
     assert seen.count(whole) == 2, "two architectures share layers, so there are two different models"
 
 
-def test_evaluation_leaves_no_trace(judged):
-    engine, state = judged
+def test_evaluation_leaves_no_trace(evaluated):
+    engine, state = evaluated
     before = [engine.store.read(id) for id in engine.federation.sites]
     assert evaluate(engine, state) == evaluate(engine, state)
     assert [engine.store.read(id) for id in engine.federation.sites] == before
@@ -64,7 +64,7 @@ def test_evaluation_leaves_no_trace(judged):
 
 def test_means_are_over_clients_that_have_examples():
     method = quick(get_method("fedavg"))
-    engine = InProcessEngine(method, toy_federation(World()))
+    engine = Engine(method, toy_federation(World()))
     state = play(engine, 1)
     engine.federation.sites[1].test.inputs.resize_(0, 10)
     object.__setattr__(engine.federation.sites[1].test, "targets", torch.zeros(0, dtype=torch.int64))
@@ -77,7 +77,7 @@ def test_means_are_over_clients_that_have_examples():
     assert evaluation.by_architecture("accuracy_personal")["toy2"] == values[3]
 
 
-class Judging(Sequential):
+class Evaluating(Sequential):
     """An executor that changes what one client says of its model."""
 
     def __init__(self, trusted, lie, liar=0):
@@ -86,18 +86,18 @@ class Judging(Sequential):
 
     def run(self, host, tasks):
         for outcome in super().run(host, tasks):
-            changed = isinstance(outcome, Verdict) and outcome.client == self._liar
+            changed = isinstance(outcome, EvalResult) and outcome.client == self._liar
             yield self._lie(outcome) if changed else outcome
 
 
-def all_wrong(verdict):
+def all_wrong(result):
     """As if the model were the others', which is where equal models once spoke for each other, and always wrong."""
-    return verdict if verdict.common is None else replace(verdict, payload=pack((verdict.common + 1) % CLASSES))
+    return result if result.common is None else replace(result, payload=pack((result.common + 1) % CLASSES))
 
 
-def evaluated(executor, **options):
+def evaluation_of(executor, **options):
     federation = toy_federation(World(architectures=1))
-    engine = InProcessEngine(quick(get_method("fedavg")), federation, executor=executor, **options)
+    engine = Engine(quick(get_method("fedavg")), federation, executor=executor, **options)
     return evaluate(engine, play(engine, 1))
 
 
@@ -106,25 +106,25 @@ def rows(evaluation):
 
 
 def test_machines_that_are_not_trusted_are_judged_to_the_same_numbers():
-    assert evaluated(Judging(False, lambda verdict: verdict)) == evaluated(Sequential())
+    assert evaluated(Evaluating(False, lambda result: result)) == evaluation_of(Sequential())
 
 
 @pytest.mark.parametrize("liar", [0, 2])
 def test_a_client_that_lies_about_an_equal_model_changes_its_own_row_alone(liar):
-    honest, lied = rows(evaluated(Sequential())), evaluated(Judging(False, all_wrong, liar))
+    honest, lied = rows(evaluation_of(Sequential())), evaluated(Evaluating(False, all_wrong, liar))
     changed = rows(lied)
     assert [client for client in honest if changed[client] != honest[client]] == [liar]
-    assert lied.accuracy_global == evaluated(Sequential()).accuracy_global
+    assert lied.accuracy_global == evaluation_of(Sequential()).accuracy_global
 
 
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("liar", [0, 2])
 def test_a_client_that_cannot_be_judged_costs_its_own_row(trusted, liar):
-    def fails(verdict):
-        return Failure(verdict.client, "evaluation", "MemoryError: none left")
+    def fails(result):
+        return Failure(result.client, "evaluation", "MemoryError: none left")
 
-    honest = rows(evaluated(Sequential()))
-    lacking = evaluated(Judging(trusted, fails, liar), tolerate_failures=True)
+    honest = rows(evaluation_of(Sequential()))
+    lacking = evaluated(Evaluating(trusted, fails, liar), tolerate_failures=True)
     assert rows(lacking) == {client: row for client, row in honest.items() if client != liar}
     assert lacking.missing == 1
     others = [row.accuracy_personal for client, row in honest.items() if client != liar]
@@ -132,10 +132,14 @@ def test_a_client_that_cannot_be_judged_costs_its_own_row(trusted, liar):
 
 
 def test_a_client_that_fails_over_the_common_set_costs_nobody_else_that_number():
-    def fails(verdict):
-        return verdict if verdict.common is None else Failure(verdict.client, "evaluation", "MemoryError: none left")
+    def fails(result):
+        return result if result.common is None else Failure(result.client, "evaluation", "MemoryError: none left")
 
-    honest, lacking = rows(evaluated(Sequential())), rows(evaluated(Judging(True, fails), tolerate_failures=True))
+    honest = rows(evaluation_of(Sequential()))
+    lacking = rows(evaluated(Evaluating(True, fails), tolerate_failures=True))
+        rows(evaluation_of(Sequential())),
+        rows(evaluated(Evaluating(True, fails), tolerate_failures=True)),
+    )
     assert lacking == honest, "another client with an equal model speaks for it"
 
 
@@ -148,7 +152,7 @@ def test_a_model_that_cannot_be_judged_here_costs_its_own_row_and_ends_a_strict_
             return super().inference_model(client, message)
 
     def engine(**options):
-        return InProcessEngine(quick(Breaks), toy_federation(World()), **options)
+        return Engine(quick(Breaks), toy_federation(World()), **options)
 
     tolerant, strict = engine(tolerate_failures=True), engine()
     state = tolerant.start()
@@ -159,7 +163,7 @@ def test_a_model_that_cannot_be_judged_here_costs_its_own_row_and_ends_a_strict_
 
 def test_a_global_model_is_judged_where_there_is_one():
     method = quick(get_method("fedavg"))
-    one, two = (InProcessEngine(method, toy_federation(World(architectures=n))) for n in (1, 2))
-    judged = evaluate(one, state := play(one, 1))
-    assert judged.accuracy_global == share_right(one.global_model(state), one.federation.test)
+    one, two = (Engine(method, toy_federation(World(architectures=n))) for n in (1, 2))
+    evaluated = evaluate(one, state := play(one, 1))
+    assert evaluated.accuracy_global == share_right(one.global_model(state), one.federation.test)
     assert evaluate(two, play(two, 1)).accuracy_global is None

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from potluck.core.errors import CheckpointError, StorageError
-from potluck.engines.files import using
+from potluck.engine.files import using
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.folder import open_folder
 from potluck.experiment.play import play, prepare

@@ -67,8 +67,8 @@ def test_playing_a_finished_run_changes_nothing(play, tmp_path):
 
 def test_rounds_between_evaluations_have_no_accuracy_and_the_last_one_has(play, tmp_path):
     play(FEDIN, rounds=5, evaluate_every=2)
-    judged = [record["accuracy_personal_mean"] is not None for record in lines(tmp_path / "run" / "rounds.jsonl")]
-    assert judged == [False, True, False, True, True]
+    evaluated = [record["accuracy_personal_mean"] is not None for record in lines(tmp_path / "run" / "rounds.jsonl")]
+    assert evaluated == [False, True, False, True, True]
     assert {line["round"] for line in lines(tmp_path / "run" / "clients.jsonl")} == {2, 4, 5}
 
 

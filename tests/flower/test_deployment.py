@@ -15,11 +15,11 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
 from potluck.experiment.play import play as play_here
 from potluck.experiment.play import prepare
-from potluck.flower.gate import Gate
-from potluck.flower.hosting import play, write_app
-from potluck.flower.keys import add_node, certify
-from potluck.flower.processes import free_port
-from potluck.flower.superlink import SuperLink
+from potluck.flower.deploy.gate import Gate
+from potluck.flower.deploy.keys import add_node, certify
+from potluck.flower.deploy.processes import free_port
+from potluck.flower.deploy.superlink import SuperLink
+from potluck.flower.server.hosting import play, write_app
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
 
 pytestmark = pytest.mark.slow

@@ -24,18 +24,18 @@ def fuzz():
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
 def test_what_decoders_have_stumbled_over_is_refused(fuzz, path):
-    assert fuzz.judge(path.name.partition("-")[0], path.read_bytes()) == "refused"
+    assert fuzz.evaluate(path.name.partition("-")[0], path.read_bytes()) == "refused"
 
 
 def test_what_potluck_writes_is_read(fuzz):
-    assert [fuzz.judge("tree", data) for data in fuzz.whole_messages()] == ["accepted"] * 5
+    assert [fuzz.evaluate("tree", data) for data in fuzz.whole_messages()] == ["accepted"] * 5
     for target, written in fuzz.whole_words().items():
-        assert fuzz.judge(target, fuzz.json.dumps(written[0]).encode()) == "accepted", target
+        assert fuzz.evaluate(target, fuzz.json.dumps(written[0]).encode()) == "accepted", target
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["tree", "message", "job", "outcome", "introduction", "records"])
 def test_mutated_inputs_are_read_or_refused_and_nothing_else(fuzz, target):
     assert target in fuzz.TARGETS
-    found = Counter(fuzz.judge(target, data) for data in fuzz.inputs(target, 1500, seed=1))
+    found = Counter(fuzz.evaluate(target, data) for data in fuzz.inputs(target, 1500, seed=1))
     assert set(found) == {"accepted", "refused"}, found

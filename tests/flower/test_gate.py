@@ -12,11 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from potluck.flower.gate import LONGEST_PART, LONGEST_REQUEST, Gate, reason_in
-from potluck.flower.join import Refused, Ticket, Unreachable, knock
-from potluck.flower.keys import add_node, certify, key_of, registered, revoke_node
-from potluck.flower.processes import free_port
-from potluck.flower.superlink import FlowerError
+from potluck.flower.deploy.gate import LONGEST_PART, LONGEST_REQUEST, Gate, reason_in
+from potluck.flower.deploy.keys import add_node, certify, key_of, registered, revoke_node
+from potluck.flower.deploy.processes import free_port
+from potluck.flower.deploy.superlink import FlowerError
+from potluck.flower.node.join import Credentials, Refused, Unreachable, probe
 
 REFUSED = {"code": 0, "detail": "only requests of nodes pass here"}
 
@@ -169,17 +169,17 @@ def test_a_node_that_is_added_or_revoked_counts_at_once(keys):
 def test_a_node_hears_that_it_is_revoked(keys):
     with opened(keys) as (address, _, told):
         place = add_node(keys, "b")
-        knock(Ticket(address, place))
+        probe(Credentials(address, place))
         (keys / "registered" / "b.pub").unlink()
         with pytest.raises(Refused, match="refuses this node: its key is not registered"):
-            knock(Ticket(address, place))
+            probe(Credentials(address, place))
         assert told == ["refused a node at 127.0.0.1: its key is not registered"]
 
 
 def test_plain_text_is_refused_and_both_sides_hear_why(keys):
     with opened(keys) as (address, seen, told):
         with pytest.raises(Refused, match="hung up on plain text; it wants encryption"):
-            knock(Ticket(address, None))
+            probe(Credentials(address, None))
         deadline = time.monotonic() + 5
         while not told and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -190,26 +190,26 @@ def test_plain_text_is_refused_and_both_sides_hear_why(keys):
 def test_a_node_does_not_talk_to_another_server(keys, tmp_path):
     certify(tmp_path / "other", [], days=1)
     with opened(keys) as (address, _, _), pytest.raises(Refused, match="certificate is not one of ours"):
-        knock(Ticket(address, add_node(tmp_path / "other", "a")))
+        probe(Credentials(address, add_node(tmp_path / "other", "a")))
 
 
 def test_a_node_with_keys_does_not_talk_in_plain_text(keys):
     with opened(None) as (address, _, _), pytest.raises(Refused, match="does not encrypt"):
-        knock(Ticket(address, keys / "nodes" / "a"))
+        probe(Credentials(address, keys / "nodes" / "a"))
 
 
 def test_those_who_fit_hear_nothing(keys):
     with opened(keys) as (address, _, told):
-        knock(Ticket(address, keys / "nodes" / "a"))
+        probe(Credentials(address, keys / "nodes" / "a"))
         assert told == []
     with opened(None) as (address, _, told):
-        knock(Ticket(address, None))
+        probe(Credentials(address, None))
         assert told == []
 
 
 def test_nobody_there_is_said():
     with pytest.raises(Unreachable, match="nobody answers"):
-        knock(Ticket(f"127.0.0.1:{free_port()}", None))
+        probe(Credentials(f"127.0.0.1:{free_port()}", None))
 
 
 def test_an_error_of_the_superlink_reaches_the_node(keys):

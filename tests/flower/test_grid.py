@@ -9,13 +9,13 @@ from flwr.app import Message
 from potluck.core.message import Message as PotluckMessage
 from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
-from potluck.engines.executors import Task
-from potluck.engines.host import Question, Verdict
-from potluck.engines.session import Answer, Call
-from potluck.flower.grid import GridExecutor
-from potluck.flower.nodes import Nodes, NodesMissing, wait_for_nodes
-from potluck.flower.parcel import _VERSION, unwrap, wrap
-from potluck.flower.wire import from_outcome, to_job
+from potluck.engine.client.runtime import EvalRequest, EvalResult
+from potluck.engine.client.session import Answer, Call
+from potluck.engine.executors import Task
+from potluck.flower.server.grid import GridExecutor
+from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
+from potluck.flower.wire.envelope import _VERSION, unwrap, wrap
+from potluck.flower.wire.schemas import from_outcome, to_job
 from potluck.testing.loopback import Loopback
 
 EMPTY = PotluckMessage().encode()
@@ -93,8 +93,8 @@ def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():
 
 
 def test_verdicts_and_failures_cross_as_they_are():
-    verdict = Verdict(0, "model", {"own": 0.1 + 0.2}, b"classes")
-    assert play({"a": answering(verdict)}, [Question(0, EMPTY, None, ("own",))])[0] == [verdict]
+    result = EvalResult(0, "model", {"own": 0.1 + 0.2}, b"classes")
+    assert play({"a": answering(result)}, [EvalRequest(0, EMPTY, None, ("own",))])[0] == [result]
     failure = Failure(0, "Method.work", "ValueError: no", "trace")
     assert play({"a": answering(failure)}, [call()])[0] == [failure]
 
@@ -125,7 +125,7 @@ def empty(message):
         (raising, "its app raised: MemoryError: full"),
         (nonsense, "not an outcome of Potluck's"),
         (empty, "its reply is empty"),
-        (answering(Verdict(0, "model", {}, EMPTY)), "judges its model where it was called"),
+        (answering(EvalResult(0, "model", {}, EMPTY)), "evaluates its model where it was called"),
         (answering(Answer(7, EMPTY, None, ())), "its node answers for client 7"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_node_that_is_away_is_not_waited_for():
 
 
 def test_a_node_that_was_started_anew_has_forgotten_its_job(monkeypatch):
-    monkeypatch.setattr("potluck.flower.grid._WATCH_EVERY", 0.05)
+    monkeypatch.setattr("potluck.flower.server.grid._WATCH_EVERY", 0.05)
 
     def restart(grid):
         grid.silent.add("a")

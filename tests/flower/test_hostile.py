@@ -26,7 +26,7 @@ SAMPLE = {
     ("reply", "random bytes"): "fedepth",
     ("reply", "10^400 examples"): "fedavg",
     ("reply", "a path as the name of what it keeps"): "mfedepth",
-    ("reply", "a verdict for an answer"): "local",
+    ("reply", "a result for an answer"): "local",
     ("failure", "a failure that calls itself ContractError"): "fedin",
     ("failure", "a traceback that does so"): "fedavg",
     ("failure", "a failure of divergence"): "fedavg",
@@ -95,7 +95,7 @@ def test_where_the_server_builds_nobodys_model_an_architectures_name_is_a_label(
 
 
 def test_the_comparison_sees_what_others_would_lose(hostile):
-    """The table's own judge: each thing that it looks at is a difference, if it differs."""
+    """The table's own evaluate: each thing that it looks at is a difference, if it differs."""
     attack = hostile.Attack("reply", "", hostile.honest)
     row = {"client": 1, "accuracy_personal": 0.5}
 

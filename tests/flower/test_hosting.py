@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from potluck.experiment.config import resolve
-from potluck.flower.hosting import Said, play, write_app
-from potluck.flower.superlink import FlowerError
+from potluck.flower.deploy.superlink import FlowerError
+from potluck.flower.server.hosting import Said, play, write_app
 from potluck.records import ROUNDS, RoundRecord
 
 
@@ -48,7 +48,7 @@ class Link:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("potluck.flower.hosting._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.flower.server.hosting._LOOK_EVERY", 0.0)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_failure_is_told_as_it_was_said(run, tmp_path):
 
 
 def test_a_run_that_ends_without_a_word_is_noticed(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.flower.hosting._ASK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.flower.server.hosting._ASK_EVERY", 0.0)
     with pytest.raises(FlowerError, match="the server app crashed"):
         list(play(Link(), tmp_path, run, print))
 

@@ -13,11 +13,11 @@ from potluck.core.rng import Key
 from potluck.experiment.assemble import assemble_server
 from potluck.experiment.config import resolve
 from potluck.flower import HELLO
-from potluck.flower.introduction import Introduction, Network, Refusal
-from potluck.flower.node import Home, Household
-from potluck.flower.nodes import NodesMissing
-from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.serve import NODES, _Meeting, _Met, remote_assembly
+from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.server.nodes import NodesMissing
+from potluck.flower.server.serve import NODES, _Meeting, _Met, remote_assembly
+from potluck.flower.wire.envelope import unwrap, wrap
+from potluck.flower.wire.introduction import Introduction, Network, Refusal
 from potluck.testing.loopback import Loopback
 
 NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
@@ -215,10 +215,10 @@ def test_who_was_met_is_found_again_and_damage_is_said(tmp_path):
 
 
 def test_a_household_answers_whatever_it_is_sent(tmp_path):
-    household = Household(Home(tmp_path))
+    service = NodeService(NodeConfig(tmp_path))
     for kind in (HELLO, "train.job", "nonsense"):
         for words in ({}, {"client": 0}, {"experiment": 1, "run": "r", "client": 0}, {"client": 0, "handler": 7}):
-            assert "refusal" in household.answer(kind, (words, b""))[0]
+            assert "refusal" in service.answer(kind, (words, b""))[0]
 
 
 def test_words_of_another_version_are_refused_by_name():

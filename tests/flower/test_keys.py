@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 
 from potluck.core.errors import ConfigError
-from potluck.flower.keys import add_node, certify, check_carried, check_served, key_of, registered, revoke_node
+from potluck.flower.deploy.keys import add_node, certify, check_carried, check_served, key_of, registered, revoke_node
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ from flwr.app import Message
 
 from potluck.core.examples import Examples
 from potluck.core.federation import Site
-from potluck.engines.host import ClientHost
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.client.runtime import ClientRuntime
+from potluck.engine.engine import Engine
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.grid import GridExecutor
-from potluck.flower.node import Node
-from potluck.flower.nodes import Nodes
-from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.serve import RemoteFederation
-from potluck.flower.store import NodeStore
-from potluck.flower.wire import from_outcome, to_job
+from potluck.flower.node.service import Node
+from potluck.flower.node.store import NodeStore
+from potluck.flower.server.grid import GridExecutor
+from potluck.flower.server.nodes import Nodes
+from potluck.flower.server.serve import RemoteFederation
+from potluck.flower.wire.envelope import unwrap, wrap
+from potluck.flower.wire.schemas import from_outcome, to_job
 from potluck.methods import get_method, list_methods
 from potluck.testing.conformance import packed
 from potluck.testing.loopback import Loopback
@@ -29,10 +29,10 @@ ROUNDS = 2
 def at_home(subject, federation, client, folder):
     """What a client's node does with a message; of the others it has nothing."""
     own = replace(federation, sites={client: federation.sites[client]})
-    node = Node(client, own, ClientHost(subject, own, seed=0), NodeStore(folder))
+    node = Node(client, own, ClientRuntime(subject, own, seed=0), NodeStore(folder))
 
     def answer(message):
-        return Message(wrap(*from_outcome(node.carry_out(to_job(unwrap(message.content))))), reply_to=message)
+        return Message(wrap(*from_outcome(node.execute(to_job(unwrap(message.content))))), reply_to=message)
 
     return answer
 
@@ -69,16 +69,16 @@ def unknown_here(**options):
 def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
     subject = quick(get_method(name))
     federation = toy_federation(World(batchnorm=True, frozen=frozen).fit_for(subject))
-    here = InProcessEngine(subject, federation)
+    here = Engine(subject, federation)
     nodes = {
         f"node{client}": at_home(subject, federation, client, tmp_path / str(client)) for client in federation.sites
     }
     names = Nodes(Loopback(nodes), {client: f"node{client}" for client in federation.sites})
     executor = GridExecutor(names, {}, timeout=60.0, poll=0.0)
     seen = as_the_server_sees(federation, subject.builds_clients_models)
-    there = InProcessEngine(subject, seen, store=KeptElsewhere(), executor=executor)
+    there = Engine(subject, seen, store=KeptElsewhere(), executor=executor)
     states = [play(engine, ROUNDS) for engine in (here, there)]
     assert packed(states[0]) == packed(states[1])
     parts = dict.fromkeys(federation.sites, ("own", "validation", "common"))
-    assert here.judge(states[0], parts) == there.judge(states[1], parts)
+    assert here.evaluate(states[0], parts) == there.evaluate(states[1], parts)
     assert here.store.save() == there.store.save()

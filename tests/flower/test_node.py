@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from potluck.core.errors import CheckpointError, ConfigError, DataError
-from potluck.engines.host import Question, Verdict
+from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.experiment.config import resolve
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.node import Home, Node, federation_at, node_at
-from potluck.flower.store import NodeStore
+from potluck.flower.node.service import Node, NodeConfig, federation_at, node_at
+from potluck.flower.node.store import NodeStore
 
 
 def kept(store):
@@ -79,18 +79,18 @@ def words(**more):
 
 def test_an_owner_says_where_things_may_be_kept():
     with pytest.raises(ConfigError, match="'state'"):
-        Home.of({})
+        NodeConfig.of({})
 
 
 @pytest.mark.parametrize("run", ["../up", ".hidden", "", "a/b"])
 def test_a_server_cannot_name_another_folder(tmp_path, run):
     with pytest.raises(ConfigError, match="name of a run"):
-        node_at(Home(tmp_path), words(run=run))
+        node_at(NodeConfig(tmp_path), words(run=run))
 
 
 def test_a_client_that_the_experiment_lacks_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has 2 clients"):
-        node_at(Home(tmp_path), words(client=2))
+        node_at(NodeConfig(tmp_path), words(client=2))
 
 
 def digits_in(path, *, names=None, digits=10):
@@ -106,7 +106,7 @@ def digits_in(path, *, names=None, digits=10):
 def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
     experiment = resolve(words()["experiment"])
     data = digits_in(tmp_path / "own.npz", names=["9", "2"], digits=2)
-    federation, _ = federation_at(Home(tmp_path, data, "cnn2"), experiment, 0)
+    federation, _ = federation_at(NodeConfig(tmp_path, data, "cnn2"), experiment, 0)
     assert set(federation.sites[0].train.labels.tolist()) == {9, 2}
     assert federation.num_classes == 10
 
@@ -114,43 +114,43 @@ def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
     data = digits_in(tmp_path / "own.npz", names=[str(digit) for digit in range(1, 11)])
     with pytest.raises(DataError, match=r"client 0 \(.*own\.npz\): class '10' is none of the 10 of digits; nearest"):
-        node_at(Home(tmp_path, data, "cnn2"), words())
+        node_at(NodeConfig(tmp_path, data, "cnn2"), words())
 
 
 def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itself(tmp_path):
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef narrow(classes, shape): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))\n"
     )
-    home = Home(tmp_path, digits_in(tmp_path / "own.npz"), f"{tmp_path / 'nets.py'}:narrow")
+    home = NodeConfig(tmp_path, digits_in(tmp_path / "own.npz"), f"{tmp_path / 'nets.py'}:narrow")
     with pytest.raises(ConfigError, match=r"nets\.py:narrow: returns a tensor of shape \(batch, 7\); expected logits"):
         node_at(home, words())
 
 
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
     with pytest.raises(ConfigError, match="data of one's own"):
-        node_at(Home(tmp_path, model="cnn2"), words())
+        node_at(NodeConfig(tmp_path, model="cnn2"), words())
 
 
 def test_a_client_that_has_changed_since_the_run_began_is_refused(tmp_path):
     store = NodeStore(tmp_path / "run")
-    store.stand_on({"client": 0, "data": "abc"})
-    store.stand_on({"client": 0, "data": "abc"})
+    store.pin({"client": 0, "data": "abc"})
+    store.pin({"client": 0, "data": "abc"})
     with pytest.raises(CheckpointError, match="the data was abc when the run began and is xyz now"):
-        NodeStore(tmp_path / "run").stand_on({"client": 0, "data": "xyz"})
+        NodeStore(tmp_path / "run").pin({"client": 0, "data": "xyz"})
 
 
 def test_a_node_has_as_many_threads_as_the_run_whatever_the_machine_has(tmp_path):
     seen = []
 
     class Host:
-        def carry_out(self, job):
+        def execute(self, job):
             seen.append(torch.get_num_threads())
-            return Verdict(job.client, "model", {}, b"")
+            return EvalResult(job.client, "model", {}, b"")
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        Node(0, None, Host(), NodeStore(tmp_path), torch_threads=1).carry_out(Question(0, b"", None, ()))
+        Node(0, None, Host(), NodeStore(tmp_path), torch_threads=1).execute(EvalRequest(0, b"", None, ()))
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(before)

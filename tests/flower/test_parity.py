@@ -6,7 +6,7 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
 from potluck.experiment.play import play, prepare
 from potluck.flower.clientapp import client_app
-from potluck.flower.serve import serve
+from potluck.flower.server.serve import serve
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
 from potluck.testing.loopback import Loopback, through
 

@@ -11,7 +11,7 @@ from potluck.core.digest import digest
 from potluck.core.errors import ConfigError
 from potluck.experiment.config import resolve
 from potluck.flower import HELLO
-from potluck.flower.node import Home, Household
+from potluck.flower.node.service import NodeConfig, NodeService
 
 CODE = """
 from dataclasses import dataclass
@@ -56,13 +56,13 @@ def asked(home, code=None, client=0, **tables):
     federation = {"dataset": "digits", "train_fraction": 0.1, "clients": 2, "models": [{"name": "cnn2", "width": 4}]}
     tree = {"federation": federation | tables.get("federation", {}), "method": tables.get("method", {"name": "local"})}
     words = {"experiment": tree, "run": "run-1", "client": client, "code": code}
-    return Household(home).answer(HELLO, (words, b""))[0]
+    return NodeService(home).answer(HELLO, (words, b""))[0]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data_at_hand(tmp_path_factory):
     """Reading data for the first time imports much, which is not these tests' to pay for."""
-    asked(Home(tmp_path_factory.mktemp("first")))
+    asked(NodeConfig(tmp_path_factory.mktemp("first")))
 
 
 def ran(code):
@@ -70,7 +70,7 @@ def ran(code):
 
 
 def test_permitted_is_what_is_installed(tmp_path):
-    assert asked(Home(tmp_path / "state"))["architecture"] == "cnn2(width=4)"
+    assert asked(NodeConfig(tmp_path / "state"))["architecture"] == "cnn2(width=4)"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_permitted_is_what_is_installed(tmp_path):
 @pytest.mark.parametrize("simulated", [False, True])
 def test_permitted_is_no_file_of_code_that_a_server_names(tmp_path, code, tables, simulated):
     named = eval(repr(tables).replace("FILE", str(code)))
-    found = asked(Home(tmp_path / "state", simulated=simulated), digest(code.read_bytes()), **named)
+    found = asked(NodeConfig(tmp_path / "state", simulated=simulated), digest(code.read_bytes()), **named)
     assert ran(code) == simulated  # the same words do run it where server and node are one program
     if not simulated:
         assert "potluck join --allow-code" in found["refusal"]
@@ -95,7 +95,7 @@ def test_permitted_is_the_owners_copy_of_a_method_and_never_what_the_server_has(
     theirs = tmp_path / "server" / "mine.py"
     theirs.parent.mkdir()
     shutil.copy(code, theirs)
-    home, named = Home(tmp_path / "state", code=(code,)), {"name": str(theirs)}
+    home, named = NodeConfig(tmp_path / "state", code=(code,)), {"name": str(theirs)}
     assert asked(home, digest(theirs.read_bytes()), method=named)["architecture"] == "cnn2(width=4)"
     assert (ran(code), ran(theirs)) == (True, False)
     theirs.write_text(CODE + "\n# and more")
@@ -106,26 +106,26 @@ def test_permitted_is_the_owners_copy_of_a_method_and_never_what_the_server_has(
 
 def test_permitted_is_a_model_in_a_file_that_the_owner_allows(tmp_path, code):
     named = {"models": [f"{code}:small"]}
-    assert asked(Home(tmp_path / "state", code=(code,)), federation=named)["architecture"] == f"{code}:small"
+    assert asked(NodeConfig(tmp_path / "state", code=(code,)), federation=named)["architecture"] == f"{code}:small"
 
 
 def test_permitted_are_other_clients_models_unseen(tmp_path, code):
     """Of models that others have a node needs none, so a file among them does not keep it out."""
     models = {"models": [{"name": "cnn2", "width": 4}, f"{code}:small"], "server_model": {"name": "cnn2", "width": 4}}
-    assert asked(Home(tmp_path / "state"), federation=models)["architecture"] == "cnn2(width=4)"
-    assert "--allow-code" in asked(Home(tmp_path / "state2"), client=1, federation=models)["refusal"]
+    assert asked(NodeConfig(tmp_path / "state"), federation=models)["architecture"] == "cnn2(width=4)"
+    assert "--allow-code" in asked(NodeConfig(tmp_path / "state2"), client=1, federation=models)["refusal"]
     assert not ran(code)
 
 
 @pytest.mark.parametrize("where", ["dataset", "public", "data"])
 def test_permitted_is_no_path_to_data_that_a_server_names(tmp_path, own, where):
     named = {where: [str(own)] * 2 if where == "data" else str(own)}
-    refusal = asked(Home(tmp_path / "state"), federation=named)["refusal"]
+    refusal = asked(NodeConfig(tmp_path / "state"), federation=named)["refusal"]
     assert "ConfigError: the server's federation." in refusal
     opened = []
     audit.append(lambda event, arguments: event == "open" and opened.append(str(arguments[0])))
     try:
-        asked(Home(tmp_path / "state2"), federation=named)
+        asked(NodeConfig(tmp_path / "state2"), federation=named)
     finally:
         audit.clear()
     assert str(own) not in opened
@@ -136,24 +136,28 @@ sys.addaudithook(lambda event, arguments: [hook(event, arguments) for hook in au
 
 
 def test_permitted_with_data_of_its_own_is_a_server_whose_data_are_files(tmp_path, own):
-    found = asked(Home(tmp_path / "state", data=own), federation={"dataset": "/srv/theirs.npz", "data": ["/a", "/b"]})
+    found = asked(
+        NodeConfig(tmp_path / "state", data=own), federation={"dataset": "/srv/theirs.npz", "data": ["/a", "/b"]}
+    )
     assert (found["train"] + found["validation"], found["test"]) == (40, 40)
-    refused = asked(Home(tmp_path / "s", data=own), federation={"dataset": "/srv/theirs.npz", "public": "holdout"})
+    refused = asked(
+        NodeConfig(tmp_path / "s", data=own), federation={"dataset": "/srv/theirs.npz", "public": "holdout"}
+    )
     assert "federation.public" in refused["refusal"]
 
 
 @pytest.mark.parametrize("name", ["no_such", "os", "potluck.methods.local", "", 7, None, ["local"]])
 def test_permitted_is_no_method_that_is_not_installed(tmp_path, name):
-    refusal = asked(Home(tmp_path / "state"), method={"name": name})["refusal"]
+    refusal = asked(NodeConfig(tmp_path / "state"), method={"name": name})["refusal"]
     assert "is not installed here" in refusal
 
 
 def test_permitted_experiments_resolve_to_what_the_server_meant(tmp_path):
     """A node plays with its own model and the common one; all else is as the server has it."""
-    from potluck.flower.permitted import permitted
+    from potluck.flower.node.permitted import permitted
 
     tree = resolve({"federation": {"dataset": "digits", "clients": 7}, "method": {"name": "fedin"}}).tree()
-    here = resolve(permitted(tree, Home(tmp_path), 4, None)).tree()
+    here = resolve(permitted(tree, NodeConfig(tmp_path), 4, None)).tree()
     assert here["federation"].pop("models") == [tree["federation"]["models"][4]]
     assert here["federation"].pop("server_model") == tree["federation"].pop("models")[0]
     assert here == tree
@@ -161,9 +165,9 @@ def test_permitted_experiments_resolve_to_what_the_server_meant(tmp_path):
 
 def test_home_says_which_file_of_code_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"--allow-code .*gone.py: no such file"):
-        Home(tmp_path, code=(Path("gone.py"),)).check()
+        NodeConfig(tmp_path, code=(Path("gone.py"),)).check()
 
 
 def test_home_of_a_configuration_has_its_files_of_code(tmp_path, code):
-    home = Home(tmp_path, code=(code, tmp_path / "other.py"))
-    assert Home.of(home.words()).code == (code, tmp_path / "other.py")
+    home = NodeConfig(tmp_path, code=(code, tmp_path / "other.py"))
+    assert NodeConfig.of(home.words()).code == (code, tmp_path / "other.py")

@@ -9,7 +9,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from potluck.core.errors import WireError
-from potluck.flower.pulling import Pulling
+from potluck.flower.server.pulling import Pulling
 
 
 class Reply:

@@ -8,19 +8,19 @@ from flwr.app import Message
 
 from potluck.core.errors import CheckpointError, WireError
 from potluck.core.method import Releases
-from potluck.engines.host import ClientHost
-from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.ledger import Ledger
-from potluck.engines.session import Answer
+from potluck.engine.client.runtime import ClientRuntime
+from potluck.engine.client.session import Answer
+from potluck.engine.engine import Engine
+from potluck.engine.ledger import Ledger
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.grid import GridExecutor
-from potluck.flower.node import Node
-from potluck.flower.nodes import Nodes
-from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.store import NodeStore
-from potluck.flower.wire import from_outcome, to_job, to_outcome
+from potluck.flower.node.service import Node
+from potluck.flower.node.store import NodeStore
+from potluck.flower.server.grid import GridExecutor
+from potluck.flower.server.nodes import Nodes
+from potluck.flower.wire.envelope import unwrap, wrap
+from potluck.flower.wire.schemas import from_outcome, to_job, to_outcome
 from potluck.methods import get_method
-from potluck.privacy import FeaturePrivacy
+from potluck.parts.privacy import FeaturePrivacy
 from potluck.testing.loopback import Loopback
 from potluck.testing.worlds import World, quick, toy_federation
 
@@ -45,7 +45,7 @@ class House:
         """A server that goes on from before the first round, with what it has on disk."""
         executor = GridExecutor(Nodes(self._grid, {0: "node0", 1: "node1"}), {"run": "r"}, timeout=1.0, poll=0.01)
         federation = toy_federation(WORLD)
-        self._engine = InProcessEngine(
+        self._engine = Engine(
             self._method,
             federation,
             store=KeptElsewhere(),
@@ -68,9 +68,9 @@ class House:
         def answer(message):
             if self.fate[id] == "away":
                 raise ConnectionError("unplugged")
-            host = ClientHost(self._method, toy_federation(WORLD), seed=0)  # a node may be started anew for each job
+            host = ClientRuntime(self._method, toy_federation(WORLD), seed=0)  # a node may be started anew for each job
             node = Node(id, toy_federation(WORLD), host, NodeStore(self._place / f"node{id}"))
-            outcome = node.carry_out(to_job(unwrap(message.content)))
+            outcome = node.execute(to_job(unwrap(message.content)))
             if self.fate[id] == "late":
                 raise TimeoutError("too late")
             return Message(wrap(*from_outcome(outcome)), reply_to=message)
@@ -123,7 +123,7 @@ def test_a_server_that_was_killed_among_its_nodes_still_counts_those_it_never_he
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("potluck.flower.grid._Exchange.wait", killed)
+        patch.setattr("potluck.flower.server.grid._Exchange.wait", killed)
         with pytest.raises(Killed):
             house.round()
     house.serve()

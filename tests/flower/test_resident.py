@@ -8,8 +8,8 @@ import pytest
 
 from potluck.core.errors import ConfigError
 from potluck.flower import HELLO
-from potluck.flower.node import Home, Household
-from potluck.flower.resident import ResidentLost, hand_over, socket_in
+from potluck.flower.node.resident import ResidentLost, hand_over, socket_in
+from potluck.flower.node.service import NodeConfig, NodeService
 
 WORDS = {
     "experiment": {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}},
@@ -35,11 +35,11 @@ def test_an_app_of_a_node_imports_nothing_heavy():
 
 @pytest.mark.slow
 def test_a_resident_answers_until_it_ends(tmp_path):
-    home = Home(tmp_path)
+    home = NodeConfig(tmp_path)
     config = {**home.words(), "resident": True}
-    process = subprocess.Popen([sys.executable, "-m", "potluck.flower.resident", json.dumps(home.words())])
+    process = subprocess.Popen([sys.executable, "-m", "potluck.flower.node.resident", json.dumps(home.words())])
     try:
-        expected = Household(Home(tmp_path / "other")).answer(HELLO, (WORDS, b""))
+        expected = NodeService(NodeConfig(tmp_path / "other")).answer(HELLO, (WORDS, b""))
         assert hand_over(config, HELLO, (WORDS, b"")) == expected
         refused, _ = hand_over(config, HELLO, ({**WORDS, "client": 9}, b""))
         assert "has 2 clients" in refused["refusal"]
@@ -50,6 +50,6 @@ def test_a_resident_answers_until_it_ends(tmp_path):
 
 
 def test_a_resident_that_never_comes_is_missed(tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.flower.resident._COMES_WITHIN", 0.1)
+    monkeypatch.setattr("potluck.flower.node.resident._COMES_WITHIN", 0.1)
     with pytest.raises(ResidentLost, match="no worker listens"):
         hand_over({"state": str(tmp_path), "resident": True}, HELLO, (WORDS, b""))

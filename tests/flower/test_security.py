@@ -11,10 +11,10 @@ from potluck.core.message import Message
 from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
 from potluck.flower import HELLO
-from potluck.flower.node import Home, Household
-from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.serve import serve
-from potluck.flower.wire import to_outcome
+from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.server.serve import serve
+from potluck.flower.wire.envelope import unwrap, wrap
+from potluck.flower.wire.schemas import to_outcome
 from potluck.records import CHECKPOINT, LAST, ROUNDS, Checkpoint
 from potluck.testing.loopback import Loopback
 
@@ -37,12 +37,12 @@ def played(method, folder, spoil=lambda said, payload: (said, payload), clients=
     heard = []
 
     def at(number):
-        household = Household(Home(folder / f"state{number}"))
+        service = NodeService(NodeConfig(folder / f"state{number}"))
 
         def answer(message):
             from flwr.app import Message as FlowerMessage
 
-            said, payload = household.answer(message.metadata.message_type, unwrap(message.content))
+            said, payload = service.answer(message.metadata.message_type, unwrap(message.content))
             if number == 0:
                 said, payload = spoil(said, payload)
                 heard.append((message.metadata.message_type, said, payload))
@@ -63,7 +63,7 @@ def state_of(run):
 @pytest.mark.slow
 def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     """With the method that sends nothing, this is all that leaves."""
-    (introduction, answer, verdict) = played("local", tmp_path)
+    (introduction, answer, result) = played("local", tmp_path)
     assert introduction[0] == HELLO
     network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity"}
     assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes"}
@@ -71,10 +71,10 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released"}
     assert len(answer[1]["answer"]["losses"]) == 1
     assert dict(Message.decode(answer[2])) == {}
-    assert verdict[1].keys() == {"client", "verdict"}
-    assert verdict[1]["verdict"].keys() == {"model", "shares"}
-    assert verdict[1]["verdict"]["shares"].keys() <= {"own", "validation", "common"}
-    common = unpack(verdict[2])
+    assert result[1].keys() == {"client", "result"}
+    assert result[1]["result"].keys() == {"model", "shares"}
+    assert result[1]["result"]["shares"].keys() <= {"own", "validation", "common"}
+    common = unpack(result[2])
     assert (common.dtype, common.dim()) == (torch.int64, 1)
     assert set(common.tolist()) <= set(range(10))
 
@@ -133,9 +133,9 @@ def test_what_is_not_protected_a_server_sets_the_work(tmp_path):
     asked = tree("local")
     asked["method"]["training"] = {"epochs": 10**9}
     words = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
-    assert Household(Home(tmp_path)).answer(HELLO, (words, b""))[0]["train"] > 100
+    assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (words, b""))[0]["train"] > 100
 
 
 def test_a_node_that_is_asked_for_nothing_known_writes_nothing(tmp_path):
-    Household(Home(tmp_path / "state")).answer("train.job", ({"run": "x"}, b""))
+    NodeService(NodeConfig(tmp_path / "state")).answer("train.job", ({"run": "x"}, b""))
     assert not Path(tmp_path / "state").exists()

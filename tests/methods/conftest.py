@@ -17,11 +17,11 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.rng import fold_in
 from potluck.core.tree import unpack
-from potluck.engines.executors import Executor, Task
-from potluck.engines.host import ClientHost, Outcome
-from potluck.engines.inprocess import InProcessEngine, RoundReport
-from potluck.engines.session import Answer, Call
-from potluck.engines.stores import ClientStore
+from potluck.engine.client.runtime import ClientRuntime, Outcome
+from potluck.engine.client.session import Answer, Call
+from potluck.engine.engine import Engine, RoundReport
+from potluck.engine.executors import Executor, Task
+from potluck.engine.store import ClientStore
 from potluck.models.contract import StagedNet
 from potluck.models.mlp import mlp2, mlp3
 
@@ -37,14 +37,14 @@ class Wire(Executor):
         self.sent: dict[str, list[dict[ClientId, Message]]] = defaultdict(list)
         self.replied: dict[str, list[dict[ClientId, Message]]] = defaultdict(list)
 
-    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         jobs = [task.make() for task in tasks]
         calls = [job for job in jobs if isinstance(job, Call)]
         for handler in {call.handler for call in calls}:
             self.sent[handler].append({call.client: Message.decode(call.payload) for call in calls})
             self.replied[handler].append({})
         for job in jobs:
-            outcome = host.carry_out(job)
+            outcome = host.execute(job)
             if isinstance(job, Call) and isinstance(outcome, Answer):
                 self.replied[job.handler][-1][job.client] = Message.decode(outcome.payload)
             yield outcome
@@ -55,7 +55,7 @@ class Run:
 
     def __init__(self, method: Method[Any], federation: Federation, **options: Any) -> None:
         self.wire = Wire()
-        self.engine = InProcessEngine(method, federation, executor=self.wire, **options)
+        self.engine = Engine(method, federation, executor=self.wire, **options)
         self.states = [self.engine.start()]
         self.reports: list[RoundReport] = []
 

@@ -3,9 +3,9 @@ import torch
 from torch.testing import assert_close
 
 from potluck.core.fit import LocalTraining
-from potluck.core.sharing import Sharing
 from potluck.core.weights import load, parameters_of
 from potluck.methods.fedavg import FedAvg
+from potluck.parts.sharing import Sharing
 
 FULL_STEP = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=64)
 EXACTLY = {"rtol": 0, "atol": 0}

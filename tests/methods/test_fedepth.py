@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from potluck.activations import RowsOnDisk
 from potluck.core.batchnorm import keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
@@ -23,18 +22,19 @@ from potluck.core.fit import Fit, LocalTraining
 from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.rng import fold_in
-from potluck.core.sharing import Sharing
 from potluck.core.weights import mean, weights_of
-from potluck.depthwise import Mutual, Plan
-from potluck.engines.session import Answer, Call
-from potluck.engines.training import train
-from potluck.memory import MemoryModel, saved_bytes
+from potluck.engine.client.session import Answer, Call
+from potluck.engine.client.training import train
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedepth import FeDepth, SkipLink, linked
 from potluck.methods.mfedepth import MFeDepth
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit
+from potluck.parts.activations import RowsOnDisk
+from potluck.parts.depthwise import Mutual, Plan
+from potluck.parts.memory import MemoryModel, saved_bytes
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 PLAIN = LocalTraining("sgd", lr=0.1, epochs=2, batch_size=4)
@@ -530,9 +530,9 @@ def test_slack_stretches_the_budget(play):
 
 def test_the_server_judges_the_mean_as_it_stands(play):
     run = play(FeDepth(PLAIN), images(SIXTH, 1.0))
-    judged = weights_of(run.model(0))
-    assert_close(judged, run.state.pool["all"], **EXACTLY)
-    assert_close(weights_of(run.engine.global_model(run.state)), judged, **EXACTLY)
+    evaluated = weights_of(run.model(0))
+    assert_close(evaluated, run.state.pool["all"], **EXACTLY)
+    assert_close(weights_of(run.engine.global_model(run.state)), evaluated, **EXACTLY)
 
 
 # Budgets
@@ -567,7 +567,7 @@ def most_in_a_round(play, method, build, capacity, examples):
     heads = {"heads": run.state.heads["all"]} if isinstance(method, MFeDepth) else {}
     call = Call("local_update", 0, Message(**share, **heads).encode(), None, fold_in(0, "call"))
     found = []
-    peak = most_allocated(lambda: found.append(run.engine._host.carry_out(call)))
+    peak = most_allocated(lambda: found.append(run.engine._host.execute(call)))
     assert isinstance(found[0], Answer), found
     return peak
 

@@ -10,12 +10,12 @@ from torch.testing import assert_close
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
-from potluck.core.sharing import Sharing
 from potluck.core.weights import load, parameters_of, without_conflict
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss, Reconcile
 from potluck.models import get_model
 from potluck.models.contract import StagedNet, intermediate_names, split
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0, batch_size=4)

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck import privacy
 from potluck.core.examples import Examples
 from potluck.core.fit import LocalTraining
 from potluck.core.rng import Key, isolated
 from potluck.core.roles import ClientFailure
-from potluck.core.sharing import Sharing
-from potluck.engines.executors.sequential import Sequential
-from potluck.engines.executors.stacked import Stacked
-from potluck.engines.executors.workers import Workers, can_fork
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.executors.stacked import Stacked
+from potluck.engine.executors.workers import Workers, can_fork
 from potluck.methods.fedin import FedIN
 from potluck.models.contract import split
-from potluck.privacy import FeaturePrivacy
+from potluck.parts import privacy
+from potluck.parts.privacy import FeaturePrivacy
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 MECHANISM = FeaturePrivacy(clip=1.0, epsilon=1.0, delta=1e-5)
@@ -105,7 +105,7 @@ def test_no_two_releases_share_noise_in_whatever_process_they_are_made(clouds, s
 
     def two_rounds(executor):
         method = replace(PRIVATE, training=LocalTraining(steps=1))
-        engine = InProcessEngine(method, alike(clouds), executor=executor)
+        engine = Engine(method, alike(clouds), executor=executor)
         try:
             first, _ = engine.round(1, engine.start(), range(4))  # the second round's features depend on these
             again, _ = engine.round(1, engine.start(), range(4))

@@ -10,12 +10,12 @@ from potluck.core.batchnorm import batch_norms, keep_statistics
 from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
-from potluck.core.sharing import Sharing
 from potluck.core.weights import buffers_of, load, weights_of
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedorion import FedORION, MutualLoss, NoiseLoss, probabilities, teacher
 from potluck.models.contract import StagedNet
-from potluck.noise import noise_examples
+from potluck.parts.noise import noise_examples
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step

@@ -11,18 +11,18 @@ from torch import nn
 from torch.testing import assert_close
 
 from potluck.core.fit import LocalTraining
-from potluck.core.sharing import Sharing
 from potluck.core.weights import frozen_names, frozen_of, weights_of
-from potluck.depthwise import drawn_afresh
-from potluck.engines.executors.stacked import Stacked
-from potluck.engines.executors.workers import Workers, can_fork
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
+from potluck.engine.executors.stacked import Stacked
+from potluck.engine.executors.workers import Workers, can_fork
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedepth import FeDepth
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fedorion import FedORION
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
+from potluck.parts.depthwise import drawn_afresh
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SGD = LocalTraining("sgd", lr=0.1, momentum=0.5, weight_decay=0.1, batch_size=4)
@@ -93,7 +93,7 @@ def names_in(message):
 
 
 def sent_by(run):
-    """Every name that crossed the wire in either direction, for training and for judging."""
+    """Every name that crossed the wire in either direction, for training and for evaluating."""
     exchanges = [e for way in (run.wire.sent, run.wire.replied) for exchanges in way.values() for e in exchanges]
     messages = [message for exchange in exchanges for message in exchange.values()]
     method, server = run.engine.method, run.engine.server(0)
@@ -151,7 +151,7 @@ def test_a_layer_that_one_architecture_has_frozen_is_averaged_over_the_others(pl
 )
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[1], METHODS[5]], ids=str)
 def test_what_is_frozen_stays_under_every_executor(clouds, executor, method):
-    engine = InProcessEngine(method, fine_tuning(clouds), executor=executor())
+    engine = Engine(method, fine_tuning(clouds), executor=executor())
     try:
         state = engine.start()
         for number in (1, 2):

@@ -15,12 +15,12 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
-from potluck.core.sharing import Sharing
 from potluck.core.weights import cut, load, mean_where_covered, parameters_of
-from potluck.losses import masked_cross_entropy
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.heterofl import HeteroFL, level_within, with_scaler
 from potluck.models import get_model
+from potluck.parts.losses import masked_cross_entropy
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -356,7 +356,7 @@ def test_statistics_do_not_depend_on_the_order_in_which_examples_are_stored(play
     assert_close(variance, hidden.var((0, 2, 3)), rtol=0.15, atol=0.01)
 
 
-# Models to judge, and the wire
+# Models to evaluate, and the wire
 
 
 def test_the_global_model_has_the_weights_and_the_measured_statistics(play, clouds):

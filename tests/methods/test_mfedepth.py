@@ -9,15 +9,15 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.rng import fold_in
-from potluck.core.sharing import Sharing
 from potluck.core.weights import mean, weights_of
-from potluck.engines.training import train
-from potluck.memory import MemoryModel
+from potluck.engine.client.training import train
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.mfedepth import MFeDepth, auxiliary_heads
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit
+from potluck.parts.memory import MemoryModel
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 PLAIN = LocalTraining("sgd", lr=0.1, epochs=2, batch_size=4)

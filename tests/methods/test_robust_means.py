@@ -6,11 +6,11 @@ import pytest
 from torch import Tensor
 
 from potluck.core.errors import DivergenceError
-from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import on_client
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.methods import get_method, list_methods
+from potluck.parts.means import Mean
 from potluck.testing.worlds import World, quick, toy_federation
 
 LIAR = 2
@@ -58,7 +58,7 @@ def largest_sent(name, rule, monkeypatch):
     combine = {"combine": Mean(rule)}
     method = replace(method, **({"sharing": replace(method.sharing, **combine)} if holder else combine))
     world = World(clients=5, capacity=1.0).fit_for(method)
-    engine = InProcessEngine(method, toy_federation(world))
+    engine = Engine(method, toy_federation(world))
     sent = []
     exchange = engine.exchange
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.testing import assert_close
 
 from potluck.core.fit import LocalTraining
-from potluck.core.sharing import Sharing
 from potluck.core.weights import load, minus, zeros_like
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.scaffold import Scaffold, effective_steps
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SGD = LocalTraining("sgd", lr=0.1, epochs=5)

@@ -9,9 +9,9 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.roles import ClientFailure
-from potluck.core.sharing import Sharing
 from potluck.core.weights import mean_where_present, minus, plus
 from potluck.methods.fedavg import FedAvg
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 DEEP = "stages.hidden2.linear.weight"  # only mlp3 has it

@@ -10,11 +10,11 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
-from potluck.core.sharing import Sharing
 from potluck.core.weights import parameters_of
 from potluck.methods.felo import Felo
 from potluck.methods.velo import ReplayLoss, Velo
 from potluck.models.contract import StagedNet, split
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)

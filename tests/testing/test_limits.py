@@ -7,7 +7,7 @@ import pytest
 
 from potluck.core.errors import ConfigError
 from potluck.methods import get_method, list_methods
-from potluck.privacy import FeaturePrivacy
+from potluck.parts.privacy import FeaturePrivacy
 from potluck.testing.conformance import private_noise_never_repeats
 from potluck.testing.limits import limits_of
 from potluck.testing.worlds import quick
@@ -54,7 +54,7 @@ PRIVATE = "privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats
 def test_private_noise_that_repeats_is_noticed(stating, monkeypatch):
     (limit,) = limits_of(stating(PRIVATE))
     limit.verify()
-    monkeypatch.setattr("potluck.privacy.urandom", lambda count: bytes(range(1, 9)) * (count // 8))
+    monkeypatch.setattr("potluck.parts.privacy.urandom", lambda count: bytes(range(1, 9)) * (count // 8))
     with pytest.raises(AssertionError, match="two runs of one seed end alike, so the server knows the noise"):
         limit.verify()
 

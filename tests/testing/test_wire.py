@@ -10,7 +10,7 @@ import torch
 
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.conformance import sends_what_it_documents
 from potluck.testing.limits import section
@@ -97,7 +97,7 @@ def test_a_section_that_is_false_or_unreadable_fails(sending, lines, complaint):
 @pytest.mark.parametrize("name", list_methods())
 def test_every_formula_of_every_method_is_evaluated(name):
     method = get_method(name)()
-    engine = InProcessEngine(method, toy_federation(World().fit_for(method)))
+    engine = Engine(method, toy_federation(World().fit_for(method)))
     place = Place(engine, engine.start(), engine.federation.sites[1])
     formulas = [f for wire in documented(type(method)) for f in (*wire.down.values(), *wire.up.values())]
     assert all(evaluated(formula.removeprefix("at most "), place) >= 0 for formula in formulas)
@@ -107,7 +107,7 @@ def test_every_formula_of_every_method_is_evaluated(name):
 
 
 def test_symbols_are_what_they_say():
-    engine = InProcessEngine(Sends(), toy_federation(World(labels=2, batchnorm=True)))
+    engine = Engine(Sends(), toy_federation(World(labels=2, batchnorm=True)))
     at = Place(engine, engine.start(), engine.federation.sites[1])  # two hidden stages; the server's model has one
     weights = (10 * 16 + 16) + 2 * (16 * 16 + 16) + 3 * 2 * 16 + 16 * 4 + 4
     buffers = 3 * (4 * 2 * 16 + 8)
@@ -118,8 +118,5 @@ def test_symbols_are_what_they_say():
     assert [SYMBOLS[name](at) for name in ("|s_in|", "|h|", "|z|", "flag", "integer")] == [64, 64, 16, 1, 8]
     assert [SYMBOLS[name](at) for name in ("classes", "present", "examples", "public", "differs")] == [4, 2, 48, 64, 1]
     assert (
-        evaluated(
-            "training.batch_size", Place(InProcessEngine(get_method("fedavg")(), engine.federation), None, at.site)
-        )
-        == 16
+        evaluated("training.batch_size", Place(Engine(get_method("fedavg")(), engine.federation), None, at.site)) == 16
     )

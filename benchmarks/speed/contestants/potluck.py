@@ -19,9 +19,9 @@ from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import Client
-from potluck.engines.computing import Computing
-from potluck.engines.executors.choice import choose_executor
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
+from potluck.engine.executors.choice import choose_executor
+from potluck.engine.numerics.numerics import Numerics
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FedIN
 from potluck.models import get_model
@@ -74,7 +74,7 @@ def builder(name: str, workload: Workload) -> Callable[..., nn.Module]:
 
 
 def federation_of(workload: Workload) -> Federation:
-    """The workload's clients; they have nothing to be judged on."""
+    """The workload's clients; they have nothing to be evaluated on."""
     sites: dict[int, Site] = {}
     for client, (inputs, targets) in enumerate(draw_data(workload)):
         train = Examples(torch.from_numpy(inputs), torch.from_numpy(targets))
@@ -99,12 +99,12 @@ def main() -> None:
     nets = [federation.build(name, fold_in(workload.seed, name)) for name in workload.nets]
     choice = choose_executor(options.executor, options.workers, 1, nets)
     training = LocalTraining("adam", workload.lr, workload.epochs, batch_size=workload.batch_size)
-    engine = InProcessEngine(
+    engine = Engine(
         METHODS[options.method](training=training),
         federation,
         seed=workload.seed,
         executor=choice.executor,
-        computing=Computing(options.precision, options.layout, options.convolutions),
+        computing=Numerics(options.precision, options.layout, options.convolutions),
     )
     state = engine.start()
 

@@ -58,13 +58,21 @@ def group(runs: Sequence[StoredRun]) -> list[Group]:
 
 def labels(runs: Sequence[StoredRun]) -> list[str]:
     """For each run the label of its experiment: runs have the same label if they belong to the same group."""
-    experiments = {run.hash8: run for run in reversed(runs)}
-    names = {hash8: _name(run, list(experiments.values())) for hash8, run in experiments.items()}
+    experiments = {run.experiment_id: run for run in reversed(runs)}
+    names = {experiment_id: _name(run, list(experiments.values())) for experiment_id, run in experiments.items()}
     ambiguous = Counter(names.values())
-    names = {hash8: name if ambiguous[name] == 1 else f"{name} {hash8}" for hash8, name in names.items()}
-    lengths = {run.hash8: {len(other.rounds) for other in runs if other.hash8 == run.hash8} for run in runs}
+    names = {
+        experiment_id: name if ambiguous[name] == 1 else f"{name} {experiment_id}"
+        for experiment_id, name in names.items()
+    }
+    lengths = {
+        run.experiment_id: {len(other.rounds) for other in runs if other.experiment_id == run.experiment_id}
+        for run in runs
+    }
     return [
-        names[run.hash8] if len(lengths[run.hash8]) == 1 else f"{names[run.hash8]}, {_rounds(len(run.rounds))}"
+        names[run.experiment_id]
+        if len(lengths[run.experiment_id]) == 1
+        else f"{names[run.experiment_id]}, {_rounds(len(run.rounds))}"
         for run in runs
     ]
 
@@ -93,4 +101,4 @@ def _name(run: StoredRun, experiments: Sequence[StoredRun]) -> str:
     values = settings(run)
     keys = [key for key in differing(alike) if key in values and key not in ("federation.dataset", "run.rounds")]
     label = ", ".join([f"{run.method}{place}", *(f"{key.rsplit('.', 1)[1]}={values[key]}" for key in keys)])
-    return label if len(label) <= _LONGEST_LABEL else f"{run.method}{place} {run.hash8}"
+    return label if len(label) <= _LONGEST_LABEL else f"{run.method}{place} {run.experiment_id}"

@@ -37,7 +37,7 @@ class StoredRun:
         method: its name.
         dataset: its name; for data of one's own, the name of the file or folder.
         seed: of every draw in the run.
-        hash8: of the configuration without seed and length: equal for runs of one experiment.
+        experiment_id: of the configuration without seed and length: equal for runs of one experiment.
         config: the tables of `config.toml`.
         manifest: what the run stands on.
         rounds: the finished rounds, from the first on.
@@ -50,7 +50,7 @@ class StoredRun:
     method: str
     dataset: str
     seed: int
-    hash8: str
+    experiment_id: str
     config: dict[str, Any]
     manifest: dict[str, Any]
     rounds: tuple[RoundRecord, ...]
@@ -107,7 +107,7 @@ def read_run(folder: Path) -> StoredRun:
         method=Path(config["method"]["name"]).stem,
         dataset=Path(config["federation"]["dataset"]).stem,
         seed=config["run"]["seed"],
-        hash8=experiment_hash(config),
+        experiment_id=experiment_hash(config),
         config=config,
         manifest=manifest,
         rounds=tuple(rounds),

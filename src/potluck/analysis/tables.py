@@ -89,7 +89,7 @@ class GroupRow:
     label: str
     method: str
     dataset: str
-    hash8: str
+    experiment_id: str
     seeds: tuple[int, ...]
     rounds: int
     last: Headline
@@ -214,7 +214,7 @@ def group_table(runs: Sequence[StoredRun]) -> list[GroupRow]:
             label=members.label,
             method=members.method,
             dataset=members.dataset,
-            hash8=members.runs[0].hash8,
+            experiment_id=members.runs[0].experiment_id,
             seeds=members.seeds,
             rounds=members.rounds,
             last=_headline(last(run) for run in members.runs),

@@ -18,7 +18,7 @@ from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.run import Result
 from potluck.records import LOG, RoundRecord
 
-_EXECUTORS = "potluck.engines.executors"
+_EXECUTORS = "potluck.engine.executors"
 _MEGABYTE = 10**6
 
 
@@ -128,7 +128,7 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
     if failed:
         console.print(f"{failed} client calls failed; see {folder / LOG}", highlight=False)
     if evaluation.missing:
-        console.print(f"{evaluation.missing} clients could not be judged; see {folder / LOG}", highlight=False)
+        console.print(f"{evaluation.missing} clients could not be evaluated; see {folder / LOG}", highlight=False)
     if lost := sum(record.lost is not None for record in result.rounds):
         console.print(f"{lost} rounds were lost and changed nothing; see {folder / LOG}", highlight=False)
     if privacy:

@@ -34,7 +34,7 @@ def require_flower() -> None:
 
 def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], revoke: Sequence[str], days: int) -> None:
     """Certificates if there are none or addresses are given, then nodes; says what to do with each."""
-    from potluck.flower.keys import SERVER, add_node, certify, revoke_node
+    from potluck.flower.deploy.keys import SERVER, add_node, certify, revoke_node
 
     if addresses or not (folder / SERVER).is_file():
         certify(folder, addresses, days)
@@ -75,11 +75,11 @@ def host(
         ConfigError: something is missing, or cannot be played.
         FlowerError: Flower failed.
     """
-    from potluck.flower.gate import Gate
-    from potluck.flower.hosting import play, write_app
-    from potluck.flower.keys import check_served
-    from potluck.flower.serve import NODES
-    from potluck.flower.superlink import SuperLink
+    from potluck.flower.deploy.gate import Gate
+    from potluck.flower.deploy.keys import check_served
+    from potluck.flower.deploy.superlink import SuperLink
+    from potluck.flower.server.hosting import play, write_app
+    from potluck.flower.server.serve import NODES
 
     console = Console(stderr=True)
     place = _address(address)
@@ -130,15 +130,15 @@ def take_part(
         ConfigError: the data cannot be read, the model cannot be built, keys are missing.
         Refused: the server does not want this node.
     """
-    from potluck.flower.join import Ticket, stay
-    from potluck.flower.node import Home
+    from potluck.flower.node.join import Credentials, stay
+    from potluck.flower.node.service import NodeConfig
 
     _address(address)
-    ticket, home = Ticket(address, keys), Home(state, data, model, capacity, tuple(code))
+    credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, tuple(code))
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends with us
     try:
-        stay(ticket, home, lambda line: typer.echo(line, err=True))
+        stay(credentials, home, lambda line: typer.echo(line, err=True))
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -11,10 +11,10 @@ from rich.table import Table
 from torch import nn
 
 from potluck.core.errors import ConfigError
-from potluck.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, saved_bytes, size_text
 from potluck.methods.fedepth import linked
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
+from potluck.parts.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, saved_bytes, size_text
 
 COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
 """How often a parameter is held: itself; with its gradient; with what SGD with momentum and Adam keep of it."""

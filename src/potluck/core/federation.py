@@ -26,7 +26,7 @@ class Site:
         architecture: name of its model in the federation's `architectures`.
         train: examples it learns from.
         validation: examples it chooses by; may be empty.
-        test: examples its model is judged on; may be empty.
+        test: examples its model is evaluated on; may be empty.
         capacity: share of the full model it can train, above 0 and at most 1.
     """
 

@@ -124,7 +124,7 @@ class Method(Checked, Generic[S]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
-        """The model that this client would use, and that is judged; its own by default. Must not train."""
+        """The model that this client would use, and that is evaluated; its own by default. Must not train."""
         return client.model
 
     def global_model(self, state: S, server: Server) -> nn.Module | None:

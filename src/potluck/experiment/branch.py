@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from potluck.core.errors import CheckpointError, ConfigError, StorageError
-from potluck.engines.files import sync, write_atomically
+from potluck.engine.files import sync, write_atomically
 from potluck.experiment.checkpoint import read_checked
 from potluck.experiment.config import Experiment, differences
 from potluck.experiment.folder import new_folder, open_folder, seed_manifest

@@ -13,8 +13,8 @@ from typing import Any
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.core.tree import pack, unpack
-from potluck.engines.files import make_folder, remove, rename, sync, write_atomically
-from potluck.engines.stores import ClientStore
+from potluck.engine.files import make_folder, remove, rename, sync, write_atomically
+from potluck.engine.store import ClientStore
 from potluck.records import BEST, LAST, Checkpoint, Extent
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 from potluck.core.digest import digest
 from potluck.core.discovery import FILE_PREFIX, standing_in
 from potluck.core.errors import CheckpointError
-from potluck.engines.files import sync, write_atomically
+from potluck.engine.files import sync, write_atomically
 from potluck.experiment.config import Experiment
 
 CODE = "code"

@@ -26,9 +26,9 @@ from potluck.core.method import Method, Need
 from potluck.core.schema import LARGEST
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
-from potluck.engines.computing import PLAIN, Computing
-from potluck.engines.executors.choice import ExecutorName
-from potluck.engines.inprocess import OnDivergence
+from potluck.engine.engine import OnDivergence
+from potluck.engine.executors.choice import ExecutorName
+from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.methods import get_method
 from potluck.models import get_model
 from potluck.records import experiment_hash
@@ -99,13 +99,13 @@ class RunConfig(Checked):
         cohort_fraction: share of the clients drawn each round; at least one is.
         seed: of every draw in the run.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
-        common_test: whether each client's model is also judged on the whole test set.
+        common_test: whether each client's model is also evaluated on the whole test set.
         executor: who carries out the clients' work: this process ("sequential"), or one forked process a core
             ("workers") with the same results to the last bit; "stacked" trains clients that are alike as one batched
             computation, in all processes, which changes last bits; "ray" has its workers on one's own Ray cluster, at
             `RAY_ADDRESS`. "auto" stacks small nets without convolutions, and takes all cores.
         workers: processes; one a core by default.
-        computing: precision, memory layout, kernels; how models are judged and states are stored.
+        computing: precision, memory layout, kernels; how models are evaluated and states are stored.
         threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
         tolerate_failures: go on without a client that fails, or whose reply is refused, and record it.
@@ -123,7 +123,7 @@ class RunConfig(Checked):
     common_test: bool = True
     executor: ExecutorName = "auto"
     workers: _Processes | None = None
-    computing: Computing = PLAIN
+    computing: Numerics = PLAIN
     threads: _Processes = 1
     memory_gib: Annotated[float, at_least(0)] = 4.0
     tolerate_failures: bool = False
@@ -210,7 +210,7 @@ class Experiment:
         return f"preset of {self.federation.dataset}: {', '.join(changed)}" if changed else None
 
     @property
-    def hash8(self) -> str:
+    def experiment_id(self) -> str:
         """Eight hex digits that runs of one experiment with different seeds and lengths have in common."""
         return experiment_hash(self.tree())
 

@@ -16,7 +16,7 @@ import torch
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError, StorageError
-from potluck.engines.files import make_folder, sync, write_atomically
+from potluck.engine.files import make_folder, sync, write_atomically
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.code import keep_code
 from potluck.experiment.config import Experiment
@@ -45,7 +45,7 @@ def new_folder(parent: Path, experiment: Experiment) -> Path:
     dataset = Path(experiment.federation.dataset).stem
     method = Path(experiment.method_name).stem
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    base = f"{stamp}-{method}-{dataset}-s{experiment.run.seed}-{experiment.hash8}"
+    base = f"{stamp}-{method}-{dataset}-s{experiment.run.seed}-{experiment.experiment_id}"
     for attempt in range(1, 1000):
         folder = parent / (base if attempt == 1 else f"{base}-{attempt}")
         try:

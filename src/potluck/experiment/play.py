@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import IO
 
 from potluck.core.errors import CheckpointError, PotluckError, StorageError
-from potluck.engines.allocator import keep_freed_memory
-from potluck.engines.executors.choice import Choice
-from potluck.engines.files import sync, write_atomically
-from potluck.engines.stores import ClientStore
+from potluck.engine.executors.choice import Choice
+from potluck.engine.files import sync, write_atomically
+from potluck.engine.numerics.allocator import keep_freed_memory
+from potluck.engine.store import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, open_folder, write_manifest

@@ -11,8 +11,8 @@ from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
-from potluck.engines.files import append, make_folder, rename, sync, write_atomically
-from potluck.engines.inprocess import RoundReport
+from potluck.engine.engine import RoundReport
+from potluck.engine.files import append, make_folder, rename, sync, write_atomically
 from potluck.experiment.evaluate import Evaluation
 from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, RoundRecord
 
@@ -22,7 +22,7 @@ _NO_LINE = Extent(0, digest(b""), "")
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
     """The record of a round from what the engine and the evaluation saw."""
-    traffic, judged = report.traffic, evaluation
+    traffic, evaluated = report.traffic, evaluation
     return RoundRecord(
         round=number,
         cohort=list(report.cohort),
@@ -34,14 +34,14 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         bytes_up_by_entry=dict(sorted(traffic.up.items())),
         bytes_evaluation=evaluation_bytes,
         loss_local=report.loss_local,
-        accuracy_validation_mean=judged.mean("accuracy_validation") if judged else None,
-        accuracy_personal_mean=judged.mean("accuracy_personal") if judged else None,
-        accuracy_personal_std=judged.personal_std if judged else None,
-        accuracy_personal_worst=judged.personal_worst if judged else None,
-        accuracy_personal_by_architecture=judged.by_architecture("accuracy_personal") if judged else None,
-        accuracy_common_mean=judged.mean("accuracy_common") if judged else None,
-        accuracy_common_by_architecture=judged.by_architecture("accuracy_common") if judged else None,
-        accuracy_global=judged.accuracy_global if judged else None,
+        accuracy_validation_mean=evaluated.mean("accuracy_validation") if evaluated else None,
+        accuracy_personal_mean=evaluated.mean("accuracy_personal") if evaluated else None,
+        accuracy_personal_std=evaluated.personal_std if evaluated else None,
+        accuracy_personal_worst=evaluated.personal_worst if evaluated else None,
+        accuracy_personal_by_architecture=evaluated.by_architecture("accuracy_personal") if evaluated else None,
+        accuracy_common_mean=evaluated.mean("accuracy_common") if evaluated else None,
+        accuracy_common_by_architecture=evaluated.by_architecture("accuracy_common") if evaluated else None,
+        accuracy_global=evaluated.accuracy_global if evaluated else None,
         lost=report.lost,
     )
 

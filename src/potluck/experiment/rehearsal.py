@@ -12,7 +12,7 @@ from potluck.core.rng import Key, isolated
 
 
 def rehearse(federation: Federation) -> None:
-    """Judge and train a copy of each architecture, the server's too, on two examples of its own.
+    """Evaluate and train a copy of each architecture, the server's too, on two examples of its own.
 
     Nothing is left behind: the copies are thrown away, and no stream of random numbers moves. Architectures whose
     clients' data are elsewhere are left out.
@@ -23,11 +23,11 @@ def rehearse(federation: Federation) -> None:
     """
     trained = {site.architecture: site.train for site in federation.sites.values() if _is_here(site.train)}
     for name, examples in sorted(trained.items()):
-        _Rehearsal(federation, name, _two_of(examples)).carry_out(trains=True)
+        _Rehearsal(federation, name, _two_of(examples)).execute(trains=True)
     server = federation.server_architecture
     common = [examples for examples in (federation.public, federation.test, *trained.values()) if _is_here(examples)]
     if server not in trained and common:
-        _Rehearsal(federation, server, _two_of(common[0])).carry_out(trains=False)
+        _Rehearsal(federation, server, _two_of(common[0])).execute(trains=False)
 
 
 def _is_here(examples: Examples | None) -> bool:
@@ -50,7 +50,7 @@ class _Rehearsal:
         # What is wrong with the data is not the network's fault.
         self._sound = not self._inputs.is_floating_point() or bool(self._inputs.isfinite().all())
 
-    def carry_out(self, trains: bool) -> None:
+    def execute(self, trains: bool) -> None:
         """In evaluation mode, then in training mode with the gradient of the loss if the architecture `trains`."""
         key = Key(("rehearsal", self._name))
         net = self._federation.build(self._name, key)

@@ -18,12 +18,12 @@ from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
 from potluck.core.rng import Key, fold_in
 from potluck.core.roles import ClientFailure
-from potluck.engines.executors.choice import Choice, choose_executor
-from potluck.engines.files import append, make_folder
-from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.inspection import check_class_targets
-from potluck.engines.ledger import Ledger
-from potluck.engines.stores import ClientStore
+from potluck.engine.engine import Engine
+from potluck.engine.executors.choice import Choice, choose_executor
+from potluck.engine.files import append, make_folder
+from potluck.engine.inspection import check_class_targets
+from potluck.engine.ledger import Ledger
+from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
@@ -95,7 +95,7 @@ class Run:
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
         self.choice = _chosen(config, federation) if choice is None else choice
-        self._engine = InProcessEngine(
+        self._engine = Engine(
             method,
             federation,
             seed=config.seed,
@@ -200,7 +200,7 @@ class Run:
         evaluation = self._evaluate(number) if due else None
         evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
         record = round_record(number, report, evaluation, evaluation_bytes)
-        judged = time.perf_counter()
+        evaluated = time.perf_counter()
         self._write(record, evaluation)
         if self._folder:
             local = report.seconds_local
@@ -208,7 +208,7 @@ class Run:
                 "round": number,
                 "seconds_local": local,
                 "seconds_server": played - started - local,
-                "seconds_evaluation": judged - played,
+                "seconds_evaluation": evaluated - played,
                 "seconds_total": time.perf_counter() - started,
             }
             append(self._folder / TIMINGS, lines_of([timing]))
@@ -293,7 +293,7 @@ def _settings(method: Method[Any], config: RunConfig) -> Tree:
     return {"method": {"name": f"{kind.__module__}.{kind.__qualname__}", **asdict(method)}, "run": asdict(config)}
 
 
-def _close(engine: InProcessEngine, process: int) -> None:
+def _close(engine: Engine, process: int) -> None:
     if os.getpid() == process:  # a fork has a copy of the run, and others' workers are none of its business
         engine.close()
 

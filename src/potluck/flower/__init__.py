@@ -8,5 +8,5 @@ Parcel = tuple[dict[str, Any], bytes]
 JOB, HELLO = "train.job", "query.hello"
 """Kinds of messages to nodes, in Flower's manner."""
 
-GREETING, JUDGING = "hello", "evaluation"
+GREETING, EVALUATION = "hello", "evaluation"
 """Groups of messages, beside a round's number: what Flower's logs call a round."""

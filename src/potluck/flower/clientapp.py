@@ -12,8 +12,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from potluck.flower import HELLO, JOB, Parcel
-from potluck.flower.parcel import unwrap, wrap
-from potluck.flower.resident import hand_over
+from potluck.flower.node.resident import hand_over
+from potluck.flower.wire.envelope import unwrap, wrap
 
 client_app = ClientApp()
 
@@ -36,6 +36,6 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _alone(config: Mapping[str, object], message: Message, parcel: Parcel) -> Parcel:
     """What the node has to say, worked out here and now."""
-    from potluck.flower.node import Home, Household
+    from potluck.flower.node.service import NodeConfig, NodeService
 
-    return Household(Home.of(config, parcel[0])).answer(message.metadata.message_type, parcel)
+    return NodeService(NodeConfig.of(config, parcel[0])).answer(message.metadata.message_type, parcel)

@@ -7,7 +7,7 @@ from typing import Any
 from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId
 from potluck.core.schema import Misfit
-from potluck.engines.stores import ClientStore
+from potluck.engine.store import ClientStore
 
 _NAME = re.compile(rb"[0-9a-f]{32}")
 _FILE = re.compile(r"(\d+)-([0-9a-f]{32})\.safetensors")

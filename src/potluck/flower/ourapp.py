@@ -16,7 +16,7 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 
-from potluck.flower.processes import environment
+from potluck.flower.deploy.processes import environment
 
 _APP = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP]
 _REPLACED = ("install_from_fab", "get_load_client_app_fn")

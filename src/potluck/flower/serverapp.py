@@ -10,9 +10,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from potluck.core.errors import PotluckError
-from potluck.engines.allocator import keep_freed_memory
-from potluck.flower.hosting import Said
-from potluck.flower.serve import serve
+from potluck.engine.numerics.allocator import keep_freed_memory
+from potluck.flower.server.hosting import Said
+from potluck.flower.server.serve import serve
 
 server_app = ServerApp()
 

@@ -12,8 +12,8 @@ from potluck.core.errors import ConfigError
 from potluck.experiment.config import Experiment
 from potluck.experiment.run import Watcher
 from potluck.flower.clientapp import client_app
-from potluck.flower.processes import environment
-from potluck.flower.serve import serve
+from potluck.flower.deploy.processes import environment
+from potluck.flower.server.serve import serve
 
 _TIMEOUT = 3600.0
 

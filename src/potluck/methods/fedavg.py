@@ -37,7 +37,7 @@ from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
 from potluck.core.roles import Client, Cohort, Server
-from potluck.core.sharing import Pool, SharesWeights, Sharing
+from potluck.parts.sharing import Pool, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ Every client trains the whole network, as many consecutive blocks at a time as i
 the finished ones frozen, each one supervised through the classifier, to which a link without parameters leads. A
 client's memory is its capacity, the share of what training the whole network at once takes. The paper's scenarios
 are `federation.capacities` of [0.1667, 0.3333, 0.5, 1.0] (Fair, the default), [0.125, 0.1667, 0.5, 1.0] (Lack), and
-those of Fair with `models=2` (Surplus). What a budget counts, and what lies beside it, is said in `potluck.depthwise`;
-what clients were seen to hold, in benchmarks/results/fedepth_memory.md.
+those of Fair with `models=2` (Surplus). `potluck.parts.depthwise` says what a budget counts and what lies beside it;
+benchmarks/results/fedepth_memory.md what clients were seen to hold.
 
 Symbols
     W         state.pool
@@ -38,7 +38,7 @@ Departures from the paper
        batches of 32, though it trains with 128, and counts parameters once. A block that was seen to keep more than
        its estimate counts as what it keeps; of the paper's net none does.
     2. The paper's estimate leaves the stem out; it is trained with the first block, as in the authors' code. A first
-       stage that takes at least half of what the second does is no stem but a block, see `potluck.memory`.
+       stage that takes at least half of what the second does is no stem but a block, see `potluck.parts.memory`.
     3. A finished piece normalises with statistics measured on the client's examples when it is frozen, and sends
        these back; its running statistics lag behind its weights where there are few steps. The authors' code has
        batch statistics everywhere, with which z_j would depend on which examples share a batch.
@@ -61,7 +61,7 @@ Departures from the paper
        epochs, batches of 128 and a cosine schedule over rounds.
     10. Every sub-problem has all the epochs, as in the authors' code, so a client takes J_k times the steps of one that
        trains the whole net. The paper leaves the number open.
-    11. The paper's inference from disk, piece by piece, is not carried out: models are judged whole, like all here.
+    11. The paper's inference from disk, piece by piece, is not carried out: models are evaluated whole, like all here.
 """
 
 import functools
@@ -77,10 +77,10 @@ from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
-from potluck.core.sharing import Pool, SharesWeights
-from potluck.depthwise import DepthWise, staged
-from potluck.memory import MemoryModel, Piece
 from potluck.models.contract import StagedNet
+from potluck.parts.depthwise import DepthWise, staged
+from potluck.parts.memory import MemoryModel, Piece
+from potluck.parts.sharing import Pool, SharesWeights
 
 Link = Literal["subsample", "average"]
 

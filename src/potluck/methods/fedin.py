@@ -75,11 +75,11 @@ from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, Releases, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Schema, UpTo, floats
-from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, parameters_of, without_conflict
-from potluck.losses import squared_distance
 from potluck.models.contract import feature_shapes, intermediate_names, split
-from potluck.privacy import FeaturePrivacy
+from potluck.parts.losses import squared_distance
+from potluck.parts.privacy import FeaturePrivacy
+from potluck.parts.sharing import Pool, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)

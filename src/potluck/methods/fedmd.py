@@ -45,11 +45,11 @@ from potluck.core.federation import Member
 from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.inference import predict
-from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, floats
+from potluck.parts.means import Mean
 
 
 @dataclass(frozen=True)

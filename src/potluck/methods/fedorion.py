@@ -40,8 +40,8 @@ Departures from the paper
     4. A client's copy learns at the client's rate, though Algorithm 1 calls both that and the server's eta_g.
     5. In the second terms of eq. 1 to 3 the teacher comes first and is a constant, which Algorithm 1 amounts to.
     6. A client of less than `mutual_from` capacity gets the global architecture in place of its own. Like one that
-       holds it anyway, it starts each round from theta_g, and is judged with it; others with theta_i. The paper
-       judges theta_g only. "Holds" means tensors of the same names and shapes.
+       holds it anyway, it starts each round from theta_g, and is evaluated with it; others with theta_i. The paper
+       evaluates theta_g only. "Holds" means tensors of the same names and shapes.
     7. Clients omit what the server would not read: copies without `aggregation`, own models without `distillation` or
        where a client holds the global model only.
     8. Image-like noise is standardised over each batch; "stylegan" is a small untrained generator and not that net.
@@ -64,14 +64,14 @@ from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fields import at_least, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Schema, count, like
 from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present, outline
-from potluck.losses import soft_cross_entropy
-from potluck.noise import Kind, noise_examples
+from potluck.parts.losses import soft_cross_entropy
+from potluck.parts.means import Mean
+from potluck.parts.noise import Kind, noise_examples
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class FedORION(Method[State]):
             copy. Clients whose own model has the global architecture never learn mutually, as in the paper.
         order: "sequential" updates a client's own model first and asks it again before the copy is updated;
             "simultaneous" updates both by what they predicted before.
-        noise: what is distilled on: "gaussian", "dead_leaves" or "stylegan", see `potluck.noise`. The last two need
-            images, and dead leaves need time: about a second for 128 small ones.
+        noise: what is distilled on: "gaussian", "dead_leaves" or "stylegan", see `potluck.parts.noise`. The last two
+            need images, and dead leaves need time: about a second for 128 small ones.
         noise_batches: batches of noise in an epoch of the server; None for as many as the examples that all
             clients of the federation train on would fill.
         combine: how the clients' copies of the global model become one.

@@ -51,18 +51,18 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck.classwise import Rows, Table, averages, distance, means_by_class, one_each, stored
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
-from potluck.core.sharing import Pool, SharesOnRequest, Sharing
 from potluck.models.contract import feature_shapes, split
+from potluck.parts.means import Mean
+from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
+from potluck.parts.sharing import Pool, SharesOnRequest, Sharing
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ Departures from the paper
        away. The statistics to predict with are measured by the cohort in a second exchange, each client on its own
        examples without augmentation, and averaged by batches. The authors' code runs the server's model over all
        clients' training data. Either way every client of the cohort has to run the full network once, forward.
-    2. A client judges its slice with statistics measured on its own training data, and does not mask its logits.
+    2. A client evaluates its slice with statistics measured on its own training data, and does not mask its logits.
     3. `assignment="capacity"` gives a client the largest level that its capacity allows, the code's "fix";
        "dynamic" draws a level for each client of the cohort, all equally likely, where the code has proportions.
     4. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4
        and a falling learning rate, 5 epochs and batches of 10. Its limit of the gradient's norm, 1, is kept.
     5. With `mask` the loss is cross-entropy, whatever the federation's criterion.
-    6. A client that may train a level only in part of the rounds ("dynamic") is judged with the level that its capacity
-       allows, though it may have trained larger ones: its capacity does not limit what is drawn.
+    6. A client that may train a level only in part of the rounds ("dynamic") is evaluated with the level that its
+       capacity allows, though it may have trained larger ones: its capacity does not limit what is drawn.
 """
 
 import warnings
@@ -48,7 +48,6 @@ from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Member
 from potluck.core.fields import above, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.means import Mean
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
@@ -63,8 +62,9 @@ from potluck.core.weights import (
     outline,
     parameters_of,
 )
-from potluck.losses import masked_cross_entropy
 from potluck.models.contract import classifier_names
+from potluck.parts.losses import masked_cross_entropy
+from potluck.parts.means import Mean
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,11 @@ from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.rng import Key, isolated
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, optional, some_of
-from potluck.core.sharing import Pool, SharesWeights
 from potluck.core.weights import load, parameters_of, pick
-from potluck.depthwise import DepthWise, staged
-from potluck.memory import MemoryModel, Piece
 from potluck.models.contract import GlobalPool, StagedNet
+from potluck.parts.depthwise import DepthWise, staged
+from potluck.parts.memory import MemoryModel, Piece
+from potluck.parts.sharing import Pool, SharesWeights
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ from potluck.core.method import ClientWork, on_client
 from potluck.core.modes import mode
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Schema, like
-from potluck.core.sharing import Pool, SharesWeights, Sharing
 from potluck.core.weights import Weights, mean_where_present, minus, parameters_of, plus, zeros_like
+from potluck.parts.sharing import Pool, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from potluck.core.method import Method
 from potluck.core.roles import Failure
 from potluck.core.schema import Misfit, Schema
 from potluck.core.weights import Weights, cut, frozen_of, weights_of
-from potluck.engines.executors import Task
-from potluck.engines.executors.sequential import Sequential
-from potluck.engines.executors.stacked import Stacked
-from potluck.engines.executors.workers import Workers, can_fork
-from potluck.engines.host import ClientHost, Outcome
-from potluck.engines.inprocess import InProcessEngine
-from potluck.engines.session import Answer, Call
+from potluck.engine.client.runtime import ClientRuntime, Outcome
+from potluck.engine.client.session import Answer, Call
+from potluck.engine.engine import Engine
+from potluck.engine.executors import Task
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.executors.stacked import Stacked
+from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.corruptions import corruptions
@@ -171,7 +171,7 @@ def agrees_when_stacked(method: Subject) -> None:
     try:
         subject = quick(method, optimizer="sgd")
         world = World(batchnorm=True).fit_for(subject)
-        engines = [InProcessEngine(subject, toy_federation(world), executor=e) for e in (Sequential(), Stacked())]
+        engines = [Engine(subject, toy_federation(world), executor=e) for e in (Sequential(), Stacked())]
         models = [
             [weights_of(e.inference_model(state, id)) for id in e.federation.sites]
             for e, state in ((engine, play(engine, 2)) for engine in engines)
@@ -260,7 +260,7 @@ def resumes_to_the_same_bytes(method: Subject) -> None:
 
 
 def learns_a_toy_task(method: Subject) -> None:
-    """Twelve rounds of a linear problem bring the judged models well above chance."""
+    """Twelve rounds of a linear problem bring the evaluated models well above chance."""
     engine = _engine(method)
     state = play(engine, 12)
     test = engine.federation.test
@@ -288,10 +288,10 @@ class Hearing(Sequential):
     def __init__(self) -> None:
         self.exchanges: list[tuple[Call, Answer]] = []
 
-    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         for job in (task.make() for task in tasks):
-            outcome = host.carry_out(job)
+            outcome = host.execute(job)
             if isinstance(job, Call) and isinstance(outcome, Answer):
                 self.exchanges.append((job, outcome))
             yield outcome
@@ -303,13 +303,13 @@ class Without(Sequential):
     def __init__(self, absent: ClientId) -> None:
         self._absent = absent
 
-    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks, a failure for the absent client's calls."""
         for job in (task.make() for task in tasks):
             if isinstance(job, Call) and job.client == self._absent:
                 yield Failure(job.client, job.handler, "absent")
             else:
-                yield host.carry_out(job)
+                yield host.execute(job)
 
 
 class Overhearing(Sequential):
@@ -318,11 +318,11 @@ class Overhearing(Sequential):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def run(self, host: ClientHost, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         for job in (task.make() for task in tasks):
             self.hear(Message.decode(job.payload))
-            outcome = host.carry_out(job)
+            outcome = host.execute(job)
             if isinstance(outcome, Answer):
                 self.hear(Message.decode(outcome.payload))
             yield outcome
@@ -363,17 +363,17 @@ def _engine(
     world: World = World(batchnorm=True),
     overrides: Sequence[str] = (),
     **options: Any,
-) -> InProcessEngine:
+) -> Engine:
     subject = quick(method, overrides)
-    return InProcessEngine(subject, toy_federation(world.fit_for(subject)), seed=seed, **options)
+    return Engine(subject, toy_federation(world.fit_for(subject)), seed=seed, **options)
 
 
-def _played(method: Subject, seed: int = 0) -> tuple[InProcessEngine, Any]:
+def _played(method: Subject, seed: int = 0) -> tuple[Engine, Any]:
     engine = _engine(method, seed)
     return engine, play(engine, 2)
 
 
-def _everything(played: tuple[InProcessEngine, Any]) -> bytes:
+def _everything(played: tuple[Engine, Any]) -> bytes:
     """The method's state and all that clients keep."""
     engine, state = played
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))

@@ -2,9 +2,9 @@
 
 Lines of the Limits section, one each; overrides are dotted keys as on the command line:
 
-    [overrides] equals METHOD [overrides] [on WORLD]       judged models are the same, bit for bit
+    [overrides] equals METHOD [overrides] [on WORLD]       evaluated models are the same, bit for bit
     [overrides] approaches METHOD [overrides] [on WORLD]   ... up to rounding
-    [overrides] stays at rest [on WORLD]                   judged models do not move
+    [overrides] stays at rest [on WORLD]                   evaluated models do not move
     [overrides] reaches the optimum                        of two quadratics, with full and partial participation
     [overrides] misses the optimum                         of two quadratics, with full participation
     [overrides] descends the gradient                      one full-batch step is a step on everyone's data
@@ -31,7 +31,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.method import Method
 from potluck.core.weights import Weights, weights_of
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.methods import get_method
 from potluck.testing.worlds import (
     QUADRATIC_OPTIMUM,
@@ -98,7 +98,7 @@ def _parsed(method: type[Method[Any]], line: str) -> Limit:
 
 def judged_models(method: Method[Any], world: World) -> list[Weights]:
     """The weights that each client would use after the world's rounds."""
-    engine = InProcessEngine(method, toy_federation(world.fit_for(method)))
+    engine = Engine(method, toy_federation(world.fit_for(method)))
     state = play(engine, world.rounds)
     return [weights_of(engine.inference_model(state, id)) for id in sorted(engine.federation.sites)]
 
@@ -143,7 +143,7 @@ def _misses(limit: Limit) -> None:
 def _settled(limit: Limit, rounds: int, *, partial: bool = False) -> float:
     """Where the one weight settles."""
     method = quick(limit.method, limit.mine, optimizer="sgd", lr=0.03, steps=5, batch_size=1)
-    engine = InProcessEngine(method, quadratics())
+    engine = Engine(method, quadratics())
     state = play(engine, rounds, _one_at_a_time() if partial else None)
     (weight,) = engine.inference_model(state, 0).parameters()
     return float(weight.detach())
@@ -159,7 +159,7 @@ def _descends(limit: Limit) -> None:
     lr = 0.3
     method = quick(limit.method, limit.mine, optimizer="sgd", lr=lr, epochs=1, batch_size=10**6)
     federation = toy_federation(World(architectures=1))
-    engine = InProcessEngine(method, federation)
+    engine = Engine(method, federation)
     net = engine.server(0).build("toy1")
     batches = [site.train.batch(torch.arange(len(site.train))) for site in federation.sites.values()]
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -181,7 +181,7 @@ def _counts_twins(limit: Limit) -> None:
     heavy = {0: one, 1: replace(two, train=doubled)}
     models: list[Weights] = []
     for sites in (twins, heavy):
-        engine = InProcessEngine(method, replace(federation, sites=sites))
+        engine = Engine(method, replace(federation, sites=sites))
         models.append(weights_of(engine.inference_model(play(engine, limit.world.rounds), 0)))
     _assert_same(*models, exact=False, where=limit.text)
 
@@ -192,7 +192,7 @@ def _never_repeats(limit: Limit) -> None:
     assert method.releases_privately, f"{limit.text}: with these overrides nothing is released privately"
     states: list[bytes] = []
     for _ in range(2):
-        engine = InProcessEngine(method, toy_federation(limit.world.fit_for(method)))
+        engine = Engine(method, toy_federation(limit.world.fit_for(method)))
         states.append(packed(play(engine, limit.world.rounds)))
         missing = sorted(set(engine.federation.sites) - engine.ledger.releases.keys())
         assert not missing, f"{limit.text}: no release of clients {missing} was counted"

@@ -26,7 +26,7 @@ from potluck.core.federation import Site
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.weights import buffers_of, learnt_of, parameters_of
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.methods.heterofl import level_within
 from potluck.models.contract import feature_shapes
 from potluck.testing.limits import section
@@ -50,7 +50,7 @@ class Documented:
 class Place:
     """Where a formula is evaluated: one client of a run, with the method's state after the last round."""
 
-    engine: InProcessEngine
+    engine: Engine
     state: Any
     site: Site
 

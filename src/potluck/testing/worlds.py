@@ -17,7 +17,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method, Need
 from potluck.core.rng import fold_in
 from potluck.core.tree import pack
-from potluck.engines.inprocess import InProcessEngine
+from potluck.engine.engine import Engine
 from potluck.experiment.config import merged, override, typed, without_none
 from potluck.models.contract import StagedNet
 
@@ -158,7 +158,7 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
     return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
 
 
-def play(engine: InProcessEngine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
+def play(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
     """Play rounds with everyone, or with the cohorts given; the last state."""
     state = engine.start()
     for number in range(1, rounds + 1):

@@ -1,7 +1,7 @@
 """CINIC-10: CIFAR-10's ten classes from CIFAR-10 and ImageNet, 3 x 32 x 32 (Darlow et al., 2018).
 
 Of its three splits of 90,000 images the papers train on `train` and test on `test`. They contain all of
-CIFAR-10, test images too: never use CINIC-10 as public data for, or before, a model that is judged on
+CIFAR-10, test images too: never use CINIC-10 as public data for, or before, a model that is evaluated on
 CIFAR-10.
 
 The papers tell only that images are flipped; cropping and cutting out are taken over from CIFAR-10. InCo's

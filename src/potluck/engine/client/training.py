@@ -1,0 +1,216 @@
+"""Local training: how a `Fit` is carried out, one client at a time."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.batchnorm import takes_batch_statistics
+from potluck.core.examples import Batch
+from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.modes import mode
+from potluck.core.rng import Key, isolated
+from potluck.core.weights import Weights
+from potluck.engine.numerics.numerics import PLAIN, Numerics
+
+
+def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
+    """Train `fit.net` in place and report.
+
+    The order of examples, their augmentation, Dropout and the kept observations are drawn from keys of their
+    own below `key`, so that asking for observations does not change the training.
+
+    Raises:
+        ValueError: there is nothing to train on.
+    """
+    epochs = schedule(len(fit.data), fit.training, key.fold("order"), takes_batch_statistics(fit.net))
+    order = [positions for epoch in epochs for positions in epoch]
+    observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
+    losses: list[Tensor] = []
+    with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
+        for step, positions in enumerate(order):
+            inputs, targets = fit.data.batch(positions, key.fold("augment", step))
+            batch = computing.laid_out(inputs), targets
+            steps = [turn.step(batch) for turn in turns]
+            observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
+            losses.append(steps[0][0])
+    fit.done = True
+    loss = float(torch.stack(losses).mean())
+    return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
+
+
+def schedule(examples: int, training: LocalTraining, key: Key, batch_statistics: bool) -> list[list[Tensor]]:
+    """Positions of each step's batch, by epoch: every epoch a new permutation, the incomplete last batch kept.
+
+    A last batch of one example is dropped where the net takes batch statistics, which one example has not.
+    """
+    if examples == 0 or (examples == 1 and batch_statistics):
+        raise ValueError(
+            f"{examples} training examples; expected at least {2 if batch_statistics else 1}"
+            + (" because the model has BatchNorm" if batch_statistics else "")
+        )
+    if batch_statistics and training.batch_size == 1:
+        raise ValueError("batch_size: found 1, expected at least 2 because the model has BatchNorm")
+    left = training.steps
+    epochs: list[list[Tensor]] = []
+    while len(epochs) < training.epochs if left is None else left > 0:
+        permutation = torch.randperm(examples, generator=key.fold(len(epochs)).generator())
+        batches = [b for b in permutation.split(training.batch_size) if len(b) > 1 or not batch_statistics]
+        epochs.append(batches[:left])
+        left = None if left is None else left - len(epochs[-1])
+    return epochs
+
+
+@dataclass
+class Observer:
+    """Keeps observations of a uniform sample of the last epoch's examples, as each is visited."""
+
+    chosen: Tensor
+    first_step: int
+    kept: list[Observed] = field(default_factory=list)
+
+    @classmethod
+    def of_last_epoch(cls, fit: Fit, epochs: list[list[Tensor]], key: Key) -> "Observer":
+        """One that draws `fit.keep` of the last epoch's examples."""
+        visited = torch.cat(epochs[-1])
+        drawn = torch.randperm(len(visited), generator=key.generator())[: fit.keep]
+        chosen = torch.zeros(len(fit.data), dtype=torch.bool)
+        chosen[visited[drawn]] = True
+        return cls(chosen, first_step=sum(map(len, epochs[:-1])))
+
+    def see(self, step: int, positions: Tensor, observed: Observed) -> None:
+        """Note the observations of the batch at `positions`, if it belongs to the last epoch."""
+        if not observed or step < self.first_step:
+            return
+        rows = self.chosen[positions]
+        if bool(rows.any()):
+            self.kept.append({name: _widened(tensor.detach()[rows]) for name, tensor in observed.items()})
+
+    def collected(self) -> Observed:
+        """The kept rows of every observation, in the order visited."""
+        names = self.kept[0] if self.kept else {}
+        return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """What a lower precision has computed, as it goes over the wire."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+@dataclass
+class _Turn:
+    """Objectives that step together, and the weights and optimiser of their own that they step with."""
+
+    fit: Fit
+    objectives: tuple[Objective, ...]
+    weights: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    computing: Numerics
+
+    def step(self, batch: Batch) -> tuple[Tensor, Observed]:
+        """One optimiser step; the first objective's loss, detached, and what was observed."""
+        with self.computing.cast():
+            losses, observed = self._losses(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.fit.combine is None:
+            torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
+        else:
+            self._combine(losses)
+        if self.fit.training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.weights.values(), self.fit.training.clip_norm)
+        self.optimizer.step()
+        self._correct()
+        return losses[0].detach(), observed
+
+    def _losses(self, batch: Batch) -> tuple[list[Tensor], Observed]:
+        """Each objective's loss on a batch, and what all of them observed."""
+        losses: list[Tensor] = []
+        observed: Observed = {}
+        for objective in self.objectives:
+            result = objective(self.fit.net, batch, self.fit.extras)
+            loss, seen = (result, {}) if isinstance(result, Tensor) else result
+            losses.append(loss)
+            observed |= seen
+        return losses, observed
+
+    def _combine(self, losses: list[Tensor]) -> None:
+        """Take one gradient an objective, let the method combine them, and hand the result to the optimiser."""
+        assert self.fit.combine is not None
+        gradients: list[Weights] = []
+        for loss in losses:
+            if not loss.requires_grad:  # it depends on nothing that is trained
+                gradients.append({})
+                continue
+            weights = list(self.weights.values())
+            found = torch.autograd.grad(loss, weights, allow_unused=True, retain_graph=True)
+            named = zip(self.weights, cast("tuple[Tensor | None, ...]", found), strict=True)
+            gradients.append({name: gradient for name, gradient in named if gradient is not None})
+        clipped = self.fit.training.clip_norm is not None
+        with torch.no_grad():
+            combined = self.fit.combine(gradients, self.fit.extras)
+        for name, weight in self.weights.items():
+            gradient = combined.get(name)
+            # Clipping works in place; what `combine` returned may be one of the extras.
+            weight.grad = gradient.clone() if clipped and gradient is not None else gradient
+
+    def _correct(self) -> None:
+        if self.fit.after_step is None:
+            return
+        with torch.no_grad():
+            current: Weights = dict(self.weights)
+            corrected = self.fit.after_step(current, self.fit.extras, self.fit.training.lr)
+            for name, weight in self.weights.items():
+                weight.copy_(corrected[name])
+
+
+@contextmanager
+def _training(fit: Fit, computing: Numerics) -> Generator[list[_Turn]]:
+    """Training mode, gradients for the parameters to be trained only, fresh optimisers; undone afterwards."""
+    before = [(parameter, parameter.requires_grad) for parameter in fit.net.parameters()]
+    trained = fit.trained()
+    turns = list(_turns(fit, trained, computing))
+    for parameter, _ in before:
+        parameter.requires_grad_(False)
+    for parameter in trained.values():
+        parameter.requires_grad_(True)
+    try:
+        with mode(fit.net, training=True):
+            yield turns
+    finally:
+        for parameter, was in before:
+            parameter.requires_grad_(was)
+            parameter.grad = None
+
+
+def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
+    """One turn for all objectives, or one for each."""
+    plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
+    if fit.turns is not None:
+        plan = [((objective,), prefixes) for objective, prefixes in zip(fit.losses, fit.turns, strict=True)]
+    for objectives, prefixes in plan:
+        mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
+        if not mine:
+            raise ValueError(f"{_untrained(fit.net, prefixes)}; there is nothing to train")
+        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
+
+
+def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:
+    """Why there is nothing to train."""
+    if prefixes is None:
+        return "every parameter of the model is frozen"
+    found = any(name.startswith(prefixes) for name, _ in net.named_parameters())
+    return (
+        f"every parameter whose name starts with {prefixes} is frozen"
+        if found
+        else (f"no parameter's name starts with {prefixes}")
+    )
+
+
+def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    decay = training.weight_decay
+    if training.optimizer == "adam":
+        return torch.optim.Adam(weights, lr=training.lr, weight_decay=decay, fused=True)
+    return torch.optim.SGD(weights, lr=training.lr, momentum=training.momentum, weight_decay=decay, fused=True)

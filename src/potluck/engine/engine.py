@@ -1,0 +1,438 @@
+"""The engine that plays a federation in this process; every message really passes through serialisation."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from statistics import fmean
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from potluck.core.errors import DivergenceError, PotluckError
+from potluck.core.examples import Examples
+from potluck.core.federation import ClientId, Federation
+from potluck.core.message import Message, Traffic
+from potluck.core.method import Method, runs_on_client
+from potluck.core.rng import fold_in
+from potluck.core.roles import ClientFailure, Failure, Replies, Server
+from potluck.core.schema import LARGEST, Kind, Misfit
+from potluck.core.text import ON_SCREEN, one_line, quoted
+from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
+from potluck.engine.client.session import Answer, Call, ContractError
+from potluck.engine.door import Door, most_bytes, refusal
+from potluck.engine.executors import Executor, Task
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.inspection import check_inputs, not_finite
+from potluck.engine.ledger import Ledger
+from potluck.engine.numerics.costs import forward_flops
+from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.room import available_bytes
+from potluck.engine.store import ClientStore
+
+log = logging.getLogger(__name__)
+OnDivergence = Literal["stop", "drop"]
+_LARGE_SHARE = 0.5  # of the memory available; replies that may take more are announced
+
+
+@dataclass
+class RoundReport:
+    """What the engine saw of one round.
+
+    Attributes:
+        cohort: the clients asked.
+        replied: those who answered every exchange they took part in.
+        failures: by client, the others.
+        losses: by client, the mean loss of each fit on its own training examples.
+        seconds_local: time inside client calls.
+        lost: why the round changed nothing, neither the state nor what clients keep; None if it was played.
+    """
+
+    cohort: list[ClientId]
+    traffic: Traffic = field(default_factory=Traffic)
+    failures: dict[ClientId, Failure] = field(default_factory=dict)
+    losses: dict[ClientId, list[float]] = field(default_factory=dict)
+    seconds_local: float = 0.0
+    lost: str | None = None
+
+    @property
+    def replied(self) -> list[ClientId]:
+        """The clients of the cohort that did not fail."""
+        return [id for id in self.cohort if id not in self.failures]
+
+    @property
+    def loss_local(self) -> float | None:
+        """Mean over clients of the mean loss of their fits."""
+        return fmean(map(fmean, self.losses.values())) if self.losses else None
+
+
+class Engine:
+    """Runs a method on a federation, round by round.
+
+    Args:
+        tolerate_failures: go on without a client whose handler raises, or whose reply is refused; otherwise the round
+            raises.
+        on_divergence: what to do about a client whose loss or reply is not finite: "stop", or "drop" it like one that
+            failed; None drops it where failures are tolerated.
+        largest: the largest number that a reply may hold.
+        ledger: of private releases; one in memory without.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        federation: Federation,
+        *,
+        seed: int = 0,
+        store: ClientStore | None = None,
+        executor: Executor | None = None,
+        computing: Numerics = PLAIN,
+        tolerate_failures: bool = False,
+        on_divergence: OnDivergence | None = None,
+        largest: float = LARGEST,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.method = method
+        self.federation = federation
+        self.seed = seed
+        self.store = ClientStore() if store is None else store
+        self.executor = Sequential() if executor is None else executor
+        self.ledger = Ledger() if ledger is None else ledger
+        self.evaluation_traffic = Traffic()
+        self._tolerate_failures = tolerate_failures
+        self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
+        self._host = ClientRuntime(method, federation, seed, computing)
+        self._door = Door(method, largest)
+        self._known: dict[Hashable, Any] = {}
+        self._room_checked = False
+
+    def start(self) -> Any:
+        """The method's state before the first round; the executor makes ready too.
+
+        Raises:
+            DataError: a client's inputs hold NaN or infinity.
+        """
+        check_inputs(self.federation)
+        self.executor.start(self._host)
+        return self.method.init(self.server(0))
+
+    def close(self) -> None:
+        """Let the executor go; it comes back if it is needed again."""
+        self.executor.close()
+
+    def server(self, round_number: int) -> Server:
+        """The server's half for one round (0 before the first)."""
+        key = fold_in(self.seed, "server", round_number)
+        return Server(
+            roster=self.federation.roster,
+            rng=key.generator(),
+            public=self.federation.public,
+            num_classes=self.federation.num_classes,
+            input_shape=self.federation.input_shape,
+            _build=self._host.build,
+            _train=self._host.train,
+            _key=key,
+            _known=self._known,
+        )
+
+    def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
+        """Play round `number` (from 1) with these clients: the next state, and what was seen.
+
+        A round in which failures are tolerated and nobody answers, or too few for the method, is lost: the state and
+        what clients keep are as before, and the report says why.
+
+        Raises:
+            ClientFailure: a client failed and failures are not tolerated.
+            DivergenceError: a client's numbers or the server's are not finite, and such are not to be dropped.
+            ContractError: the method broke its contract.
+        """
+        report = RoundReport(sorted(ids))
+        cohort = _Cohort(report.cohort, self, number, report)
+        before = self.store.mark() if self._may_lose_rounds else None
+        try:
+            following = self.method.round(state, cohort, self.server(number))
+            self._check_state(number, following, state)
+        except (ClientFailure, DivergenceError, ContractError):
+            raise
+        except Exception as error:
+            if not (self._may_lose_rounds and (report.failures or isinstance(error, _StateDiverged))):
+                raise
+            self.store.go_back(before)
+            report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
+            log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
+            if not isinstance(error, _Lost):
+                log.info("it was lost over this", exc_info=error)
+            return state, report
+        return following, report
+
+    def inference_model(self, state: Any, client: ClientId) -> nn.Module:
+        """The model that this client would use after the last round; its message is booked as evaluation."""
+        message = self._inference_message(state, client)
+        self.evaluation_traffic.down.update(message.sizes())
+        return self._host.inference_model(client, Message.decode(message.encode()), self.store.read(client))
+
+    def evaluate(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[EvalResult]:
+        """What these clients' inference models say of some of their examples, in order of client id.
+
+        A client that cannot be asked, or says what cannot be true, is left out if failures are tolerated.
+
+        Args:
+            state: the method's, after the last round.
+            parts: by client, the examples.
+            book: whether the messages count as evaluation's; not if they were sent before.
+
+        Raises:
+            ClientFailure: there was such a client and failures are not tolerated.
+        """
+        tasks = [
+            self._task(partial(self._eval_request, state, client, wanted, book), client, wanted)
+            for client, wanted in sorted(parts.items())
+        ]
+        results: list[EvalResult] = []
+        for outcome in self.executor.run(self._host, tasks):
+            outcome = self._believed(outcome, parts[outcome.client])
+            if isinstance(outcome, Failure):
+                self._note(outcome)
+            else:
+                results.append(outcome)
+        return results
+
+    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
+        """The class (n,) that a model predicts for each example, computed in this process."""
+        return self._host.classes(model, examples)
+
+    def global_model(self, state: Any) -> nn.Module | None:
+        """The server's model, if the method has one."""
+        return self.method.global_model(state, self.server(0))
+
+    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Replies:
+        """Send messages, run the handlers, commit what finished, and return the replies."""
+        report = place.report
+        started = time.perf_counter()
+        answers: dict[ClientId, Message] = {}
+        failures: dict[ClientId, Failure] = {}
+        expected = {
+            client: self._door.expected(handler.__name__, self.federation.roster[client], message, place.server)
+            for client, message in sorted(messages.items())
+        }
+        self._check_room(expected)
+        for outcome in self._outcomes(handler, messages, expected, place):
+            client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
+            if isinstance(reply, Failure):
+                self._note(reply, place.round)
+                failures[client] = reply
+                continue
+            assert isinstance(outcome, Answer)
+            if outcome.record is not None:
+                self.store.write(client, outcome.record)
+            answers[client] = reply
+            report.traffic.up.update(reply.sizes())
+            report.losses.setdefault(client, []).extend(outcome.losses)
+        report.losses = {client: losses for client, losses in report.losses.items() if losses}
+        report.seconds_local += time.perf_counter() - started
+        report.failures.update(failures)
+        if messages and not answers:
+            raise _Lost(f"no client answered; {next(iter(failures.values()))}")
+        return Replies(answers, failures)
+
+    def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
+        """The reply, if it fits and what the client keeps can be kept."""
+        if isinstance(outcome, Failure):
+            return outcome
+        try:
+            if not isinstance(outcome, Answer):
+                raise Misfit("it was asked for a reply and evaluated a model")
+            if outcome.record is not None:
+                self.store.check(outcome.record)
+            return self._door.admit(outcome, expected)
+        except Misfit as misfit:
+            return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
+
+    def _believed(self, outcome: Outcome, parts: Sequence[Part]) -> EvalResult | Failure:
+        """What a client says of its model, if it can be true."""
+        if isinstance(outcome, Failure):
+            return outcome
+        sizes = self._sizes(outcome.client)
+        try:
+            if not isinstance(outcome, EvalResult):
+                raise Misfit("it was asked to evaluate a model and sent a reply")
+            self._door.check_evaluation(outcome, {part: sizes[part] for part in parts}, self.federation.num_classes)
+        except Misfit as misfit:
+            return refusal(outcome.client, "evaluation", misfit)
+        return outcome
+
+    def _check_state(self, number: int, state: Any, before: Any) -> None:
+        """Notice what diverged on the server, from replies that were finite each.
+
+        Raises:
+            DivergenceError: something did; `_StateDiverged`, over which the round is lost, if the run is to go on.
+        """
+        if (where := not_finite(state, before)) is None:
+            return
+        found = f"the server's state diverged: {where}"
+        if self._drop_diverged:
+            raise _StateDiverged(found)
+        raise DivergenceError(f"round {number}: {found}; the last checkpoint stands; train more gently")
+
+    def _check_room(self, expected: Mapping[ClientId, Kind]) -> None:
+        """Say before the first exchange if its replies, which are in memory together, may not fit there."""
+        if self._room_checked:
+            return
+        self._room_checked = True
+        together, available = sum(kind.nbytes for kind in expected.values()), available_bytes()
+        if available is not None and together > _LARGE_SHARE * available:
+            log.warning(
+                "the replies of %d clients are in memory together and may take %.1f GiB of the %.1f GiB available;"
+                " run.cohort_fraction makes cohorts smaller",
+                len(expected),
+                together / 2**30,
+                available / 2**30,
+                extra=ON_SCREEN,
+            )
+
+    def _outcomes(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        place: "_Place",
+    ) -> Iterator[Outcome]:
+        """The executor's outcomes as they come; what they say of private releases is noted first."""
+        asked = messages if self.method.releases_privately else ()
+        with self.ledger.exchange(asked) as note:
+            for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
+                note(outcome)
+                yield outcome
+
+    def _tasks(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        place: "_Place",
+    ) -> list[Task]:
+        """One call a client, its message encoded when it is its turn."""
+        encoded = _Encoded(messages.values())
+
+        def call(client: ClientId, message: Message) -> Call:
+            key = fold_in(self.seed, "client", place.round, place.exchange, client)
+            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key)
+
+        tasks: list[Task] = []
+        for client, message in sorted(messages.items()):
+            place.report.traffic.down.update(message.sizes())
+            make, most = partial(call, client, message), most_bytes(expected[client])
+            tasks.append(self._task(make, client, ("train",), most))
+        return tasks
+
+    def _eval_request(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> EvalRequest:
+        message = self._inference_message(state, client)
+        if book:
+            self.evaluation_traffic.down.update(message.sizes())
+        return EvalRequest(client, message.encode(), self.store.read(client), parts)
+
+    def _task(
+        self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None
+    ) -> Task:
+        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture, most_bytes)
+
+    def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
+        """Operations of the client's network on these of its examples."""
+        sizes = self._sizes(client)
+        flops = self._flops_by_architecture[self.federation.sites[client].architecture]
+        return flops * (1 + sum(sizes[part] for part in parts))
+
+    def _sizes(self, client: ClientId) -> dict[str, int]:
+        """How many examples there are of each part."""
+        site, test = self.federation.sites[client], self.federation.test
+        sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
+        return {**sizes, "common": 0 if test is None else len(test)}
+
+    @cached_property
+    def _flops_by_architecture(self) -> dict[str, int]:
+        named = {site.architecture for site in self.federation.sites.values()}
+        return {name: forward_flops(self._host.build(name), self.federation.input_shape) for name in sorted(named)}
+
+    def _inference_message(self, state: Any, client: ClientId) -> Message:
+        return self.method.inference_message(state, client, self.server(0))
+
+    @property
+    def _may_lose_rounds(self) -> bool:
+        return self._tolerate_failures or self._drop_diverged
+
+    def _note(self, failure: Failure, number: int | None = None) -> None:
+        """Log a failure of this round, or of an evaluation, and end the run if it was told to."""
+        diverged = failure.kind == "divergence" and number is not None
+        log.warning("%s%s", failure, quoted(failure.trace))
+        if diverged and not self._drop_diverged:
+            raise DivergenceError(
+                f"round {number}: client {failure.client} diverged in {failure.handler}: {failure.reason}; the last"
+                " checkpoint stands; train more gently, or go on without such clients: run.on_divergence = 'drop'"
+            )
+        if diverged:
+            log.warning("round %d goes on without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
+        elif not self._tolerate_failures:
+            raise ClientFailure(f"{failure}; run.tolerate_failures = true goes on without it")
+
+
+class _Lost(PotluckError):
+    """Nobody answered."""
+
+
+class _StateDiverged(_Lost):
+    """The server's half of a round diverged, and the run goes on."""
+
+
+class _Encoded:
+    """Encodes messages when they are asked for, those of equal content once, and keeps no more than is needed."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._left = Counter(message.identity for message in messages)
+        self._payloads: dict[object, bytes] = {}
+
+    def payload(self, message: Message) -> bytes:
+        """The message as bytes."""
+        name = message.identity
+        payload = self._payloads.pop(name, None) or message.encode()
+        self._left[name] -= 1
+        if self._left[name] > 0:
+            self._payloads[name] = payload
+        return payload
+
+
+@dataclass
+class _Place:
+    """Where in the run an exchange happens."""
+
+    round: int
+    exchange: int
+    report: RoundReport
+    server: Server
+
+
+class _Cohort:
+    """The door to this round's clients."""
+
+    def __init__(self, ids: Sequence[ClientId], engine: Engine, round_number: int, report: RoundReport) -> None:
+        self._ids = tuple(ids)
+        self._engine = engine
+        self._place = _Place(round_number, 0, report, engine.server(round_number))
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        return self._ids
+
+    def ask(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Replies:
+        """See `potluck.core.roles.Cohort.ask`."""
+        if not runs_on_client(handler):
+            raise ContractError(f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients")
+        if getattr(handler, "__self__", None) is not self._engine.method:
+            raise ContractError(f"{handler.__qualname__} is no handler of the running method; ask with self.<handler>")
+        addressed = dict.fromkeys(self._ids, messages) if isinstance(messages, Message) else messages
+        strangers = sorted(set(addressed) - set(self._ids))
+        if strangers:
+            raise ContractError(f"{handler.__qualname__} was sent to {strangers}, who are not in this round's cohort")
+        self._place.exchange += 1
+        return self._engine.exchange(handler, addressed, self._place)

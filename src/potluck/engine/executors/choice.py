@@ -1,0 +1,72 @@
+"""Which executor carries out a run's jobs, and why."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from potluck.core.errors import ConfigError
+from potluck.engine.executors import Executor
+from potluck.engine.executors.ray import RayActors
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.executors.stacked import Stacked, always, pays, small_products
+from potluck.engine.executors.workers import Workers, can_fork, cores, why_not
+
+ExecutorName = Literal["auto", "sequential", "workers", "stacked", "ray"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An executor and what the run's manifest says of it.
+
+    Attributes:
+        name: how clients are carried out: one by one, or those that are alike as one.
+        processes: that do so at the same time; 0 for as many as the cluster has cores.
+        reason: why so.
+    """
+
+    executor: Executor
+    name: str
+    processes: int
+    reason: str
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """For the manifest."""
+        return {"executor": self.name, "processes": self.processes, "executor_reason": self.reason}
+
+
+def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
+    """The executor of this name.
+
+    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
+    forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores. "ray"
+    has its workers on a cluster.
+
+    Args:
+        name: of the executor.
+        workers: how many processes; None for one a core.
+        threads: of torch; with more than one there are no workers.
+        nets: one of each architecture.
+
+    Raises:
+        ConfigError: workers are asked for on a system that cannot fork, or Ray is and is not installed.
+    """
+    if name == "ray":
+        return Choice(RayActors(workers), "ray", workers or 0, "run.executor is ray")
+    against = f"run.threads is {threads}" if threads > 1 else why_not()
+    if name == "workers" and not can_fork():
+        raise ConfigError("run.executor: found 'workers', but this system cannot fork; expected 'sequential' or 'auto'")
+    alone = name == "sequential" or (name != "workers" and against is not None)
+    count = 1 if alone else cores() if workers is None else workers
+    stacks = name == "stacked" or (name == "auto" and all(small_products(net) for net in nets))
+    inner = Stacked(always if name == "stacked" else pays) if stacks else Sequential()
+    if name != "auto":
+        reasons = [f"run.executor is {name}"]
+    else:
+        reasons = ["all nets are small and without convolutions"] if stacks else []
+    if name != "sequential":
+        reasons.append(against if alone and against else f"{cores()} cores")
+    label = "stacked" if stacks else "sequential" if alone else "workers"
+    return Choice(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))

@@ -1,0 +1,242 @@
+"""Clients on all cores: one process a core, one thread each, forked from this one.
+
+A worker inherits method, federation and data as they are in memory, so nothing of them is sent or copied; calls and
+answers are bytes and go through sockets. What a client computes does not depend on which worker it is given to, on how
+many there are, or on whether one is killed, so the results are those of the inner executor in this process, to the
+last bit.
+"""
+
+import logging
+import os
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+
+from potluck.engine.client.runtime import ClientRuntime, Outcome
+from potluck.engine.executors import Executor, Inner, Task
+from potluck.engine.executors.channel import Channel
+from potluck.engine.executors.sequential import Sequential
+from potluck.engine.executors.work import Bundle, Work
+from potluck.engine.numerics.allocator import keep_freed_memory
+
+log = logging.getLogger(__name__)
+
+_TRIES = 2
+"""How often a bundle is taken up: a process may be killed from outside once."""
+
+_LOOK_EVERY = 5.0
+"""Seconds without a word from any worker, after which one that was stopped is named."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def can_fork() -> bool:
+    """Whether this system copies a process with all its memory."""
+    return "fork" in get_all_start_methods()
+
+
+def why_not() -> str | None:
+    """Why workers cannot be forked here, or would gain nothing; None if they can and would."""
+    if cores() == 1:
+        return "there is one core"
+    if not can_fork():
+        return "this system cannot fork"
+    if threading.active_count() > 1:
+        return "other threads run in this process, whose locks a fork would copy"
+    return None
+
+
+@dataclass
+class _Worker:
+    """One process, this end of its channel, and what it works on."""
+
+    process: BaseProcess
+    channel: Channel
+    bundle: Bundle | None = None
+    stopped: bool = False
+
+    @property
+    def exit_reason(self) -> str:
+        """How the process ended."""
+        self.process.join()
+        code = self.process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"its worker process {how}" + ("; is there enough memory?" if code == -signal.SIGKILL else "")
+
+    def look(self) -> None:
+        """Say so if the process was stopped, once."""
+        before, self.stopped = self.stopped, _is_stopped(self.process.pid)
+        if self.stopped and not before and self.bundle:
+            pid = self.process.pid
+            log.warning(
+                "worker process %s, at work for %s, was stopped, and the round waits for it: `kill -CONT %s` lets it"
+                " go on, `kill -KILL %s` gives its work to another",
+                *(pid, self.bundle.clients, pid, pid),
+            )
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a child of this process was stopped and not yet continued; where that can be asked."""
+    if pid is None or not hasattr(os, "waitid"):
+        return False
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
+class Workers(Executor):
+    """Forked processes that take the longest work first.
+
+    Args:
+        count: of processes.
+        inner: what each of them carries its jobs out with, bundle by bundle.
+    """
+
+    def __init__(self, count: int, inner: Inner | None = None) -> None:
+        self._count = count
+        self._inner = Sequential() if inner is None else inner
+        self._host: ClientRuntime | None = None
+        self._workers: list[_Worker] = []
+
+    def start(self, host: ClientRuntime) -> None:
+        """Fork, unless workers of this host are there already."""
+        if self._host is host and self._workers:
+            return
+        self.close()
+        self._host = host
+        import_optimizers()
+        for _ in range(self._count):
+            self._workers.append(self._fork(host))  # each has to know of those before it
+
+    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """One outcome a task, in the order of the tasks, whatever the order in which they are done.
+
+        A process that was killed costs nothing: its bundle is carried out again. A job that ends one process after
+        another is a failure.
+
+        Raises:
+            Exception: whatever a job raised.
+        """
+        self.start(host)
+        work = Work(host, tasks, self._inner.at_once, _TRIES)
+        try:
+            for place in range(len(tasks)):
+                while place not in work.done:
+                    self._hand_out(work)
+                    for worker in self._ready():
+                        self._take_back(worker, work)
+                yield work.done.pop(place)
+        finally:
+            if any(worker.bundle for worker in self._workers):  # the caller gave up
+                self.close()
+
+    def close(self) -> None:
+        """End the processes, also those that were stopped."""
+        for worker in self._workers:
+            worker.channel.close()
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+        self._workers = []
+
+    def _hand_out(self, work: Work) -> None:
+        """Give every idle worker the longest bundle that is left."""
+        for worker in self._workers:
+            if worker.bundle is None and (bundle := work.take()):
+                worker.bundle = bundle
+                with suppress(ConnectionError):  # it died while it was idle; whoever listens to it will notice
+                    worker.channel.send(bundle.jobs, worker.look)
+
+    def _ready(self) -> list[_Worker]:
+        """Wait until at least one busy worker has something to say, or has died."""
+        busy = {worker.channel.fileno(): worker for worker in self._workers if worker.bundle}
+        found = wait(list(busy), _LOOK_EVERY)
+        if not found:
+            for worker in busy.values():
+                worker.look()
+        return [busy[number] for number in found if isinstance(number, int)]
+
+    def _take_back(self, worker: _Worker, work: Work) -> None:
+        """Note what a worker has; put another in its place if it died."""
+        bundle = worker.bundle
+        assert bundle is not None
+        try:
+            found = worker.channel.receive(worker.look)
+        except (EOFError, ConnectionError):
+            self._replace(worker)
+            work.lose(bundle, f"worker process {worker.process.pid}", worker.exit_reason)
+            return
+        worker.bundle, worker.stopped = None, False
+        if isinstance(found[0], Exception):
+            raise found[0]
+        work.finish(bundle, found)
+
+    def _replace(self, worker: _Worker) -> None:
+        """Put another worker in a dead one's place."""
+        assert self._host is not None
+        worker.channel.close()
+        self._workers[self._workers.index(worker)] = self._fork(self._host)
+
+    def _fork(self, host: ClientRuntime) -> _Worker:
+        context = get_context("fork")
+        here, there = Channel.pair()
+        ours = [here, *(worker.channel for worker in self._workers)]
+        process = context.Process(target=_work, args=(host, self._inner, there, ours), daemon=True)
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking beside other threads. "auto" has asked `why_not`, and who names workers
+            # takes the risk; a dead one's successor starts beside the progress bar's thread, which has no lock of ours.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        there.close()
+        here.limit(_LOOK_EVERY)
+        return _Worker(process, here)
+
+
+def import_optimizers() -> None:
+    """Have torch load what its first optimiser step loads, a second's work, once for all workers."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.Adam([weight], fused=True).step()
+
+
+def _work(host: ClientRuntime, inner: Inner, parent: Channel, others: list[Channel]) -> None:
+    """A worker's life: carry out bundles until the parent has gone."""
+    for terminal in (signal.SIGINT, signal.SIGHUP):  # it speaks to the process that forked us
+        signal.signal(terminal, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:
+        other.close()  # or we would keep their channels open when that process is gone
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            jobs = parent.receive()
+            try:
+                found = inner.together(host, jobs)
+            except Exception as error:
+                found = [_sendable(error)]
+            parent.send(found)
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error with its traceback as a note; in words, if it is of a kind that cannot be sent."""
+    error.add_note(f"In a worker process:\n{traceback.format_exc()}")
+    try:
+        sent = ForkingPickler.dumps(error)
+        ForkingPickler.loads(sent)  # some leave and do not arrive # pyright: ignore[reportAttributeAccessIssue]
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

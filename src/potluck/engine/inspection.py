@@ -1,0 +1,106 @@
+"""What clients hold, and what a method's state holds, looked at for numbers that would spoil a run in silence."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core.errors import DataError
+from potluck.core.examples import Examples
+from potluck.core.federation import Federation
+from potluck.core.schema import extremes
+
+
+def check_inputs(federation: Federation) -> None:
+    """Refuse inputs that are not finite, before anybody trains; a tensor that clients share is looked at once.
+
+    Raises:
+        DataError: a client has some; names it, and where the first one is.
+    """
+    clean: dict[int, bool] = {}
+    for id, site in sorted(federation.sites.items()):
+        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
+            _check_inputs(examples, f"client {id}: its {part} examples", clean)
+    for part, examples in (("public examples", federation.public), ("common test set", federation.test)):
+        if examples is not None:
+            _check_inputs(examples, f"the {part}", clean)
+
+
+def check_class_targets(federation: Federation) -> None:
+    """Refuse targets that are no classes, which could be trained on and not be evaluated.
+
+    Raises:
+        DataError: there are some.
+    """
+    checked: set[int] = set()
+    for client, site in sorted(federation.sites.items()):
+        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
+            if id(examples.targets) not in checked:
+                _check_targets(examples.targets, federation.num_classes, f"client {client}: the targets of its {part}")
+                checked.add(id(examples.targets))
+    if federation.test is not None:
+        _check_targets(federation.test.targets, federation.num_classes, "the common test set: its targets")
+
+
+def not_finite(state: Any, before: Any) -> str | None:
+    """Where a state holds NaN or infinity that the one before did not, and which; None where nowhere."""
+    known = {id(leaf) for _, leaf in _leaves(before, "") if isinstance(leaf, Tensor)}
+    found = {where: what for where, leaf in _leaves(state, "") if id(leaf) not in known and (what := _broken(leaf))}
+    if not found:
+        return None
+    had = {where for where, leaf in _leaves(before, "") if where in found and _broken(leaf)}
+    return next((f"{where} holds {what}" for where, what in found.items() if where not in had), None)
+
+
+def _check_inputs(examples: Examples, whose: str, clean: dict[int, bool]) -> None:
+    inputs = examples.inputs
+    if not inputs.is_floating_point():
+        return
+    if id(inputs) not in clean:
+        clean[id(inputs)] = _broken(inputs) is None
+    if clean[id(inputs)]:
+        return
+    mine = inputs if examples.rows is None else inputs[examples.rows]
+    broken = ~mine.flatten(1).isfinite().all(1)
+    if bool(broken.any()):
+        first = int(broken.nonzero()[0])
+        raise DataError(
+            f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs, first in number {first};"
+            " expected finite numbers: mend these data or leave them out"
+        )
+
+
+def _check_targets(targets: Tensor, classes: int, whose: str) -> None:
+    if targets.numel() == 0:
+        return
+    wanted = f"expected one class number from 0 to {classes - 1} for each example (int64); other tasks cannot be run"
+    if targets.dtype != torch.int64 or targets.dim() != 1:
+        kind = str(targets.dtype).removeprefix("torch.")
+        raise DataError(f"{whose} are {kind} of shape {tuple(targets.shape)}; {wanted}")
+    low, high = extremes(targets)
+    if low < 0 or high >= classes:
+        raise DataError(f"{whose} go from {low:.0f} to {high:.0f}; {wanted}")
+
+
+def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers of a state, with the way to each."""
+    if is_dataclass(node):
+        node = {spec.name: getattr(node, spec.name) for spec in fields(node)}
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from _leaves(child, f"{where}.{name}" if where else str(name))
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from _leaves(child, f"{where}[{index}]")
+    else:
+        yield where, node
+
+
+def _broken(leaf: Any) -> str | None:
+    """What a leaf holds that is not finite."""
+    if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+        return next((str(end) for end in extremes(leaf) if not math.isfinite(end)), None)
+    return str(leaf) if isinstance(leaf, float) and not math.isfinite(leaf) else None

@@ -1,0 +1,1 @@
+"""How numbers are computed: precision, memory layout, kernels, what they cost."""

@@ -1,0 +1,1 @@
+"""Several clients' networks trained as one computation."""

@@ -1,0 +1,342 @@
+"""Several clients' fits of one shape as one batched computation.
+
+The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis; the
+task's own, where a net has linear layers alone, on batches laid end to end. Every client keeps its own order of
+examples, its own batches and its own BatchNorm statistics, and takes its t-th step when the others take theirs, so
+optimiser states agree with those of training one by one up to rounding.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from potluck.core.batchnorm import takes_batch_statistics
+from potluck.core.examples import Batch
+from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.modes import mode
+from potluck.core.rng import Key
+from potluck.core.weights import Weights
+from potluck.engine.client.training import Observer, schedule
+from potluck.engine.stacking.end_to_end import (
+    goes_end_to_end,
+    losses_end_to_end,
+    only_linear,
+    outputs_end_to_end,
+    task_criterion,
+)
+
+
+class CannotStack(Exception):
+    """These fits do not run as one; nothing has been changed."""
+
+
+def kind_of(fit: Fit) -> tuple[Any, ...]:
+    """What fits have in common that differ in nothing but weights, data and the values of their extras."""
+    return (
+        repr(fit.net),
+        [parameter.requires_grad for parameter in fit.net.parameters()],
+        [module.training for module in fit.net.modules()],
+        _shapes(fit.net.state_dict()),
+        fit.losses,
+        fit.training,
+        fit.combine,
+        fit.after_step,
+        fit.trainable,
+        fit.turns,
+        fit.keep > 0,
+        _shapes(fit.extras),
+    )
+
+
+def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
+    """Train all nets in place, as `engine.client.training.train` does with each fit and its key, and report.
+
+    Args:
+        fits: of one `kind_of` fit.
+        keys: of each fit's draws.
+
+    Raises:
+        CannotStack: objectives take turns, draw at random, or do what cannot be done for several clients at once.
+        ValueError: a client has nothing to train on.
+    """
+    if fits[0].turns is not None:
+        raise CannotStack("its objectives take turns")
+    if not fits[0].trained():
+        raise CannotStack("there is nothing to train")
+    stack = _Stack(fits, keys)
+    with mode(stack.net, training=True):
+        for step in range(stack.longest):
+            stack.step(step)
+    stack.unstack()
+    return stack.reports()
+
+
+class _Stack:
+    """Clients side by side, those with the most steps first, so that the ones still at work are always a prefix."""
+
+    def __init__(self, fits: Sequence[Fit], keys: Sequence[Key]) -> None:
+        normed = takes_batch_statistics(fits[0].net)
+        plans = [schedule(len(f.data), f.training, k.fold("order"), normed) for f, k in zip(fits, keys, strict=True)]
+        steps = [sum(map(len, plan)) for plan in plans]
+        self._order = sorted(range(len(fits)), key=lambda place: (-steps[place], place))
+        self._clients = [_Client(fits[place], plans[place], keys[place]) for place in self._order]
+        fit = self._fit = self._clients[0].fit
+        self._objectives = [_Objective(fit.net, objective) for objective in fit.losses]
+        self._end_to_end: bool | None = None  # not known before there is a batch
+        nets = [client.fit.net for client in self._clients]
+        self._weights = _stacked([dict(net.named_parameters()) for net in nets])
+        self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
+        self._extras = _stacked_tree([client.fit.extras for client in self._clients])
+        self._optimizer = _Optimizer(fit.training, {name: self._weights[name] for name in fit.trained()})
+
+    @property
+    def net(self) -> nn.Module:
+        """The net that all clients' weights go through in turn."""
+        return self._fit.net
+
+    @property
+    def longest(self) -> int:
+        """Steps of the client that takes the most."""
+        return len(self._clients[0].batches)
+
+    def step(self, number: int) -> None:
+        """The step of this number of all clients that have one."""
+        active = sum(number < len(client.batches) for client in self._clients)
+        weights = {name: weight[:active].detach() for name, weight in self._weights.items()}
+        trained = {name: weights[name].requires_grad_() for name in self._optimizer.names}
+        parts = [self._forward(rows, number, weights, active) for rows in self._by_size(number, active)]
+        totals = [torch.stack([losses.sum() for losses in of_one]).sum() for of_one in zip(*parts, strict=True)]
+        if self._fit.combine is None:
+            totals = [torch.stack(totals).sum()]
+        gradients = self._combined([_gradients(total, trained) for total in totals], active)
+        self._optimizer.step(gradients, active)
+        self._correct(active)
+
+    def unstack(self) -> None:
+        """Bring weights and buffers back into the nets."""
+        with torch.no_grad():
+            for place, client in enumerate(self._clients):
+                for name, tensor in (*client.fit.net.named_parameters(), *client.fit.net.named_buffers()):
+                    tensor.copy_((self._weights if name in self._weights else self._buffers)[name][place])
+                client.fit.done = True
+
+    def reports(self) -> list[FitReport]:
+        """In the order of the fits that were given."""
+        found = dict(zip(self._order, (client.report() for client in self._clients), strict=True))
+        return [found[place] for place in range(len(self._clients))]
+
+    def _by_size(self, number: int, active: int) -> list[list[int]]:
+        """The places of the active clients, by size of their batches."""
+        places: dict[int, list[int]] = {}
+        for place, client in enumerate(self._clients[:active]):
+            places.setdefault(len(client.batches[number]), []).append(place)
+        return list(places.values())
+
+    def _forward(self, places: list[int], number: int, weights: Weights, active: int) -> list[Tensor]:
+        """The losses (clients,) of each objective for clients with batches of one size."""
+        everyone = len(places) == active
+        rows = slice(active) if everyone else torch.tensor(places)
+        clients = [self._clients[place] for place in places]
+        own = weights if everyone else _taken(weights, rows)
+        buffers, extras = _taken(self._buffers, rows), _taken(self._extras, rows)
+        batch = _batches(clients, number)
+        losses: list[Tensor] = []
+        seen: Observed = {}
+        for objective in self._objectives:
+            try:
+                loss, observed = self._losses(objective, own, buffers, batch, extras)
+            except Exception as error:
+                if number > 0:
+                    raise
+                raise CannotStack(f"{type(error).__name__}: {error}") from error  # nothing has moved yet
+            losses.append(loss)
+            seen |= observed
+        if not everyone:
+            for name, buffer in buffers.items():
+                self._buffers[name][rows] = buffer
+        for place, (client, loss) in enumerate(zip(clients, losses[0].tolist(), strict=True)):
+            client.losses.append(loss)
+            client.see(number, {name: tensor[place] for name, tensor in seen.items()})
+        return losses
+
+    def _losses(
+        self, objective: "_Objective", weights: Weights, buffers: Weights, batch: Batch, extras: Any
+    ) -> tuple[Tensor, Observed]:
+        """Every client's loss (clients,), and what was observed (clients, batch, ...)."""
+        net, (inputs, targets) = objective.net, batch
+        if self._end_to_end is None:
+            self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, inputs)
+        if self._end_to_end and (criterion := task_criterion(objective.plain)):
+            return losses_end_to_end(criterion, outputs_end_to_end(net, weights, inputs), targets), {}
+        return _vmapped(objective, weights, buffers, batch, extras)
+
+    def _combined(self, gradients: list[Weights], active: int) -> Weights:
+        """One gradient a client, clipped."""
+        combine, clip = self._fit.combine, self._fit.training.clip_norm
+        with torch.no_grad():
+            found = gradients[0]
+            if combine is not None:
+                extras = _taken(self._extras, slice(active))
+                combined = vmap(combine, in_dims=(0, _axes(extras)))(gradients, extras)
+                found = {name: gradient for name, gradient in combined.items() if name in self._optimizer.names}
+            if clip is None:
+                return found
+            squares = [gradient.flatten(1).square().sum(1) for gradient in found.values()]
+            scale = (clip / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1)
+            return {name: g * scale.view(-1, *[1] * (g.dim() - 1)) for name, g in found.items()}
+
+    def _correct(self, active: int) -> None:
+        if self._fit.after_step is None:
+            return
+        extras = _taken(self._extras, slice(active))
+        current = {name: self._weights[name][:active] for name in self._optimizer.names}
+        with torch.no_grad():
+            corrected = vmap(self._fit.after_step, in_dims=(0, _axes(extras), None))(
+                current, extras, self._fit.training.lr
+            )
+            for name, weight in current.items():
+                weight.copy_(corrected[name])
+
+
+class _Client:
+    """One client of a stack: its batches, and what is noted of it."""
+
+    def __init__(self, fit: Fit, plan: list[list[Tensor]], key: Key) -> None:
+        self.fit = fit
+        self.key = key
+        self.batches = [positions for epoch in plan for positions in epoch]
+        self.losses: list[float] = []
+        self._observer = Observer.of_last_epoch(fit, plan, key.fold("keep"))
+
+    def see(self, number: int, observed: Observed) -> None:
+        """Note what the objectives observed of a batch."""
+        self._observer.see(number, self.batches[number], observed)
+
+    def report(self) -> FitReport:
+        """What the engine answers to the fit."""
+        count = len(self.batches)
+        return FitReport(sum(self.losses) / count, count, sum(map(len, self.batches)), self._observer.collected())
+
+
+class _Objective(nn.Module):
+    """An objective as a module, so that its net can be given other weights for a while."""
+
+    def __init__(self, net: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.net = net
+        self.plain = objective
+
+    def forward(self, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+        """The loss, and what was observed."""
+        found = self.plain(self.net, batch, extras)
+        return (found, {}) if isinstance(found, Tensor) else found
+
+
+class _Optimizer:
+    """Adam or SGD on stacked weights. Clients of a prefix have all taken equally many steps."""
+
+    def __init__(self, training: LocalTraining, weights: Weights) -> None:
+        self.names = list(weights)
+        self._training = training
+        self._weights = weights
+        self._first, self._second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+        self._steps = {name: torch.zeros(()) for name in weights}
+
+    def step(self, gradients: Weights, active: int) -> None:
+        """One step of the first `active` clients; weights without a gradient stay."""
+        names = [name for name in self.names if name in gradients]
+        given = self._training
+        weights, first, second = (
+            [tensors[name][:active] for name in names] for tensors in (self._weights, self._first, self._second)
+        )
+        found = [gradients[name].contiguous() for name in names]
+        with torch.no_grad():
+            if given.optimizer == "adam":
+                adam(
+                    weights, found, first, second, [], [self._steps[name] for name in names],
+                    lr=given.lr, weight_decay=given.weight_decay, beta1=0.9, beta2=0.999, eps=1e-8,
+                    amsgrad=False, maximize=False, fused=True,
+                )  # fmt: skip
+            else:
+                sgd(
+                    weights, found, [*first] if given.momentum else [None for _ in names],  # from 0 the first is g
+                    lr=given.lr, weight_decay=given.weight_decay, momentum=given.momentum,
+                    dampening=0.0, nesterov=False, maximize=False, foreach=False,
+                )  # fmt: skip
+
+
+def _vmapped(
+    objective: _Objective, weights: Weights, buffers: Weights, batch: Batch, extras: Any
+) -> tuple[Tensor, Observed]:
+    """Every client's loss and observations, by one objective written for one client."""
+    tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
+
+    def one(tensors: Weights, batch: Batch, extras: Any) -> tuple[Tensor, Observed]:
+        return functional_call(objective, tensors, (batch, extras))
+
+    return vmap(one, in_dims=(0, 0, _axes(extras)))(tensors, batch, extras)
+
+
+def _gradients(total: Tensor, trained: Weights) -> Weights:
+    """Of a sum of losses that do not share weights: every client's own."""
+    if not total.requires_grad:
+        return {}
+    found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, retain_graph=True)
+    named = zip(trained, cast("tuple[Tensor | None, ...]", found), strict=True)
+    return {name: gradient for name, gradient in named if gradient is not None}
+
+
+def _batches(clients: list[_Client], number: int) -> Batch:
+    """The clients' batches of this number, inputs (clients, batch, ...) and targets (clients, batch, ...)."""
+    found = [client.fit.data.batch(client.batches[number], client.key.fold("augment", number)) for client in clients]
+    return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])
+
+
+def _stacked(tensors: list[dict[str, Any]]) -> Weights:
+    return {name: torch.stack([one[name].detach() for one in tensors]) for name in tensors[0]}
+
+
+def _stacked_tree(trees: list[Any]) -> Any:
+    """Dicts, lists and tuples of tensors with a first axis of clients; what is no tensor must be equal for all."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.stack(trees)
+    if isinstance(first, dict):
+        return {key: _stacked_tree([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(_stacked_tree([tree[place] for tree in trees]) for place in range(len(first)))
+    if any(tree != first for tree in trees):
+        raise CannotStack(f"its extras hold a {type(first).__name__} that differs from client to client")
+    return first
+
+
+def _taken(tree: Any, rows: Tensor | slice) -> Any:
+    """Some clients' part of a stacked tree."""
+    if isinstance(tree, Tensor):
+        return tree[rows]
+    if isinstance(tree, dict):
+        return {key: _taken(child, rows) for key, child in tree.items()}
+    return type(tree)(_taken(child, rows) for child in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _axes(tree: Any) -> Any:
+    """For vmap: tensors are stacked, everything else is the same for all."""
+    if isinstance(tree, Tensor):
+        return 0
+    if isinstance(tree, dict):
+        return {key: _axes(child) for key, child in tree.items()} or None
+    return type(tree)(_axes(child) for child in tree) or None if isinstance(tree, (list, tuple)) else None
+
+
+def _shapes(tree: Any) -> Any:
+    """A tree with every tensor replaced by its shape and type, and what is none by its kind."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype
+    if isinstance(tree, dict):
+        return {key: _shapes(child) for key, child in tree.items()}
+    return [_shapes(child) for child in tree] if isinstance(tree, (list, tuple)) else type(tree)

@@ -1,0 +1,138 @@
+"""What clients keep between rounds, as bytes: in memory up to a cap, then in files named by their content."""
+
+import re
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from potluck.core.digest import digest
+from potluck.core.errors import CheckpointError
+from potluck.core.federation import ClientId
+from potluck.engine.files import remove, sync, write_atomically
+
+_NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
+_DEFAULT_CAP_BYTES = 4 * 2**30
+
+
+class ClientStore:
+    """One packed record a client.
+
+    Records beyond `cap_bytes` go to disk, least recently used first. A file's name holds the digest of its
+    content, so a record that has changed since the last checkpoint never overwrites the checkpoint's copy. Files are
+    written as they come and made to last together, by `save`.
+    """
+
+    def __init__(self, folder: Path | None = None, cap_bytes: int = _DEFAULT_CAP_BYTES) -> None:
+        self._given_folder = folder
+        self._cap_bytes = cap_bytes
+        self._memory: OrderedDict[ClientId, bytes] = OrderedDict()
+        self._memory_bytes = 0
+        self._files: dict[ClientId, str] = {}  # name of the file that holds the current record, if one does
+        self._whole: set[str] = set()  # files that this process has written or checked
+        self._unsynced: list[str] = []  # of them, those that the power going might still take
+
+    def read(self, client: ClientId) -> bytes | None:
+        """The client's record, or None if it has never left one."""
+        if client in self._memory:
+            self._memory.move_to_end(client)
+            return self._memory[client]
+        if client in self._files:
+            return (self._folder / self._files[client]).read_bytes()
+        return None
+
+    def write(self, client: ClientId, record: bytes) -> None:
+        """Replace the client's record."""
+        self._memory_bytes += len(record) - len(self._memory.get(client, b""))
+        self._memory[client] = record
+        self._memory.move_to_end(client)
+        self._files.pop(client, None)
+        while len(self._memory) > 1 and self._memory_bytes > self._cap_bytes:
+            oldest = next(iter(self._memory))
+            self._save(oldest)
+            self._memory_bytes -= len(self._memory.pop(oldest))
+
+    def check(self, record: bytes) -> None:
+        """Refuse a record that could not be kept; here all can.
+
+        Raises:
+            Misfit: it could not.
+        """
+
+    def mark(self) -> Any:
+        """Where the store stands, for `go_back`; takes no memory for records that are on disk."""
+        unsaved = {client: record for client, record in self._memory.items() if client not in self._files}
+        return dict(self._files), unsaved
+
+    def go_back(self, mark: Any) -> None:
+        """Have every record as it was when the mark was made, if no checkpoint was saved since."""
+        files, unsaved = mark
+        for client in [client for client in self._memory if self._files.get(client, "") != files.get(client)]:
+            del self._memory[client]
+        self._memory.update(unsaved)
+        self._files = dict(files)
+
+    def save(self) -> dict[ClientId, str]:
+        """Put every record on disk; the file name that holds each client's, which lasts after `sync` of the folder.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        for client in self._memory:
+            if client not in self._files:
+                self._save(client)
+        sync(*(self._folder / name for name in self._unsynced))
+        self._unsynced.clear()
+        return dict(sorted(self._files.items()))
+
+    def restore(self, files: Mapping[ClientId, str]) -> None:
+        """Start from the records that `save` left, each checked against the digest in its name.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        for name in files.values():
+            path = self._folder / name
+            if not _NAME.fullmatch(name):
+                raise CheckpointError(f"{path} is no name of a client's record; the checkpoint cannot be resumed")
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed")
+            if digest(path.read_bytes()) != name.split(".")[0].split("-")[1]:
+                raise CheckpointError(f"{path} is damaged; the checkpoint cannot be resumed")
+        self._memory.clear()
+        self._memory_bytes = 0
+        self._files = dict(files)
+        self._whole.update(files.values())
+
+    def discard_except(self, names: Iterable[str]) -> None:
+        """Delete files that neither a checkpoint (`names`) nor a current record needs."""
+        needed = {*names, *self._files.values()}
+        for path in self._folder.glob("*.safetensors"):
+            if path.name not in needed:
+                remove(path)
+        self._whole &= needed
+        self._unsynced = [name for name in self._unsynced if name in needed]
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Where files go: the folder given, or a temporary one that goes when the store does."""
+        if self._given_folder is not None:
+            return self._given_folder
+        folder = Path(tempfile.mkdtemp(prefix="potluck-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _save(self, client: ClientId) -> None:
+        record = self._memory[client]
+        name = f"{client}-{digest(record)}.safetensors"
+        if name not in self._whole:
+            path = self._folder / name
+            if not (path.is_file() and path.read_bytes() == record):  # as a run that was killed may have left it
+                write_atomically(path, record, synced=False)
+            self._whole.add(name)
+            self._unsynced.append(name)
+        self._files[client] = name

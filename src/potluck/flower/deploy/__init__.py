@@ -1,0 +1,1 @@
+"""Processes, keys and the gate between machines."""

@@ -1,0 +1,110 @@
+"""Which code and which data a server may name at a node: what is installed there, and what its owner has allowed.
+
+A server sends an experiment's tables, and some of their values can name files: a method's, a model's, data. Nothing of
+that is opened here before it has passed; and where a file of code is allowed, it is the owner's own copy that runs.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.core.digest import digest
+from potluck.core.errors import ConfigError
+from potluck.core.federation import ClientId
+from potluck.data.datasets import list_datasets
+from potluck.methods import list_methods
+from potluck.models import list_models
+
+if TYPE_CHECKING:
+    from potluck.flower.node.service import NodeConfig
+
+_PUBLIC = ("none", "holdout")
+
+
+def permitted(tree: Mapping[str, Any], home: "NodeConfig", client: ClientId, code: str | None) -> dict[str, Any]:
+    """A server's experiment as this node plays it: of the models its own and the common one alone.
+
+    Args:
+        tree: the experiment's tables.
+        home: what the owner said.
+        client: which one this node is.
+        code: digest of the method's file, if it is a file.
+
+    Raises:
+        ConfigError: it names code or data that this node does not give to a server.
+    """
+    if home.simulated:
+        return dict(tree)
+    federation, method = dict(_table(tree, "federation")), dict(_table(tree, "method"))
+    method["name"] = _method(method.get("name"), home, code)
+    if (models := federation.get("models")) is not None:
+        if not isinstance(models, list) or not models:
+            raise ConfigError(f"the server's federation.models: expected a list of models, found {_shown(models)}")
+        federation["server_model"] = _model(federation.get("server_model", models[0]), home)
+        federation["models"] = [_model(models[client % len(models)], home) if home.model is None else home.model]
+    federation["dataset"] = _dataset(federation.get("dataset"), home)
+    _check_public(federation)
+    if home.data is None and federation.get("data") is not None:
+        raise ConfigError(f"the server's federation.data names files; {_JOIN_WITH_DATA}")
+    federation.pop("data", None)
+    return {**tree, "federation": federation, "method": method}
+
+
+_JOIN_WITH_DATA = "which data a node has is for its owner to say: potluck join --data ..."
+
+
+def _method(name: Any, home: "NodeConfig", code: str | None) -> str:
+    """A method that is installed, or the owner's copy of the server's file."""
+    if isinstance(name, str) and name in list_methods():
+        return name
+    if isinstance(name, str) and name.endswith(".py") and code is not None:
+        own = next((place for place in home.code if digest(place.read_bytes()) == code), None)
+        if own is not None:
+            return str(own)
+        raise ConfigError(
+            f"the server's method is the file {Path(name).name[:80]} with the digest {code[:32]}; a node runs only"
+            " code that its owner allows: read the file, then potluck join --allow-code FILE"
+        )
+    raise ConfigError(f"the server's method.name: {_shown(name)} is not installed here; all: potluck list")
+
+
+def _model(model: Any, home: "NodeConfig") -> Any:
+    """A model that is installed, or in a file that the owner has allowed."""
+    name = model.get("name") if isinstance(model, dict) else model
+    if isinstance(name, str) and (name == home.model or name in list_models()):
+        return model
+    path, _, _ = str(name).rpartition(":")
+    if path.endswith(".py") and Path(path).resolve() in {place.resolve() for place in home.code}:
+        return model
+    if path.endswith(".py"):
+        raise ConfigError(
+            f"the server's experiment has the model {_shown(name)}; a node runs only code that its owner allows:"
+            f" potluck join --allow-code {Path(path).name[:80]}, or --model with a model of one's own"
+        )
+    raise ConfigError(f"the server's federation.models: {_shown(name)} is not installed here; all: potluck list models")
+
+
+def _dataset(name: Any, home: "NodeConfig") -> str:
+    """A data set that is installed; if the server's is a file, the node's own stands for it."""
+    if isinstance(name, str) and name in list_datasets():
+        return name
+    if home.data is not None:
+        return str(home.data)
+    raise ConfigError(f"the server's federation.dataset, {_shown(name)}, is not installed here; {_JOIN_WITH_DATA}")
+
+
+def _check_public(federation: Mapping[str, Any]) -> None:
+    public, of_a_file = federation.get("public", "none"), federation["dataset"] not in list_datasets()
+    if public not in (*_PUBLIC, *list_datasets()) or (public == "holdout" and of_a_file):
+        raise ConfigError(f"the server's federation.public, {_shown(public)}, is no data set that is installed here")
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = tree.get(name)
+    if not isinstance(table, dict):
+        raise ConfigError(f"the server's experiment: {name}: expected a table, found {_shown(table)}")
+    return table
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]

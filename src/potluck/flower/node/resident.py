@@ -1,0 +1,101 @@
+"""A node's worker that stays: it holds data and modules between messages, for which Flower starts a process each.
+
+Both ends are here. They talk through a socket in the node's state folder, in frames of bytes: kind, words, payload.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from potluck.core.errors import ConfigError, PotluckError, WireError
+from potluck.engine.frames import receive, send
+from potluck.flower import Parcel
+from potluck.flower.wire.envelope import LONGEST_WORDS, read_words
+
+_SOCKET = "resident.sock"
+_LONGEST_KIND = 100  # bytes of the kind of a message
+_LONGEST = 100  # characters of a socket's path, by the system
+_COMES_WITHIN = 60.0  # seconds: it imports torch
+
+
+class ResidentLost(PotluckError):
+    """The resident worker ended in the middle of a message."""
+
+
+def socket_in(state: Path) -> Path:
+    """Where a node's resident listens.
+
+    Raises:
+        ConfigError: the path is longer than the system allows.
+    """
+    path = state.resolve() / _SOCKET
+    if len(str(path)) > _LONGEST:
+        raise ConfigError(f"--state {state}: {path} is {len(str(path))} characters long; expected at most {_LONGEST}")
+    return path
+
+
+def hand_over(config: Mapping[str, Any], kind: str, parcel: Parcel) -> Parcel | None:
+    """Have the resident answer a message; None if this node has none.
+
+    Raises:
+        ResidentLost: it ended meanwhile.
+    """
+    if not config.get("resident"):
+        return None
+    words, payload = parcel
+    with _reached(Path(str(config["state"]))) as resident:
+        try:
+            send(resident, kind.encode(), json.dumps(words).encode(), payload)
+            found, payload = receive(resident, longest=LONGEST_WORDS), receive(resident)
+        except (EOFError, ConnectionError) as error:
+            raise ResidentLost("the node's worker ended in the middle of the job; is there enough memory?") from error
+    return read_words(found), payload
+
+
+def stay(config: Mapping[str, Any]) -> None:
+    """Be the resident of a node with this configuration, until terminated."""
+    from potluck.engine.numerics.allocator import keep_freed_memory
+    from potluck.flower.node.service import NodeConfig, NodeService
+
+    keep_freed_memory()
+    home = NodeConfig.of(config)
+    service, path = NodeService(home), socket_in(home.state)
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        while True:
+            asking, _ = door.accept()
+            with asking, suppress(EOFError, ConnectionError, WireError):  # who asked may have gone, or be out of step
+                kind, words = (
+                    receive(asking, longest=_LONGEST_KIND).decode(errors="replace"),
+                    receive(asking, longest=LONGEST_WORDS),
+                )
+                answer, payload = service.answer(kind, (read_words(words), receive(asking)))
+                send(asking, json.dumps(answer).encode(), payload)
+
+
+def _reached(state: Path) -> socket.socket:
+    """A connection to the resident, which may be on its way."""
+    deadline = time.monotonic() + _COMES_WITHIN
+    while True:
+        there = socket.socket(socket.AF_UNIX)
+        try:
+            there.connect(str(socket_in(state)))
+            return there
+        except (FileNotFoundError, ConnectionRefusedError):
+            there.close()
+            if time.monotonic() > deadline:
+                raise ResidentLost(f"no worker listens at {socket_in(state)}") from None
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    stay(json.loads(sys.argv[1]))

@@ -1,0 +1,279 @@
+"""The node's side: one client at home, with its own data, model and memory, and what it keeps between rounds."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from potluck.core.errors import ConfigError
+from potluck.core.federation import ClientId, Federation, Site
+from potluck.core.modes import threads
+from potluck.core.rng import Key
+from potluck.data.datasets import list_datasets, load
+from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
+from potluck.engine.client.session import Answer, Call, failure
+from potluck.engine.inspection import check_class_targets, check_inputs
+from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
+from potluck.experiment.config import Experiment, ModelSpec, resolve
+from potluck.experiment.rehearsal import rehearse
+from potluck.flower import JOB, Parcel
+from potluck.flower.node.permitted import permitted
+from potluck.flower.node.store import NodeStore
+from potluck.flower.wire.introduction import Introduction, Network
+from potluck.flower.wire.schemas import Client, Words, from_outcome, read, round_of, to_job
+
+_NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What a node's owner has told it.
+
+    Attributes:
+        state: folder for what the client keeps.
+        data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
+        model: its own model; None for the one that the experiment has for it.
+        capacity: share of the full model that it can train; None for the experiment's.
+        code: Python files that the server may have this node run; its own model's needs no mention.
+        simulated: whether server and node are one program of one person, who need not be asked.
+    """
+
+    state: Path
+    data: Path | None = None
+    model: str | None = None
+    capacity: float | None = None
+    code: tuple[Path, ...] = ()
+    simulated: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], words: Mapping[str, Any] | None = None) -> "NodeConfig":
+        """From a node's configuration, scalars by name.
+
+        A node in Flower's simulation has no owner but a number, and the server's words say where it may keep things.
+
+        Raises:
+            ConfigError: it does not say where the client may keep things.
+        """
+        if "state" not in config and "partition-id" in config and words and "simulated" in words:
+            return cls(Path(words["simulated"]) / str(config["partition-id"]), simulated=True)
+        if "state" not in config:
+            raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
+        data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
+        return cls(
+            state=Path(str(config["state"])),
+            data=None if data is None else Path(str(data)),
+            model=None if model is None else str(model),
+            capacity=None if capacity is None else float(capacity),
+            code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
+        )
+
+    def check(self) -> None:
+        """Whether data, model and code can be had, before a server asks for them.
+
+        Raises:
+            ConfigError: the model cannot be built, or there is one without data; a file is missing.
+            DataError: the data cannot be read.
+        """
+        if missing := [str(place) for place in self.code if not place.is_file()]:
+            raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
+        if self.data is None:
+            if self.model is not None or self.capacity is not None:
+                raise ConfigError(_NOTHING_OF_ITS_OWN)
+            return
+        dataset = load(self.data, augmentation="none")
+        if self.model is not None:
+            builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
+        if self.capacity is not None and not 0 < self.capacity <= 1:
+            raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
+
+    def words(self) -> dict[str, str | float]:
+        """What `of` reads: the node's configuration."""
+        places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
+        told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
+        code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
+        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "code": code}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Node:
+    """Carries out a run's jobs for one client.
+
+    Args:
+        client: which one.
+        federation: in which it has data.
+        host: of the run's method.
+        store: of what the client keeps.
+        torch_threads: as the run has them, whatever this machine has.
+    """
+
+    def __init__(
+        self, client: ClientId, federation: Federation, host: ClientRuntime, store: NodeStore, torch_threads: int = 1
+    ) -> None:
+        self._client = client
+        self._federation = federation
+        self._host = host
+        self._store = store
+        self._threads = torch_threads
+
+    def execute(self, job: Job) -> Outcome:
+        """Do a job; what the client keeps is on disk before the outcome is returned."""
+        name = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+        if job.client != self._client:
+            return failure(job.client, name, ConfigError(f"this node is client {self._client}"))
+        try:
+            known = None if job.record is None else self._store.read(job.record.decode("ascii"))
+            with threads(self._threads):
+                outcome = self._host.execute(replace(job, record=known))
+        except Exception as error:  # a bug in the method's file too: the server says so where it is read
+            return failure(job.client, name, error)
+        if not isinstance(outcome, Answer) or not isinstance(job, Call):
+            return outcome
+        released = self._store.count(outcome.releases)  # before anything leaves, and whether or not it arrives
+        record = self._store.write(outcome.record, job.record, round_of(job))
+        return replace(outcome, record=record, released=released)
+
+    def introduce(self) -> Introduction:
+        """What the server has to know of the client; no more."""
+        site = self._federation.sites[self._client]
+        return Introduction(
+            architecture=site.architecture,
+            capacity=site.capacity,
+            network=Network.of(self._federation.build(site.architecture, Key((site.architecture,)))),
+            train=len(site.train),
+            validation=len(site.validation),
+            test=len(site.test),
+            input_shape=tuple(self._federation.input_shape),
+            num_classes=self._federation.num_classes,
+        )
+
+
+class _Setting(Words):
+    """What every message says beside its job."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    experiment: dict[str, Any]
+    run: str
+    client: Client
+    code: str | None = None
+
+
+class NodeService:
+    """Answers the messages to a node, with data and modules at hand from one to the next.
+
+    Args:
+        home: what the node's owner has told it.
+    """
+
+    def __init__(self, home: NodeConfig) -> None:
+        self._home = home
+        self._setting: str | None = None
+        self._found: tuple[Node, Introduction] | None = None
+
+    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        """What the node has to say to a message, whatever that is."""
+        try:
+            if kind != JOB:
+                return self._node(parcel[0])[1].words(), b""
+            job = to_job(parcel)
+        except Exception as error:
+            return refusal(error), b""
+        try:
+            return from_outcome(self._node(parcel[0])[0].execute(job))
+        except Exception as error:
+            return from_outcome(failure(job.client, "the node", error))
+
+    def _node(self, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
+        """The node in this run; the one before is let go."""
+        said = read(_Setting, words, "not a message of Potluck's")
+        setting = json.dumps([said.experiment, said.run, said.client, said.code])
+        if self._found is None or setting != self._setting:
+            self._found = None
+            self._found, self._setting = node_at(self._home, words), setting
+        return self._found
+
+
+def node_at(home: NodeConfig, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
+    """A node for what the server says in every message, and how it introduces itself.
+
+    Args:
+        home: what the owner said.
+        words: the experiment's tables, the run's name, which client this is, and a digest of the method's file.
+
+    Raises:
+        ConfigError: owner and server do not agree on a client, or on what this node may run and read, or its model
+            cannot be trained on its data.
+        DataError: the data cannot be read, are of another task, or hold NaN.
+        CheckpointError: data or model are not those that the run began with.
+        WireError: the words are not Potluck's.
+    """
+    said = read(_Setting, words, "not a message of Potluck's")
+    store = NodeStore(home.state / _safe(said.run))
+    tree = permitted(said.experiment, home, said.client, said.code)
+    experiment = resolve(tree, "the server's experiment")
+    federation, data = federation_at(home, experiment, said.client)
+    check_inputs(federation)
+    check_class_targets(federation)
+    rehearse(federation)
+    host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
+    node = Node(said.client, federation, host, store, experiment.run.threads)
+    model, introduction = model_of(home, experiment, said.client), node.introduce()
+    store.pin({"client": said.client, "data": data, "model": str(model), "capacity": introduction.capacity})
+    return node, introduction
+
+
+def federation_at(home: NodeConfig, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
+    """A federation in which this client alone has data, and a checksum of these.
+
+    Raises:
+        ConfigError: the experiment has no such client, or the owner's model cannot be built.
+        DataError: the data cannot be read, or are of another task.
+    """
+    if client >= experiment.federation.clients:
+        raise ConfigError(f"client {client}: the experiment has {experiment.federation.clients} clients")
+    if home.data is None:
+        if home.model is not None or home.capacity is not None:
+            raise ConfigError(_NOTHING_OF_ITS_OWN)
+        whole = assemble(experiment)
+        sites = {client: whole.federation.sites[client]}
+        return replace(whole.federation, sites=sites), whole.data_checksum
+    dataset = load_own(experiment, client, home.data)
+    parts = own_parts(experiment, client, dataset)
+    own = model_of(home, experiment, client)
+    task = (dataset.num_classes, dataset.train.input_shape)
+    # A test set that the server has in a file is the server's alone; what stands here in its name is the node's own.
+    shared = home.simulated or experiment.federation.dataset in list_datasets()
+    public, test = common_of(experiment) if shared else (None, None)
+    capacities = experiment.federation.capacities or (1.0,)
+    capacity = capacities[client % len(capacities)] if home.capacity is None else home.capacity
+    architectures, server_architecture = architectures_of(experiment, *task)
+    federation = Federation(
+        sites={client: Site(client, str(own), *parts, capacity=capacity)},
+        architectures={**architectures, str(own): builder_of(own, *task)},
+        server_architecture=server_architecture,
+        num_classes=dataset.num_classes,
+        public=public,
+        test=test,
+    )
+    return federation, dataset.checksum
+
+
+def model_of(home: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:
+    """The client's model: the owner's, or the one that the experiment deals it."""
+    dealt = experiment.models[client % len(experiment.models)]
+    return dealt if home.model is None else ModelSpec(home.model, {})
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    """Words in place of an introduction."""
+    return {"refusal": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+
+
+def _safe(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name) or name.startswith("."):
+        raise ConfigError(f"name of a run: found {name!r}, expected letters, digits, '-', '_' and '.'")
+    return name

@@ -1,0 +1,98 @@
+"""What a node's client keeps between rounds, for as long as the server may come back to it."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from potluck.core.digest import digest
+from potluck.core.errors import CheckpointError
+from potluck.engine.files import write_atomically
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+class NodeStore:
+    """What a client keeps, in files named by their content.
+
+    Of a round's records all stay until the next round's first job, so that the server can go back to where the round
+    began; then only the one stays that the job names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._journal = folder / "rounds.json"
+        self._ledger = folder / "releases.json"
+
+    def pin(self, facts: Mapping[str, Any]) -> None:
+        """Note what the client is made of, or compare it with what was noted when the run began.
+
+        Raises:
+            CheckpointError: it has changed.
+        """
+        place, found = self._folder / "client.json", dict(facts)
+        if not place.is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, json.dumps(found, indent=1).encode())
+            return
+        noted = json.loads(place.read_text())
+        for name, value in found.items():
+            if noted.get(name) != value:
+                raise CheckpointError(
+                    f"{self._folder}: the {name} was {noted.get(name)} when the run began and is {value} now"
+                )
+
+    def read(self, name: str) -> bytes:
+        """A record by its name.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = self._folder / name
+        if not _NAME.fullmatch(name) or not path.is_file():
+            raise CheckpointError(f"{path}: the client's state that the server names is not here")
+        record = path.read_bytes()
+        if digest(record) != name:
+            raise CheckpointError(f"{path} is damaged")
+        return record
+
+    def write(self, record: bytes | None, base: bytes | None, round_number: int) -> bytes | None:
+        """Keep a record; its name.
+
+        Args:
+            record: what the client keeps; None if that is nothing.
+            base: name of the record that it started from.
+            round_number: of the job.
+        """
+        rounds: dict[str, int] = json.loads(self._journal.read_text()) if self._journal.is_file() else {}
+        kept = {name: at for name, at in rounds.items() if at == round_number}
+        if base is not None:
+            kept[base.decode("ascii")] = round_number
+        name = None if record is None else digest(record)
+        if record is not None and name is not None:
+            kept[name] = round_number
+            write_atomically(self._folder / name, record)
+        if kept != rounds:
+            write_atomically(self._journal, json.dumps(kept).encode())
+        for old in rounds.keys() - kept.keys():
+            (self._folder / old).unlink(missing_ok=True)
+        return None if name is None else name.encode("ascii")
+
+    def count(self, releases: int) -> int | None:
+        """Add to the private releases that this client has made in the run, wherever the server goes back to.
+
+        Returns:
+            All of them; None if there have never been any.
+
+        Raises:
+            CheckpointError: the count is damaged.
+        """
+        if not releases and not self._ledger.is_file():
+            return None
+        try:
+            before = int(json.loads(self._ledger.read_text())) if self._ledger.is_file() else 0
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{self._ledger} is damaged: {error}") from error
+        write_atomically(self._ledger, json.dumps(before + releases).encode())
+        return before + releases

@@ -1,0 +1,293 @@
+"""The server's side: an experiment whose clients are nodes, played by the same engine, records and checkpoints."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import nn
+
+from potluck.core.digest import digest
+from potluck.core.errors import CheckpointError, ConfigError
+from potluck.core.examples import Examples
+from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
+from potluck.core.rng import Key
+from potluck.data.dataset import Description
+from potluck.data.datasets import describe
+from potluck.engine.executors.choice import Choice
+from potluck.engine.files import write_atomically
+from potluck.experiment.assemble import Assembly, assemble_server
+from potluck.experiment.config import Experiment, resolve
+from potluck.experiment.play import holding, play, prepare
+from potluck.experiment.run import Result, Watcher
+from potluck.flower.elsewhere import KeptElsewhere
+from potluck.flower.server.grid import GridExecutor
+from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
+from potluck.flower.wire.introduction import Introduction, Network
+
+_OLD_SERVER_ENDS_WITHIN = 90.0  # seconds; Flower's program for it outlives a SuperLink that was killed by that much
+NODES = "nodes.json"
+"""In a run's folder: which node is which client."""
+
+
+def serve(
+    grid: Grid,
+    tree: Mapping[str, Any],
+    folder: Path,
+    *,
+    timeout: float,
+    patience: float,
+    watch: Watcher = lambda record: None,
+    say: Callable[[str], None] = print,
+    words: Mapping[str, Any] | None = None,
+) -> Result:
+    """Play an experiment with the nodes of a grid, from its start or its last checkpoint.
+
+    Args:
+        grid: Flower's.
+        tree: the experiment's tables.
+        folder: of the run.
+        timeout: seconds until a job that is not answered counts as failed.
+        patience: seconds to wait for nodes to come.
+        watch: called after each round.
+        say: told how the waiting goes.
+        words: for the nodes, with every message.
+
+    Raises:
+        NodesMissing: too few nodes came, or one cannot take part.
+        ConfigError: the experiment cannot be played with these nodes.
+    """
+    experiment = resolve(dict(tree), "the experiment")
+    folder.mkdir(parents=True, exist_ok=True)
+    with holding(folder, _OLD_SERVER_ENDS_WITHIN):
+        met = _again(grid, folder / NODES, patience, say) if (folder / NODES).is_file() else None
+        name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # another run in this folder is another one
+        words = {**(words or {}), "experiment": experiment.tree(), "run": name, "code": _code_of(experiment)}
+        base = assemble_server(experiment)
+        if met is None:
+            met = _Meeting(grid, experiment, base, words, timeout, say).first(patience)
+            write_atomically(folder / NODES, met.to_json())
+        nodes = Nodes(grid, met.names)
+        assembly = remote_assembly(experiment, base, met.introductions)
+        choice = Choice(GridExecutor(nodes, words, timeout), "flower", len(met.names), "clients are Flower's nodes")
+        run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
+        return play(run, experiment, folder, watch)[0]
+
+
+@dataclass(frozen=True)
+class _Met:
+    """Which nodes a run began with.
+
+    Attributes:
+        run: its name at the nodes.
+        names: of the nodes, by client.
+        introductions: theirs, by client.
+    """
+
+    run: str
+    names: Mapping[ClientId, str]
+    introductions: Mapping[ClientId, Introduction]
+
+    def to_json(self) -> bytes:
+        """For the run's folder."""
+        clients = {
+            id: {"node": name, "introduction": self.introductions[id].words()} for id, name in self.names.items()
+        }
+        return json.dumps({"run": self.run, "clients": clients}, indent=1).encode()
+
+    @classmethod
+    def read(cls, place: Path) -> "_Met":
+        """What `to_json` wrote.
+
+        Raises:
+            CheckpointError: the file is damaged, or of another version.
+        """
+        try:
+            found = json.loads(place.read_bytes())
+            clients = {int(id): client for id, client in found["clients"].items()}
+            return cls(
+                str(found["run"]),
+                {id: str(client["node"]) for id, client in clients.items()},
+                {id: Introduction.read(client["introduction"]) for id, client in clients.items()},
+            )
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{place} cannot be read: {error}; restore it, or start anew") from error
+
+
+@dataclass
+class _Meeting:
+    """The first nodes to come, who introduce themselves once for all. One that does so wrongly takes no part.
+
+    Attributes:
+        base: what the server has without its clients.
+        words: for every node.
+        refused: nodes that take no part, and why.
+    """
+
+    grid: Grid
+    experiment: Experiment
+    base: Federation
+    words: Mapping[str, Any]
+    timeout: float
+    say: Callable[[str], None]
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+
+    def first(self, patience: float) -> _Met:
+        """Who takes part: others for those that are refused, if others are here; fewer, if failures are tolerated.
+
+        Raises:
+            NodesMissing: too few take part.
+        """
+        count = self.experiment.federation.clients
+        here = wait_for_nodes(self.grid, count, patience, self.say)
+        names: dict[ClientId, str] = {}
+        introductions: dict[ClientId, Introduction] = {}
+        while asked := dict(zip((id for id in range(count) if id not in names), here, strict=False)):
+            for client, found in greet(Nodes(self.grid, asked), self.words, self.timeout).items():
+                why = self._unfit(found)
+                if why is None and isinstance(found, Introduction):
+                    names[client], introductions[client] = asked[client], found
+                else:
+                    self.refused[asked[client]] = str(why)
+                    self.say(f"node {asked[client]} takes no part: {why}")
+            known = {*names.values(), *self.refused}
+            here = sorted({name_of(node) for node in self.grid.get_nodes()} - known)
+        if len(names) < count and not (names and self.experiment.run.tolerate_failures):
+            reasons = "; ".join(f"node {name}: {why}" for name, why in self.refused.items())
+            raise NodesMissing(f"{len(names)} of {count} nodes take part; {reasons}")
+        if len(names) < count:
+            self.say(f"{len(names)} of {count} nodes take part; going on without the others")
+        return _Met(str(self.words["run"]), dict(sorted(names.items())), introductions)
+
+    def _unfit(self, found: Introduction | str) -> str | None:
+        """Why a node takes no part; None if it does."""
+        if isinstance(found, str):
+            return found
+        task = self._task
+        if (found.input_shape, found.num_classes) != (tuple(task.input_shape), task.num_classes):
+            return (
+                f"it has inputs of shape {found.input_shape} and {found.num_classes} classes; expected"
+                f" {tuple(task.input_shape)} and {task.num_classes}, as in {task.name}"
+            )
+        if (ours := self._networks.get(found.architecture)) is not None:
+            return _difference(found.architecture, ours, found.network)
+        if self.experiment.method.builds_clients_models:
+            return (
+                f"its network {found.architecture!r} is not in the experiment, and with {self.experiment.method_name}"
+                " the server builds every client's network; add it to federation.models, or use a method that does not,"
+                " such as fedmd"
+            )
+        return None
+
+    @cached_property
+    def _task(self) -> Description:
+        return describe(self.experiment.federation.dataset)
+
+    @cached_property
+    def _networks(self) -> dict[str, Network]:
+        """The experiment's own."""
+        return {name: Network.of(self.base.build(name, Key((name,)))) for name in self.base.architectures}
+
+
+def _difference(name: str, ours: Network, theirs: Network) -> str | None:
+    """Where a network is not the one that it is called; None where it is."""
+    for what in ("shapes", "dtypes"):
+        expected, found = getattr(ours, what), getattr(theirs, what)
+        for tensor in sorted(expected.keys() | found.keys()):
+            if expected.get(tensor) != found.get(tensor):
+                here, there = (str(side.get(tensor, "nothing")) for side in (expected, found))
+                return f"its {name} is not the experiment's: {tensor} is {there}; expected {here}"
+    if ours.parameters != theirs.parameters:
+        return f"its {name} is not the experiment's: it trains other tensors"
+    return None
+
+
+def _code_of(experiment: Experiment) -> str | None:
+    """A digest of the method's file, by which nodes know whether they have it; None where it is Potluck's own."""
+    return digest(Path(experiment.method_name).read_bytes()) if experiment.method_name.endswith(".py") else None
+
+
+def _again(grid: Grid, place: Path, patience: float, say: Callable[[str], None]) -> _Met:
+    """Those that the run began with; who does not come while there is patience will be missed round by round."""
+    met = _Met.read(place)
+    wanted = set(met.names.values())
+    try:
+        wait_for_nodes(grid, wanted, patience, say)
+    except NodesMissing as error:
+        if not wanted & {name_of(node) for node in grid.get_nodes()}:
+            raise
+        say(f"{error}; going on without the others")
+    return met
+
+
+@dataclass(frozen=True)
+class RemoteFederation(Federation):
+    """A federation whose clients' data and models are elsewhere; of each the server knows its introduction.
+
+    Attributes:
+        members: the clients as they introduced themselves.
+        shape: of one prepared input.
+    """
+
+    members: Mapping[ClientId, Member] = field(default_factory=dict[ClientId, Member])
+    shape: tuple[int, ...] = ()
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one prepared input."""
+        return self.shape
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The members, by id in ascending order."""
+        return dict(sorted(self.members.items()))
+
+
+def remote_assembly(
+    experiment: Experiment, base: Federation, introductions: Mapping[ClientId, Introduction]
+) -> Assembly:
+    """The federation of clients who introduced themselves.
+
+    Args:
+        experiment: the server's.
+        base: what it has without its clients.
+        introductions: theirs.
+    """
+    members = {client: of.member(client) for client, of in introductions.items()}
+    architectures: dict[str, Builder] = dict(base.architectures)
+    for member in members.values():
+        architectures.setdefault(member.architecture, partial(_unknown, member, experiment.method_name))
+    federation = RemoteFederation(
+        sites={client: _elsewhere(members[client], of) for client, of in introductions.items()},
+        architectures=architectures,
+        server_architecture=base.server_architecture,
+        num_classes=base.num_classes,
+        public=base.public,
+        test=base.test,
+        members=members,
+        shape=tuple(describe(experiment.federation.dataset).input_shape),
+    )
+    told = {str(client): of.words() for client, of in introductions.items()}
+    facts = digest(json.dumps(told, sort_keys=True).encode())
+    return Assembly(federation, facts, facts)
+
+
+def _elsewhere(member: Member, of: Introduction) -> Site:
+    """A client's place as it looks from here: as many examples, nothing in them."""
+    train, validation, test = (
+        Examples(torch.empty(count, 0), torch.empty(count, 0)) for count in (of.train, of.validation, of.test)
+    )
+    return Site(member.id, member.architecture, train, validation, test, member.capacity)
+
+
+def _unknown(member: Member, method: str, **options: float) -> nn.Module:
+    """In place of a network of a node's own, which no method that says that it builds none asks for."""
+    raise ConfigError(
+        f"{method} builds the network {member.architecture!r} of client {member.id} on the server, which builds only"
+        " those of its experiment; add it to federation.models"
+    )

@@ -1,0 +1,1 @@
+"""What messages between server and nodes look like, and what is refused."""

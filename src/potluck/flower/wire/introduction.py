@@ -1,0 +1,189 @@
+"""What a node says of its client before a run begins: shapes and counts, and nothing that names code.
+
+The server builds no network by a node's word. What a node calls its network is a label, for records; where the label
+is that of a network of the server's own experiment, the shapes have to be that network's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Size, nn
+
+from potluck.core.errors import WireError
+from potluck.core.federation import ClientId, Member
+from potluck.core.text import one_line
+from potluck.core.weights import frozen_names, parameters_of
+from potluck.flower.wire.schemas import LONGEST_NAME, Name, Words, read
+
+MOST_TENSORS = 50_000
+"""Tensors of a network; a vision transformer of 632 million parameters has 390."""
+
+MOST_DIMENSIONS = 8
+"""Dimensions of a tensor; three-dimensional convolutions have five."""
+
+MOST_ELEMENTS = 2**36
+"""Numbers in a network, whose shapes are compared and added up, never filled: 69 thousand million."""
+
+MOST_EXAMPLES = 10**9
+"""Examples of one client."""
+
+MOST_CLASSES = 10**6
+"""Classes of a task."""
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.bool,
+)}  # fmt: skip
+
+_Side = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Shape = Annotated[list[_Side], Field(max_length=MOST_DIMENSIONS)]
+_Count = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
+
+
+class _Introduced(Words):
+    architecture: Name
+    capacity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    shapes: Annotated[dict[Name, _Shape], Field(max_length=MOST_TENSORS)]
+    dtypes: Annotated[dict[Name, str], Field(max_length=MOST_TENSORS)]
+    parameters: Annotated[list[Name], Field(max_length=MOST_TENSORS)]
+    frozen: Annotated[list[Name], Field(max_length=MOST_TENSORS)]
+    train: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
+    validation: _Count
+    test: _Count
+    input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MOST_DIMENSIONS)]
+    num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+
+
+class _Refused(Words):
+    refusal: str
+
+
+class Refusal(WireError):
+    """The node says itself that it cannot take part, and why."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network as it is known without being built.
+
+    Attributes:
+        shapes: of every tensor in its state dict.
+        dtypes: likewise, by torch's names.
+        parameters: which of them are trained.
+        frozen: which of them the network's builder has frozen; the rest are buffers.
+    """
+
+    shapes: Mapping[str, Size]
+    dtypes: Mapping[str, str]
+    parameters: frozenset[str]
+    frozen: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, net: nn.Module) -> "Network":
+        """Of one that is built."""
+        tensors = net.state_dict()
+        return cls(
+            {name: tensor.shape for name, tensor in tensors.items()},
+            {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
+            frozenset(parameters_of(net)),
+            frozen_names(net),
+        )
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A node's client, by its own account.
+
+    Attributes:
+        architecture: a label of its network.
+        capacity: share of the full model that it can train.
+        train: examples it learns from; `validation` and `test` likewise.
+        input_shape: of one prepared input.
+    """
+
+    architecture: str
+    capacity: float
+    network: Network
+    train: int
+    validation: int
+    test: int
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> "Introduction":
+        """What `words` wrote.
+
+        Raises:
+            Refusal: the node says that it cannot take part.
+            WireError: it says anything else than the schema allows.
+        """
+        if "refusal" in words:
+            raise Refusal(one_line(read(_Refused, words, "its refusal").refusal))
+        found = read(_Introduced, words, "its introduction")
+        _check(found)
+        return cls(
+            found.architecture,
+            float(found.capacity),
+            Network(
+                {name: Size(shape) for name, shape in found.shapes.items()},
+                found.dtypes,
+                frozenset(found.parameters),
+                frozenset(found.frozen),
+            ),
+            found.train,
+            found.validation,
+            found.test,
+            tuple(found.input_shape),
+            found.num_classes,
+        )
+
+    def words(self) -> dict[str, Any]:
+        """For the wire, and for the run's folder."""
+        return {
+            "architecture": self.architecture,
+            "capacity": self.capacity,
+            "shapes": {name: list(shape) for name, shape in self.network.shapes.items()},
+            "dtypes": dict(self.network.dtypes),
+            "parameters": sorted(self.network.parameters),
+            "frozen": sorted(self.network.frozen),
+            "train": self.train,
+            "validation": self.validation,
+            "test": self.test,
+            "input_shape": list(self.input_shape),
+            "num_classes": self.num_classes,
+        }
+
+    def member(self, client: ClientId) -> Member:
+        """The client as the server's methods see it."""
+        of = self.network
+        return Member(client, self.architecture, self.capacity, of.shapes, of.parameters, self.train, of.frozen)
+
+
+def _check(found: _Introduced) -> None:
+    """What a schema of types and ranges does not say.
+
+    Raises:
+        WireError: the parts of the introduction do not fit together.
+    """
+    label = found.architecture
+    if one_line(label, LONGEST_NAME) != label:
+        raise WireError(f"its introduction: architecture: expected one printable line, found {label!r}")
+    for name in found.shapes:
+        if one_line(name, LONGEST_NAME) != name:
+            raise WireError(f"its introduction: shapes: expected printable names, found {name!r}")
+    if sum(prod(shape) for shape in found.shapes.values()) > MOST_ELEMENTS:
+        raise WireError(f"its introduction: shapes: more than {MOST_ELEMENTS} numbers")
+    if found.dtypes.keys() != found.shapes.keys():
+        raise WireError("its introduction: dtypes: expected the names of shapes")
+    if strange := sorted({*found.dtypes.values()} - _DTYPES.keys()):
+        raise WireError(f"its introduction: dtypes: {one_line(strange[0], 40)!r}; known: {', '.join(_DTYPES)}")
+    for what, names in (("parameters", found.parameters), ("frozen", found.frozen)):
+        if strange := sorted({*names} - found.shapes.keys()):
+            raise WireError(f"its introduction: {what}: {one_line(strange[0], 80)!r} is not among its shapes")
+    if both := sorted({*found.parameters} & {*found.frozen}):
+        raise WireError(f"its introduction: frozen: {one_line(both[0], 80)!r} is among its trained parameters")

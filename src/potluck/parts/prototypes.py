@@ -1,0 +1,66 @@
+"""What clients report by class, and its averages: tables with one row a class.
+
+Methods that exchange features, prototypes or logits by class share these, so that classes nobody has are masked in
+one way.
+"""
+
+import torch
+from torch import Tensor
+
+from potluck.parts.means import Mean
+
+Table = dict[str, Tensor]
+"""By class: "means" (classes, width), zero where it is not "known" (bool, classes)."""
+
+Rows = dict[str, Tensor]
+"""What was reported, oldest first: "values" (n, ...), their "labels" (n,) and how many examples each "counts" for."""
+
+
+def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
+    """Mean over batch and width of the squared difference to the class's row; 0 for classes that have none."""
+    if table is None:
+        return values.new_zeros(())
+    gaps = (values - table["means"][labels]).square().mean(1)
+    return (gaps * table["known"][labels]).mean()
+
+
+def averages(rows: Rows, classes: int, combine: Mean | None = None) -> Table:
+    """By class, the mean of the values (n, width), each as often as it counts; or what a robust rule makes of them."""
+    if combine is not None and combine.rule != "mean":
+        return _combined(rows, classes, combine)
+    labels, counts = rows["labels"], rows["counts"]
+    whole = torch.zeros(classes, dtype=counts.dtype).index_add_(0, labels, counts)
+    shares = (counts / whole[labels]).to(rows["values"].dtype)  # before the sum, so that one value comes back exactly
+    means = rows["values"].new_zeros(classes, rows["values"].shape[1])
+    return {"means": means.index_add_(0, labels, rows["values"] * shares[:, None]), "known": whole > 0}
+
+
+def _combined(rows: Rows, classes: int, combine: Mean) -> Table:
+    """By class, the rows' values combined by a rule."""
+    means = rows["values"].new_zeros(classes, rows["values"].shape[1])
+    for label in rows["labels"].unique().tolist():
+        mine = rows["labels"] == label
+        means[label] = combine([*rows["values"][mine]], rows["counts"][mine].tolist())
+    return {"means": means, "known": rows["labels"].bincount(minlength=classes) > 0}
+
+
+def means_by_class(values: Tensor, labels: Tensor) -> Tensor:
+    """The mean of each class that is present, (present, width), in ascending order of class."""
+    table = averages(one_each(values, labels), int(labels.max()) + 1)
+    return table["means"][table["known"]]
+
+
+def one_each(values: Tensor, labels: Tensor) -> Rows:
+    """Rows that count for one."""
+    return {"values": values, "labels": labels, "counts": torch.ones_like(labels)}
+
+
+def stored(old: Rows | None, new: Rows, capacity: int) -> Rows:
+    """The rows of both, of each class the newest that count for `capacity` together."""
+    rows = {name: torch.cat([old[name], new[name]]) for name in new} if old else new
+    labels, counts, kept = rows["labels"], rows["counts"], rows["counts"].clone()
+    for label in labels.unique():
+        mine = labels == label
+        newer = counts[mine].flip(0).cumsum(0).flip(0) - counts[mine]
+        kept[mine] = (capacity - newer).clamp(min=0).minimum(counts[mine])
+    return {name: tensor[kept > 0] for name, tensor in {**rows, "counts": kept}.items()}

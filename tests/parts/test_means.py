@@ -1,0 +1,113 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from potluck.core.errors import ConfigError
+from potluck.core.weights import mean, mean_where_covered, mean_where_present
+from potluck.parts.means import Mean
+
+ROBUST = ("median", "trimmed", "clipped")
+EXACTLY = {"rtol": 0, "atol": 0}
+number = st.floats(-1e3, 1e3, width=32)
+several = st.lists(st.lists(number, min_size=4, max_size=4).map(torch.tensor), min_size=1, max_size=7)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rule__a_wrong_word_and_a_wrong_share_are_refused():
+    with pytest.raises(ConfigError, match="rule: "):
+        Mean("Median")  # pyright: ignore[reportArgumentType]
+    for trim in (-0.1, 0.5, float("nan")):
+        with pytest.raises(ConfigError, match="trim: "):
+            Mean("trimmed", trim)
+
+
+@given(several)
+def test_mean__is_the_weighted_mean_bit_for_bit(tensors):
+    shares = [1.0 + index for index in range(len(tensors))]
+    assert_close(Mean()(tensors, shares), mean(tensors, shares), **EXACTLY)
+
+
+@given(several)
+def test_median__is_the_middle_of_every_coordinate(tensors):
+    expected = torch.stack(tensors).double().quantile(0.5, dim=0).float()
+    assert_close(Mean("median")(tensors, [1.0] * len(tensors)), expected)
+
+
+@given(several)
+def test_trimmed__drops_as_many_of_the_largest_as_of_the_smallest(tensors):
+    kept = [sorted(column)[int(0.3 * len(tensors)) :] for column in torch.stack(tensors).T.tolist()]
+    kept = [column[: len(column) - int(0.3 * len(tensors))] for column in kept]
+    expected = torch.tensor([sum(column) / len(column) for column in kept])
+    assert_close(Mean("trimmed", 0.3)(tensors, [1.0] * len(tensors)), expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["mean", *ROBUST])
+def test_equal_tensors_and_a_single_one_come_back(rule):
+    one = drawn(3, 2)
+    assert_close(Mean(rule)([one], [7.0]), one)
+    assert_close(Mean(rule)([one, one, one], [1.0, 2.0, 3.0]), one)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_the_order_of_clients_does_not_matter(rule):
+    tensors = [drawn(5, seed=seed) for seed in range(4)]
+    results = [Mean(rule)(list(order), [1.0] * 4) for order in itertools.permutations(tensors)]
+    for result in results[1:]:
+        assert_close(result, results[0])
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@given(lie=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=4, max_size=4), place=st.integers(0, 4))
+def test_one_liar_of_five_moves_the_result_no_further_than_the_honest_are_apart(rule, lie, place):
+    honest = [drawn(4, seed=seed) for seed in range(4)]
+    result = Mean(rule)([*honest[:place], torch.tensor(lie), *honest[place:]], [1.0] * 5)
+    low, high = torch.stack(honest).amin(0), torch.stack(honest).amax(0)
+    if (
+        rule == "clipped"
+    ):  # in norm: from a median within [low, high] by at most the median distance, five times a fifth
+        reach = 2 * (high - low).norm()
+        low, high = low - reach, high + reach
+    assert (result >= low - 1e-5).all()
+    assert (result <= high + 1e-5).all()
+
+
+def test_clipped__far_clients_count_as_if_they_were_as_far_as_the_median_one():
+    tensors = [torch.tensor([value]) for value in (0.0, 1.0, 2.0, 3.0, 1e6)]
+    # The median is 2, the distances 2, 1, 0, 1, 1e6; their median is 1.
+    assert_close(Mean("clipped")(tensors, [1.0] * 5), torch.tensor([(1.0 + 1.0 + 2.0 + 3.0 + 3.0) / 5]))
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_counters_have_their_middle(rule):
+    assert Mean(rule)([torch.tensor(3), torch.tensor(2**60), torch.tensor(5)], [1.0] * 3) == 5
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_layers_are_combined_over_their_owners_and_others_keep_their_value(rule):
+    owned = [{"a": drawn(2, seed=i), **({"b": drawn(3, seed=9 + i)} if i else {})} for i in range(4)]
+    merged = mean_where_present(owned, [1.0] * 4, {"c": drawn(1)}, Mean(rule))
+    assert_close(merged["a"], Mean(rule)([one["a"] for one in owned], [1.0] * 4))
+    assert_close(merged["b"], Mean(rule)([one["b"] for one in owned[1:]], [1.0] * 3))
+    assert_close(merged["c"], drawn(1), **EXACTLY)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_every_element_of_slices_is_combined_over_those_that_cover_it(rule):
+    full = drawn(4, 3, seed=50)
+    slices = [{"w": drawn(rows, 3, seed=rows)} for rows in (1, 2, 3, 3)]
+    slices[3]["w"] = drawn(3, 3, seed=77)
+    found = mean_where_covered(slices, {"w": full}, combine=Mean(rule).of_covered)["w"]
+    assert_close(found[3], full[3], **EXACTLY)
+    if rule == "clipped":  # whose norms are over all that a client covers
+        assert (found[:3] - torch.stack([one["w"][0] for one in slices]).mean(0)).abs().max() < 5
+        return
+    for row in range(3):
+        mine = [one["w"][row] for one in slices if len(one["w"]) > row]
+        assert_close(found[row], Mean(rule)(mine, [1.0] * len(mine)))

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from torch.testing import assert_close
+
+from potluck.parts.prototypes import averages, distance, means_by_class, one_each, stored
+
+EXACTLY = {"rtol": 0, "atol": 0}
+CLASSES = 3
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_class_of_one_example_is_sent_as_that_example_bit_for_bit():
+    values, labels = uniform(5, 4), torch.tensor([0, 2, 0, 0, 4])
+    means = means_by_class(values, labels)
+    assert_close(means[1:], values[[1, 4]], **EXACTLY)
+    assert_close(means[0], values[[0, 2, 3]].mean(0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_store_weighs_as_the_newest_examples_of_each_class_would(seed):
+    draws = torch.Generator().manual_seed(seed)
+    rows, single, capacity = None, {label: [] for label in range(CLASSES)}, 7
+    for _ in range(9):
+        labels = torch.randperm(CLASSES, generator=draws)[:2]
+        counts = torch.randint(1, 6, (2,), generator=draws)
+        values = torch.randn(2, 4, generator=draws)
+        rows = stored(rows, {"values": values, "labels": labels, "counts": counts}, capacity)
+        for value, label, count in zip(values, labels.tolist(), counts.tolist(), strict=True):
+            single[label] = [*single[label], *[value] * count][-capacity:]
+        table = averages(rows, CLASSES)
+        assert table["known"].tolist() == [bool(found) for found in single.values()]
+        for label, found in single.items():
+            if found:
+                assert_close(table["means"][label], torch.stack(found).mean(0))
+    assert rows["counts"].min() > 0
+    assert [rows["counts"][rows["labels"] == label].sum() for label in range(CLASSES)] == [capacity] * CLASSES
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_storing_does_not_change_what_it_is_given(old_first):
+    rows = {"values": uniform(2, 4), "labels": torch.tensor([0, 1]), "counts": torch.tensor([3, 3])}
+    before = {name: tensor.clone() for name, tensor in rows.items()}
+    found = stored(rows, one_each(uniform(1, 4), torch.tensor([0])), 2) if old_first else stored(None, rows, 2)
+    assert found["counts"].max() == 2
+    assert_close(rows, before, **EXACTLY)
+
+
+def test_examples_of_an_unknown_class_have_no_distance():
+    values, labels = uniform(4, 5).requires_grad_(), torch.tensor([0, 1, 2, 1])
+    table = {"means": uniform(CLASSES, 5, seed=1), "known": torch.tensor([True, False, True])}
+    found = distance(values, labels, table)
+    known = [0, 2]
+    assert_close(found, (values - table["means"][labels])[known].square().sum() / (4 * 5))
+    (gradient,) = torch.autograd.grad(found, values)
+    assert not gradient[[1, 3]].any()
+    assert gradient[known].all()
+
+
+def test_what_stands_in_the_place_of_an_unknown_class_does_not_matter():
+    values, labels = uniform(4, 5), torch.tensor([0, 1, 2, 1])
+    known = torch.tensor([True, False, True])
+    one = uniform(CLASSES, 5, seed=1)
+    other = one.index_fill(0, torch.tensor([1]), 1e6)
+    assert distance(values, labels, {"means": one, "known": known}) == distance(
+        values, labels, {"means": other, "known": known}
+    )
+
+
+def test_without_averages_there_is_no_distance():
+    assert distance(uniform(4, 5), torch.tensor([0, 1, 2, 1]), None) == 0
