@@ -2,20 +2,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint check clean
+.PHONY: demo test slow lint check clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
 
 test: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+slow: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-check: lint test
+check: lint test slow
 
 clean:
 	rm -rf .venv

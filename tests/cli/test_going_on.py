@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from potluck.engines.files import using
 
 from potluck.core.roles import ClientFailure
-from potluck.engine.files import using
 from potluck.experiment.run import Run
 from potluck.testing.faults import Faulty
 
@@ -205,9 +205,7 @@ def test_an_unexpected_error_is_in_the_log_with_its_traceback(potluck, tmp_path,
 
 
 def command(*words):
-    heard = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background job is deaf
-    )
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs are deaf
     return [sys.executable, "-c", f"{heard}; from potluck.cli import main; main()", "run", *words]
 
 
