@@ -30,7 +30,8 @@ import potluck
 from potluck.core import discovery
 from potluck.core.tree import pack, unpack
 from potluck.flower import HELLO
-from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.service import NodeService
 from potluck.flower.server.serve import serve
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.methods import list_methods

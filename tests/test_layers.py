@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,9 @@ STDLIB = sys.stdlib_module_names
 
 
 def files(*parts):
-    """The Python files at or below a place in the package, as test parameters named by their path."""
+    """The Python files at or below a place in the package."""
     place = ROOT.joinpath(*parts)
-    found = [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
-    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in found]
+    return [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
 
 
 def imports(path):
@@ -50,150 +50,140 @@ def of_potluck(path):
     return [(line, name) for line, name in imports(path) if within(name, "potluck")]
 
 
-def must_hold(path, broken, rule):
-    """Fail with the places that break a rule, one line each."""
-    assert not broken, "\n".join(f"{path}:{line} imports {name}; {rule}" for line, name in broken)
+def broken(paths, holds, rule):
+    """The imports that break a rule, one line each; `holds` says of a dotted name whether it is in order."""
+    found = [(path, line, name) for path in paths for line, name in imports(path) if not holds(name)]
+    return [f"{path.relative_to(ROOT)}:{line} imports {name}; {rule}" for path, line, name in found]
 
 
-def may_import_only(path, *packages):
-    """Of Potluck, the file imports nothing but these packages."""
-    broken = [(line, name) for line, name in of_potluck(path) if not within(name, *packages)]
-    must_hold(path, broken, f"of Potluck it may import only {', '.join(packages)}")
+def only(paths, *packages):
+    """Of Potluck, the files import nothing but these packages."""
+    named = [f"potluck.{package}" for package in packages]
+    assert not broken(paths, lambda name: not within(name, "potluck") or within(name, *named), f"expected {packages}")
 
 
-def may_not_import(path, *packages):
-    """The file imports none of these packages."""
-    broken = [(line, name) for line, name in imports(path) if within(name, *packages)]
-    must_hold(path, broken, f"it may not import {', '.join(packages)}")
+def none_of(paths, *packages):
+    """The files import none of these packages."""
+    assert not broken(paths, lambda name: not within(name, *packages), "it may not")
 
 
-@pytest.mark.parametrize("path", files("core"))
-def test_core_imports_the_standard_library_torch_safetensors_and_itself(path):
-    allowed = (*STDLIB, "torch", "safetensors", "potluck.core")
-    broken = [(line, name) for line, name in imports(path) if not within(name, *allowed)]
-    must_hold(path, broken, "core may import only the standard library, torch, safetensors and potluck.core")
+def nothing_else(paths, *packages):
+    """Beside the standard library, the files import nothing but these packages."""
+    assert not broken(paths, lambda name: within(name, *STDLIB, *packages), f"expected {packages} or Python's own")
 
 
-SHARED = ("losses", "noise", "privacy", "classwise", "vae", "memory", "activations", "depthwise")
-"""Modules that methods share, beside core and the contract of models; each may import those before it."""
+def test_core_imports_the_standard_library_torch_safetensors_and_itself():
+    nothing_else(files("core"), "torch", "safetensors", "potluck.core")
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_what_methods_share_imports_core_and_what_stands_before_it(name):
-    before = SHARED[: SHARED.index(name)]
-    contract = ["potluck.models.contract"] if name in ("memory", "depthwise") else []
-    may_import_only(ROOT / f"{name}.py", "potluck.core", *contract, *(f"potluck.{other}" for other in before))
+def test_parts_import_core_and_the_contract_of_models():
+    nothing_else(files("parts"), "torch", "numpy", "potluck.core", "potluck.parts", "potluck.models.contract")
 
 
-@pytest.mark.parametrize("path", files("methods"))
-def test_methods_import_core_losses_and_the_model_contract(path):
-    may_import_only(path, *(f"potluck.{name}" for name in ("core", *SHARED, "models.contract", "methods")))
+def test_methods_import_core_parts_and_the_contract_of_models():
+    nothing_else(files("methods"), "torch", "potluck")
+    only(files("methods"), "core", "parts", "models.contract", "methods")
 
 
-@pytest.mark.parametrize("path", files("methods"))
-def test_methods_import_the_standard_library_and_torch(path):
-    allowed = (*STDLIB, "torch", "potluck")
-    broken = [(line, name) for line, name in imports(path) if not within(name, *allowed)]
-    must_hold(path, broken, "of others a method may import only torch")
+def test_methods_do_not_log_know_paths_or_parse_arguments():
+    none_of(files("methods"), "logging", "argparse")
+    none_of([path for path in files("methods") if path.name != "__init__.py"], "pathlib")
 
 
-@pytest.mark.parametrize("path", files("methods"))
-def test_methods_do_not_log_know_paths_or_parse_arguments(path):
-    may_not_import(path, "logging", "argparse", *([] if path.name == "__init__.py" else ["pathlib"]))
+def test_a_method_builds_on_another_one_level_deep():
+    for path in files("methods"):
+        for line, name in imports(path):
+            if within(name, "potluck.methods"):
+                parent = path.with_name(name.split(".")[2] + ".py")
+                assert parent.is_file(), f"{path}:{line} imports {name}; name the module of the other method"
+                none_of([parent], "potluck.methods")
 
 
-@pytest.mark.parametrize("path", files("methods"))
-def test_a_method_builds_on_another_one_level_deep(path):
-    parents = [(line, name) for line, name in of_potluck(path) if within(name, "potluck.methods")]
-    for line, name in parents:
-        parent = path.with_name(name.split(".")[2] + ".py")
-        assert parent.is_file(), f"{path}:{line} imports {name}; name the module of the other method"
-        above = [(line, name) for line, name in of_potluck(parent) if within(name, "potluck.methods")]
-        must_hold(parent, above, f"{path.name} builds on it already: one level, never more")
+def test_models_import_core_and_themselves():
+    only(files("models"), "core", "models")
+    none_of(files("models"), "numpy")
 
 
-@pytest.mark.parametrize("path", files("models"))
-def test_models_import_core_and_themselves(path):
-    may_import_only(path, "potluck.core", "potluck.models")
-    may_not_import(path, "numpy")
+def test_data_imports_core_and_itself():
+    only(files("data"), "core", "data")
 
 
-@pytest.mark.parametrize("path", files("data"))
-def test_data_imports_core_and_itself(path):
-    may_import_only(path, "potluck.core", "potluck.data")
+def test_the_engine_imports_core_and_itself():
+    only(files("engine"), "core", "engine")
 
 
-@pytest.mark.parametrize("path", files("engine"))
-def test_the_engine_imports_core_and_themselves(path):
-    may_import_only(path, "potluck.core", "potluck.engine")
+def test_records_import_core_and_analysis_reads_records_and_nothing_else():
+    only(files("records.py"), "core")
+    only(files("analysis"), "analysis", "core.digest", "core.errors", "records")
 
 
-@pytest.mark.parametrize("path", files("analysis"))
-def test_analysis_reads_records_and_nothing_else(path):
-    may_import_only(path, "potluck.analysis", "potluck.core.digest", "potluck.core.errors", "potluck.records")
+def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
+    none_of(files("experiment"), "potluck.cli", "potluck.analysis", "potluck.testing", "potluck.flower")
 
 
-@pytest.mark.parametrize("path", files("experiment"))
-def test_experiment_imports_neither_the_command_line_nor_analysis(path):
-    may_not_import(path, "potluck.cli", "potluck.analysis")
+def test_testing_imports_what_it_tests():
+    only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "testing")
 
 
-@pytest.mark.parametrize("path", files("testing"))
-def test_testing_imports_what_it_tests(path):
-    allowed = ("core", "engine", "methods", "parts", "models", "experiment", "testing")
-    may_import_only(path, *(f"potluck.{name}" for name in allowed))
+def test_nothing_below_the_command_line_imports_it():
+    none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in ("cli", "__main__.py")], "potluck.cli")
 
 
-@pytest.mark.parametrize("path", files())
-def test_nothing_below_the_command_line_imports_it(path):
-    if path.relative_to(ROOT).parts[0] not in ("cli", "cli.py", "__main__.py"):
-        may_not_import(path, "potluck.cli")
+def test_heavy_libraries_stay_where_they_are_used():
+    none_of([path for path in files() if not path.is_relative_to(ROOT / "data" / "datasets")], "datasets")
+    none_of([path for path in files() if path.name != "ray.py"], "ray")
+    none_of([path for path in files() if not path.is_relative_to(ROOT / "analysis" / "plots")], "matplotlib")
 
 
-@pytest.mark.parametrize("path", files())
-def test_hugging_face_datasets_stay_inside_data(path):
-    if not path.is_relative_to(ROOT / "data" / "datasets"):
-        may_not_import(path, "datasets")
+def test_matplotlib_is_imported_inside_the_function_that_draws():
+    for path in files("analysis", "plots"):
+        inside = {
+            node.lineno
+            for function in ast.walk(ast.parse(path.read_text()))
+            if isinstance(function, ast.FunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
+        }
+        outside = [line for line, name in imports(path) if within(name, "matplotlib") and line not in inside]
+        assert not outside, f"{path}: lines {outside}"
 
 
-@pytest.mark.parametrize("path", files())
-def test_matplotlib_stays_inside_functions_of_the_plots(path):
-    if not path.is_relative_to(ROOT / "analysis" / "plots"):
-        may_not_import(path, "matplotlib")
-    inside = {
-        node.lineno
-        for function in ast.walk(ast.parse(path.read_text()))
-        if isinstance(function, ast.FunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
+def test_flower_stays_in_its_package_and_in_its_stand_in():
+    outside = [path for path in files() if path.relative_to(ROOT).parts[0] != "flower"]
+    none_of([path for path in outside if path.name != "loopback.py"], "flwr")
+    none_of([path for path in outside if path.relative_to(ROOT).parts[0] != "cli"], "potluck.flower")
+
+
+def test_what_carries_runs_across_machines_imports_neither_the_command_line_nor_analysis():
+    none_of(files("flower"), "potluck.cli", "potluck.analysis", "potluck.testing")
+
+
+def test_no_file_imports_a_format_that_runs_code():
+    none_of(files(), "pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+
+
+def test_no_two_modules_import_each_other():
+    """Nor do longer circles exist, in any package; what is imported inside a function counts."""
+    modules = {".".join(("potluck", *path.relative_to(ROOT).with_suffix("").parts)): path for path in files()}
+    names = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+
+    def module_of(name):
+        while name not in names and "." in name:
+            name = name.rpartition(".")[0]
+        return name
+
+    graph = {
+        name: {module_of(found) for _, found in imports(path) if within(found, "potluck")} - {name, "potluck"}
+        for name, path in names.items()
     }
-    outside = [(line, name) for line, name in imports(path) if within(name, "matplotlib") and line not in inside]
-    must_hold(path, outside, "matplotlib is imported inside the function that draws")
+    TopologicalSorter(graph).prepare()  # raises CycleError and names the circle
 
 
-@pytest.mark.parametrize("path", files())
-def test_flower_stays_in_its_package_and_in_its_stand_in(path):
-    place = path.relative_to(ROOT)
-    if place.parts[0] != "flower" and place.name != "loopback.py":
-        may_not_import(path, "flwr")
-    if place.parts[0] not in ("flower", "cli"):
-        may_not_import(path, "potluck.flower")
-
-
-@pytest.mark.parametrize("path", files("flower"))
-def test_what_carries_runs_across_machines_imports_neither_the_command_line_nor_analysis(path):
-    may_not_import(path, "potluck.cli", "potluck.analysis", "potluck.testing")
-
-
-@pytest.mark.parametrize("path", files())
-def test_ray_stays_in_its_executor(path):
-    if path.name != "ray.py":
-        may_not_import(path, "ray")
-
-
-@pytest.mark.parametrize("path", files())
-def test_no_file_imports_a_format_that_runs_code(path):
-    may_not_import(path, "pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+def test_the_rules_notice_what_breaks_them(tmp_path):
+    file = ROOT / "core" / "tree.py"
+    for rule in (lambda: none_of([file], "torch"), lambda: nothing_else([file]), lambda: only([file], "data")):
+        with pytest.raises(AssertionError, match=r"core/tree\.py:\d+ imports"):
+            rule()
 
 
 @pytest.mark.parametrize("module", ["potluck", "potluck.cli"])

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from potluck.engines.files import using
 
 from potluck.core.roles import ClientFailure
+from potluck.engine.files import using
 from potluck.experiment.run import Run
 from potluck.testing.faults import Faulty
 

@@ -106,12 +106,12 @@ def rows(evaluation):
 
 
 def test_machines_that_are_not_trusted_are_judged_to_the_same_numbers():
-    assert evaluated(Evaluating(False, lambda result: result)) == evaluation_of(Sequential())
+    assert evaluation_of(Evaluating(False, lambda result: result)) == evaluation_of(Sequential())
 
 
 @pytest.mark.parametrize("liar", [0, 2])
 def test_a_client_that_lies_about_an_equal_model_changes_its_own_row_alone(liar):
-    honest, lied = rows(evaluation_of(Sequential())), evaluated(Evaluating(False, all_wrong, liar))
+    honest, lied = rows(evaluation_of(Sequential())), evaluation_of(Evaluating(False, all_wrong, liar))
     changed = rows(lied)
     assert [client for client in honest if changed[client] != honest[client]] == [liar]
     assert lied.accuracy_global == evaluation_of(Sequential()).accuracy_global
@@ -124,7 +124,7 @@ def test_a_client_that_cannot_be_judged_costs_its_own_row(trusted, liar):
         return Failure(result.client, "evaluation", "MemoryError: none left")
 
     honest = rows(evaluation_of(Sequential()))
-    lacking = evaluated(Evaluating(trusted, fails, liar), tolerate_failures=True)
+    lacking = evaluation_of(Evaluating(trusted, fails, liar), tolerate_failures=True)
     assert rows(lacking) == {client: row for client, row in honest.items() if client != liar}
     assert lacking.missing == 1
     others = [row.accuracy_personal for client, row in honest.items() if client != liar]
@@ -136,7 +136,7 @@ def test_a_client_that_fails_over_the_common_set_costs_nobody_else_that_number()
         return result if result.common is None else Failure(result.client, "evaluation", "MemoryError: none left")
 
     honest = rows(evaluation_of(Sequential()))
-    lacking = rows(evaluated(Evaluating(True, fails), tolerate_failures=True))
+    lacking = rows(evaluation_of(Evaluating(True, fails), tolerate_failures=True))
     assert lacking == honest, "another client with an equal model speaks for it"
 
 

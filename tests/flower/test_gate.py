@@ -178,7 +178,7 @@ def test_a_node_hears_that_it_is_revoked(keys):
 
 def test_plain_text_is_refused_and_both_sides_hear_why(keys):
     with opened(keys) as (address, seen, told):
-        with pytest.raises(Refused, match="hung up on plain text; it wants encryption"):
+        with pytest.raises(Refused, match="hung up on plain text; it expects encryption"):
             probe(Credentials(address, None))
         deadline = time.monotonic() + 5
         while not told and time.monotonic() < deadline:

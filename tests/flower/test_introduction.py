@@ -13,7 +13,8 @@ from potluck.core.rng import Key
 from potluck.experiment.assemble import assemble_server
 from potluck.experiment.config import resolve
 from potluck.flower import HELLO
-from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.service import NodeService
 from potluck.flower.server.nodes import NodesMissing
 from potluck.flower.server.serve import NODES, _Meeting, _Met, remote_assembly
 from potluck.flower.wire.envelope import unwrap, wrap

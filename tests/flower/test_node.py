@@ -8,7 +8,8 @@ from potluck.core.errors import CheckpointError, ConfigError, DataError
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.experiment.config import resolve
 from potluck.flower.elsewhere import KeptElsewhere
-from potluck.flower.node.service import Node, NodeConfig, federation_at, node_at
+from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.service import Node, federation_at, node_at
 from potluck.flower.node.store import NodeStore
 
 

@@ -11,7 +11,8 @@ from potluck.core.digest import digest
 from potluck.core.errors import ConfigError
 from potluck.experiment.config import resolve
 from potluck.flower import HELLO
-from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.service import NodeService
 
 CODE = """
 from dataclasses import dataclass

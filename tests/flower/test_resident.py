@@ -8,8 +8,9 @@ import pytest
 
 from potluck.core.errors import ConfigError
 from potluck.flower import HELLO
+from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.resident import ResidentLost, hand_over, socket_in
-from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.node.service import NodeService
 
 WORDS = {
     "experiment": {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}},

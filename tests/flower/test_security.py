@@ -11,7 +11,8 @@ from potluck.core.message import Message
 from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
 from potluck.flower import HELLO
-from potluck.flower.node.service import NodeConfig, NodeService
+from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.service import NodeService
 from potluck.flower.server.serve import serve
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.schemas import to_outcome

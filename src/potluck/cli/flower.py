@@ -130,8 +130,8 @@ def take_part(
         ConfigError: the data cannot be read, the model cannot be built, keys are missing.
         Refused: the server does not want this node.
     """
+    from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.join import Credentials, stay
-    from potluck.flower.node.service import NodeConfig
 
     _address(address)
     credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, tuple(code))

@@ -36,6 +36,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 def _alone(config: Mapping[str, object], message: Message, parcel: Parcel) -> Parcel:
     """What the node has to say, worked out here and now."""
-    from potluck.flower.node.service import NodeConfig, NodeService
+    from potluck.flower.node.config import NodeConfig
+    from potluck.flower.node.service import NodeService
 
     return NodeService(NodeConfig.of(config, parcel[0])).answer(message.metadata.message_type, parcel)

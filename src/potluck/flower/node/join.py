@@ -18,8 +18,8 @@ from potluck.flower import EVALUATION, GREETING
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.deploy.processes import PYTHON, free_port, lines_after, start, stop
+from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.resident import socket_in
-from potluck.flower.node.service import NodeConfig
 from potluck.flower.ourapp import stand_in_front
 
 Say = Callable[[str], None]

@@ -6,22 +6,20 @@ that is opened here before it has passed; and where a file of code is allowed, i
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId
 from potluck.data.datasets import list_datasets
+from potluck.flower.node.config import NodeConfig
 from potluck.methods import list_methods
 from potluck.models import list_models
-
-if TYPE_CHECKING:
-    from potluck.flower.node.service import NodeConfig
 
 _PUBLIC = ("none", "holdout")
 
 
-def permitted(tree: Mapping[str, Any], home: "NodeConfig", client: ClientId, code: str | None) -> dict[str, Any]:
+def permitted(tree: Mapping[str, Any], home: NodeConfig, client: ClientId, code: str | None) -> dict[str, Any]:
     """A server's experiment as this node plays it: of the models its own and the common one alone.
 
     Args:
@@ -53,7 +51,7 @@ def permitted(tree: Mapping[str, Any], home: "NodeConfig", client: ClientId, cod
 _JOIN_WITH_DATA = "which data a node has is for its owner to say: potluck join --data ..."
 
 
-def _method(name: Any, home: "NodeConfig", code: str | None) -> str:
+def _method(name: Any, home: NodeConfig, code: str | None) -> str:
     """A method that is installed, or the owner's copy of the server's file."""
     if isinstance(name, str) and name in list_methods():
         return name
@@ -68,7 +66,7 @@ def _method(name: Any, home: "NodeConfig", code: str | None) -> str:
     raise ConfigError(f"the server's method.name: {_shown(name)} is not installed here; all: potluck list")
 
 
-def _model(model: Any, home: "NodeConfig") -> Any:
+def _model(model: Any, home: NodeConfig) -> Any:
     """A model that is installed, or in a file that the owner has allowed."""
     name = model.get("name") if isinstance(model, dict) else model
     if isinstance(name, str) and (name == home.model or name in list_models()):
@@ -84,7 +82,7 @@ def _model(model: Any, home: "NodeConfig") -> Any:
     raise ConfigError(f"the server's federation.models: {_shown(name)} is not installed here; all: potluck list models")
 
 
-def _dataset(name: Any, home: "NodeConfig") -> str:
+def _dataset(name: Any, home: NodeConfig) -> str:
     """A data set that is installed; if the server's is a file, the node's own stands for it."""
     if isinstance(name, str) and name in list_datasets():
         return name

@@ -61,7 +61,8 @@ def hand_over(config: Mapping[str, Any], kind: str, parcel: Parcel) -> Parcel | 
 def stay(config: Mapping[str, Any]) -> None:
     """Be the resident of a node with this configuration, until terminated."""
     from potluck.engine.numerics.allocator import keep_freed_memory
-    from potluck.flower.node.service import NodeConfig, NodeService
+    from potluck.flower.node.config import NodeConfig
+    from potluck.flower.node.service import NodeService
 
     keep_freed_memory()
     home = NodeConfig.of(config)

@@ -1,11 +1,9 @@
 """The node's side: one client at home, with its own data, model and memory, and what it keeps between rounds."""
 
 import json
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ConfigDict
@@ -14,7 +12,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.modes import threads
 from potluck.core.rng import Key
-from potluck.data.datasets import list_datasets, load
+from potluck.data.datasets import list_datasets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
 from potluck.engine.inspection import check_class_targets, check_inputs
@@ -22,82 +20,11 @@ from potluck.experiment.assemble import architectures_of, assemble, builder_of, 
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, Parcel
+from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
 from potluck.flower.node.permitted import permitted
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import Client, Words, from_outcome, read, round_of, to_job
-
-_NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
-
-
-@dataclass(frozen=True)
-class NodeConfig:
-    """What a node's owner has told it.
-
-    Attributes:
-        state: folder for what the client keeps.
-        data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
-        model: its own model; None for the one that the experiment has for it.
-        capacity: share of the full model that it can train; None for the experiment's.
-        code: Python files that the server may have this node run; its own model's needs no mention.
-        simulated: whether server and node are one program of one person, who need not be asked.
-    """
-
-    state: Path
-    data: Path | None = None
-    model: str | None = None
-    capacity: float | None = None
-    code: tuple[Path, ...] = ()
-    simulated: bool = False
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], words: Mapping[str, Any] | None = None) -> "NodeConfig":
-        """From a node's configuration, scalars by name.
-
-        A node in Flower's simulation has no owner but a number, and the server's words say where it may keep things.
-
-        Raises:
-            ConfigError: it does not say where the client may keep things.
-        """
-        if "state" not in config and "partition-id" in config and words and "simulated" in words:
-            return cls(Path(words["simulated"]) / str(config["partition-id"]), simulated=True)
-        if "state" not in config:
-            raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
-        data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
-        return cls(
-            state=Path(str(config["state"])),
-            data=None if data is None else Path(str(data)),
-            model=None if model is None else str(model),
-            capacity=None if capacity is None else float(capacity),
-            code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
-        )
-
-    def check(self) -> None:
-        """Whether data, model and code can be had, before a server asks for them.
-
-        Raises:
-            ConfigError: the model cannot be built, or there is one without data; a file is missing.
-            DataError: the data cannot be read.
-        """
-        if missing := [str(place) for place in self.code if not place.is_file()]:
-            raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
-        if self.data is None:
-            if self.model is not None or self.capacity is not None:
-                raise ConfigError(_NOTHING_OF_ITS_OWN)
-            return
-        dataset = load(self.data, augmentation="none")
-        if self.model is not None:
-            builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
-        if self.capacity is not None and not 0 < self.capacity <= 1:
-            raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
-
-    def words(self) -> dict[str, str | float]:
-        """What `of` reads: the node's configuration."""
-        places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
-        told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
-        code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
-        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "code": code}
-        return {name: value for name, value in found.items() if value is not None}
 
 
 class Node:
@@ -237,7 +164,7 @@ def federation_at(home: NodeConfig, experiment: Experiment, client: ClientId) ->
         raise ConfigError(f"client {client}: the experiment has {experiment.federation.clients} clients")
     if home.data is None:
         if home.model is not None or home.capacity is not None:
-            raise ConfigError(_NOTHING_OF_ITS_OWN)
+            raise ConfigError(NOTHING_OF_ITS_OWN)
         whole = assemble(experiment)
         sites = {client: whole.federation.sites[client]}
         return replace(whole.federation, sites=sites), whole.data_checksum
