@@ -22,7 +22,7 @@ _HOMES = {
     "Method": "core.method",
     "Need": "core.method",
     "on_client": "core.method",
-    "Sharing": "core.sharing",
+    "Sharing": "parts.sharing",
     "PotluckError": "core.errors",
     "Run": "experiment.run",
     "RunConfig": "experiment.config",
