@@ -47,8 +47,7 @@ IMAGES = (3, 32, 32)
 WAYS = {
     "Potluck, fp32": PLAIN,
     "Potluck, fp32, channels last": Numerics(layout="channels_last"),
-    "Potluck, bf16, channels last": Numerics("bf16", "channels_last", evaluation="folded"),
-    "Potluck, bf16, channels last, by shape": Numerics("bf16", "channels_last", "by_shape", "folded"),
+    "Potluck, bf16, channels last": Numerics("bf16", "channels_last"),
 }
 
 
@@ -251,22 +250,19 @@ def _empty_round(width: int) -> Callable[[], float]:
 
 
 def states(repeats: int) -> Iterable[Reading]:
-    """What a hundred clients keep, twenty of each of five ResNets of width 64, each time in a new process."""
-    for name in ("fp32", "bf16"):
-        command = [sys.executable, __file__, "--states", name]
-        gib = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        yield Reading("states of 100 ResNets", name, "GiB", [gib], 1.0, "1.23 G weights")
+    """What a hundred clients keep, twenty of each of five ResNets of width 64, in a new process."""
+    command = [sys.executable, __file__, "--states"]
+    gib = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    yield Reading("states of 100 ResNets", "fp32", "GiB", [gib], 1.0, "1.23 G weights")
 
 
-def _states_gib(precision: str) -> float:
+def _states_gib() -> float:
     """Memory that the store takes for them, in this process."""
-    computing = Numerics(states=precision)  # pyright: ignore[reportArgumentType]
     store = ClientStore(cap_bytes=2**40)
     nets = [get_model(name)(10, IMAGES) for name in ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")]
     before = _resident_gib()
     for client in range(100):
-        kept = {"state": {}, "model": weights_of(nets[client % 5])}
-        store.write(client, pack(computing.kept(kept)))
+        store.write(client, pack({"state": {}, "model": weights_of(nets[client % 5])}))
     return _resident_gib() - before
 
 
@@ -294,10 +290,10 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(PARTS), nargs="+", default=list(PARTS), help="parts to measure")
     parser.add_argument("--repeats", type=int, default=5, help="of every way")
     parser.add_argument("--out", type=Path, help="a JSON file for every reading")
-    parser.add_argument("--states", choices=("fp32", "bf16"), help=argparse.SUPPRESS)
+    parser.add_argument("--states", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.states:
-        print(_states_gib(options.states))
+        print(_states_gib())
         return
     torch.set_num_threads(1)
     readings = [reading for name in options.only for reading in PARTS[name](options.repeats)]

@@ -91,7 +91,6 @@ def main() -> None:
     arguments.add_argument("--workers", type=int, help="processes; one a core if left out")
     arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
-    arguments.add_argument("--convolutions", choices=("library", "by_shape"), default="library")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     turns, workload = Turns("potluck", "torch"), chosen_workload(options.workload, options.smoke)
@@ -104,7 +103,7 @@ def main() -> None:
         federation,
         seed=workload.seed,
         executor=choice.executor,
-        computing=Numerics(options.precision, options.layout, options.convolutions),
+        computing=Numerics(options.precision, options.layout),
     )
     state = engine.start()
 

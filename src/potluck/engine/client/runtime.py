@@ -142,9 +142,8 @@ class ClientRuntime:
 
     def classes(self, model: nn.Module, examples: Examples) -> Tensor:
         """The class (n,) that a model predicts for each example."""
-        net = self.computing.evaluated(model, len(examples))
-        with torch.inference_mode(), self.computing.arranged(net), self.computing.cast():
-            return predict(net, examples).argmax(1)
+        with torch.inference_mode(), self.computing.arranged(model), self.computing.cast():
+            return predict(model, examples).argmax(1)
 
     def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
         """The model that a client would use now; whatever the handler changes is forgotten."""
@@ -155,7 +154,7 @@ class ClientRuntime:
 
     def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
         site = self._federation.sites[client_id]
-        kept = {"state": {}} if record is None else self.computing.taken_up(unpack(record))
+        kept = {"state": {}} if record is None else unpack(record)
         return Client(
             id=client_id,
             model=self._model(client_id, site.architecture, kept.get("model")),

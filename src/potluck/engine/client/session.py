@@ -168,7 +168,7 @@ class Session:
         if self._client.keeps_model:
             weights = weights_of(self._client.model)
             record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}
-        return pack(self._computing.kept(record))
+        return pack(record)
 
 
 def full_name(method: Method[Any], handler: str) -> str:

@@ -9,6 +9,7 @@ from potluck.core.fit import Fit, FitReport
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Task, bundles
+from potluck.engine.numerics.numerics import PLAIN
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
 
@@ -98,7 +99,7 @@ class Stacked(Inner):
         fits = [fit for _, fit in members]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
-                if not host.computing.trains_plainly:
+                if host.computing != PLAIN:
                     raise CannotStack("run.computing is not plain")
                 return [*train_stacked(fits, [session.fit_key for session, _ in members])]
             except (CannotStack, ValueError) as error:

@@ -1,11 +1,11 @@
-"""How networks are computed: precision, memory layout, kernels. Every choice changes last bits, so a run records it."""
+"""How networks are computed: precision and memory layout. Every choice changes last bits, so a run records it."""
 
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 from potluck.core.fields import Checked
 from potluck.core.modes import threads
-from potluck.core.tree import Tree
-from potluck.engine.numerics.folding import folded
 
 
 @dataclass(frozen=True)
@@ -25,21 +23,10 @@ class Numerics(Checked):
         precision: "fp32", or "bf16": convolutions and matrix products in bfloat16, everything else, with the weights
             and what crosses the wire, in float32.
         layout: of images and convolutions' weights in memory, "contiguous" or "channels_last".
-        convolutions: torch's own ("library"), or one matrix product where many channels meet small maps ("by_shape").
-        evaluation: of models as they are ("plain"), or with BatchNorm folded into the convolutions ("folded").
-        states: what clients keep between rounds, as it is ("fp32"), or its float32 tensors in half the bytes ("bf16").
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Literal["contiguous", "channels_last"] = "contiguous"
-    convolutions: Literal["library", "by_shape"] = "library"
-    evaluation: Literal["plain", "folded"] = "plain"
-    states: Literal["fp32", "bf16"] = "fp32"
-
-    @property
-    def trains_plainly(self) -> bool:
-        """Whether the choices that training depends on are the plain ones."""
-        return (self.precision, self.layout, self.convolutions) == ("fp32", "contiguous", "library")
 
     def facts(self) -> dict[str, float]:
         """What was measured of the choices on this machine, for the manifest."""
@@ -57,19 +44,15 @@ class Numerics(Checked):
 
     @contextmanager
     def arranged(self, net: nn.Module) -> Generator[None]:
-        """Inside, the net's weights lie and its convolutions run as chosen; afterwards as before."""
-        swapped = _plain_convolutions(net) if self.convolutions == "by_shape" else []
+        """Apply the chosen memory layout to the net's weights inside the block."""
+        if self.layout == "contiguous":
+            yield
+            return
         try:
-            for convolution in swapped:
-                convolution.forward = _ByShape(convolution)
-            if self.layout == "channels_last":
-                net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
             yield
         finally:
-            for convolution in swapped:
-                del convolution.forward  # the class's own is found again
-            if self.layout == "channels_last":
-                net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+            net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
 
     def cast(self) -> torch.autocast:
         """Around forward passes."""
@@ -80,18 +63,6 @@ class Numerics(Checked):
         if self.layout == "channels_last" and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
-
-    def evaluated(self, net: nn.Module, examples: int) -> nn.Module:
-        """The net that says what `net` says of so many examples; itself, if preparing another is not worth it."""
-        return folded(net) if self.evaluation == "folded" and examples >= _WORTH_FOLDING else net
-
-    def kept(self, record: Tree) -> Tree:
-        """What a client keeps, as it is stored."""
-        return _converted(record, torch.float32, torch.bfloat16) if self.states == "bf16" else record
-
-    def taken_up(self, record: Tree) -> Tree:
-        """What a client kept, from what was stored."""
-        return _converted(record, torch.bfloat16, torch.float32) if self.states == "bf16" else record
 
 
 @cache
@@ -123,81 +94,3 @@ def bf16_time_over_fp32() -> float:
 PLAIN = Numerics()
 _PROBE_SECONDS = 0.2
 _WORTH_SAYING = 1.25  # times fp32's; below lies what a busy machine makes of equal times
-_WORTH_FOLDING = 500  # examples; looking through a net takes some ten milliseconds
-
-
-def _converted(tree: Tree, of: torch.dtype, to: torch.dtype) -> Tree:
-    """The tree with its tensors of one type in another."""
-    if isinstance(tree, Tensor):
-        return tree.to(to) if tree.dtype == of else tree
-    if isinstance(tree, dict):
-        return {key: _converted(child, of, to) for key, child in tree.items()}
-    return type(tree)(_converted(child, of, to) for child in tree) if isinstance(tree, (list, tuple)) else tree
-
-
-class _ByShape:
-    """A convolution's forward pass that takes one of two ways by a fixed rule."""
-
-    def __init__(self, convolution: nn.Conv2d) -> None:
-        self._convolution = convolution
-
-    def __call__(self, input: Tensor) -> Tensor:
-        """Images (batch, channels, height, width) to what the convolution makes of them."""
-        conv = self._convolution
-        way = as_product if is_small(input.shape[1], input.shape[2], conv.stride[0]) else F.conv2d
-        return way(input, conv.weight, conv.bias, conv.stride, conv.padding)
-
-
-def is_small(channels: int, side: int, stride: int) -> bool:
-    """Whether a product is taken: many channels on maps of few pixels, where weights are most of the traffic."""
-    return channels >= 128 and (side <= 4 or (stride == 2 and side <= 8))
-
-
-def as_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: str | tuple[int, ...]
-) -> Tensor:
-    """A convolution of images (batch, channels, height, width) as one matrix product.
-
-    Every position's patch is a row, its channels innermost; so they lie in the result's memory too, and so the
-    weights are best laid out, which are copied otherwise.
-    """
-    assert not isinstance(padding, str)
-    outputs, _, *kernel = weight.shape
-    padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    rows = _Patches.apply(padded.permute(0, 2, 3, 1), tuple(kernel), stride)
-    out = F.linear(rows.flatten(3), weight.permute(0, 2, 3, 1).reshape(outputs, -1), bias)
-    return out.permute(0, 3, 1, 2)
-
-
-class _Patches(torch.autograd.Function):
-    """The patches that a convolution reads; autograd's own way back through `unfold` takes several times as long."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-        """Padded images (batch, height, width, channels) to (batch, rows, columns, *kernel, channels)."""
-        ctx.shape, ctx.kernel, ctx.stride = x.shape, kernel, stride
-        patches = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
-        return patches.permute(0, 1, 2, 4, 5, 3).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Every pixel's gradients from all patches that it is in, summed."""
-        found = gradients[0].new_zeros(ctx.shape)
-        (down, right), (_, rows, columns) = ctx.stride, gradients[0].shape[:3]
-        for i in range(ctx.kernel[0]):
-            for j in range(ctx.kernel[1]):
-                found[:, i : i + down * rows : down, j : j + right * columns : right] += gradients[0][:, :, :, i, j]
-        return found, None, None
-
-
-def _plain_convolutions(net: nn.Module) -> list[nn.Conv2d]:
-    """The convolutions of images that a product can stand for."""
-    return [
-        module
-        for module in net.modules()
-        if type(module) is nn.Conv2d
-        and module.groups == 1
-        and module.dilation == (1, 1)
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    ]

@@ -11,11 +11,10 @@ from potluck.core.roles import Supervised
 from potluck.core.weights import weights_of
 from potluck.engine.client.training import train
 from potluck.engine.numerics import numerics as computing
-from potluck.engine.numerics.numerics import PLAIN, Numerics, as_product, is_small
+from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 BF16 = Numerics(precision="bf16")
 LAST = Numerics(layout="channels_last")
-BY_SHAPE = Numerics(convolutions="by_shape")
 KEY = fold_in(0, "fit")
 
 
@@ -43,31 +42,7 @@ class Looks(Supervised):
         return F.cross_entropy(outputs, batch[1]), {"outputs": outputs}
 
 
-@pytest.mark.parametrize("size", [1, 4, 7])
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (1, 2, 0), ((3, 1), (2, 1), (1, 0))]
-)
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_convolution_is_a_product(size, kernel, stride, padding, bias):
-    conv = nn.Conv2d(3, 5, kernel, stride, padding, bias=bias, dtype=torch.float64)
-    images = torch.randn(2, 3, size, size, dtype=torch.float64, requires_grad=True)
-    expected = conv(images)
-    found = as_product(images, conv.weight, conv.bias, conv.stride, conv.padding)
-    assert_close(found, expected, check_stride=False)
-    for of in (images, conv.weight):
-        mine, theirs = (torch.autograd.grad(out.sin().sum(), of, retain_graph=True)[0] for out in (found, expected))
-        assert_close(mine, theirs)
-
-
-def test_the_rule_is_many_channels_on_few_pixels():
-    assert is_small(128, 4, 1)
-    assert is_small(256, 8, 2)
-    assert not is_small(64, 4, 1)
-    assert not is_small(128, 8, 1)
-    assert not is_small(512, 16, 2)
-
-
-@pytest.mark.parametrize("computing", [BF16, LAST, BY_SHAPE, Numerics("bf16", "channels_last", "by_shape")])
+@pytest.mark.parametrize("computing", [BF16, LAST, Numerics("bf16", "channels_last")])
 def test_training_comes_near_the_plain_one_and_leaves_the_net_as_it_was(computing):
     (plain, expected), (model, report) = trained(Numerics(), keep=3), trained(computing, keep=3)
     loose = 0.05 if computing.precision == "bf16" else 1e-4
@@ -75,7 +50,6 @@ def test_training_comes_near_the_plain_one_and_leaves_the_net_as_it_was(computin
     assert_close(weights_of(model), weights_of(plain), rtol=loose, atol=loose)
     assert report.kept["outputs"].dtype == torch.float32
     assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
-    assert all("forward" not in vars(module) for module in model.modules())
 
 
 def test_a_lower_precision_really_computes_less_exactly():
@@ -85,26 +59,10 @@ def test_a_lower_precision_really_computes_less_exactly():
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_small_maps_are_products_inside_alone(monkeypatch):
-    seen = []
-
-    def noting(x, *rest):
-        seen.append(x.shape[1:])
-        return as_product(x, *rest)
-
-    monkeypatch.setattr("potluck.engine.numerics.numerics.as_product", noting)
-    trained(BY_SHAPE)
-    assert set(seen) == {(128, 4, 4)}
-    seen.clear()
-    trained(Numerics())
-    assert not seen
-
-
 def test_a_net_is_as_before_when_training_fails():
     model = net()
-    with pytest.raises(ZeroDivisionError), Numerics("fp32", "channels_last", "by_shape").arranged(model):
+    with pytest.raises(ZeroDivisionError), LAST.arranged(model):
         raise ZeroDivisionError
-    assert all("forward" not in vars(module) for module in model.modules())
     assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
 
 
@@ -129,5 +87,5 @@ def test_slow_bfloat16_is_said_on_one_line(monkeypatch, times, said):
 
 def test_nothing_is_measured_where_bfloat16_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(computing, "bf16_time_over_fp32", None)
-    for other in (PLAIN, LAST, BY_SHAPE, Numerics(states="bf16")):
+    for other in (PLAIN, LAST):
         assert (other.facts(), other.notes()) == ({}, [])

@@ -14,7 +14,6 @@ from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
-from potluck.core.rng import fold_in
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.schema import Schema, floats
 from potluck.core.tree import pack, unpack
@@ -22,7 +21,6 @@ from potluck.core.weights import frozen_of, learnt_of, parameters_of, weights_of
 from potluck.engine.client.session import ContractError
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
-from potluck.engine.numerics.numerics import Numerics
 from potluck.engine.store import ClientStore
 
 SGD = LocalTraining(optimizer="sgd", lr=0.1, batch_size=4)
@@ -335,14 +333,12 @@ class Tells(Trains):
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-@pytest.mark.parametrize("states", ["fp32", "bf16"])
-def test_what_is_frozen_is_equal_at_all_clients_whatever_they_keep(tmp_path, keeps, states):
+def test_what_is_frozen_is_equal_at_all_clients_whatever_they_keep(tmp_path, keeps):
     method = type("Told", (Tells,), {"keeps_model": keeps})()
     engine = Engine(
         method,
         with_frozen_layers(federation()),
         store=ClientStore(tmp_path),
-        computing=Numerics(states=states),
     )
     expected = frozen_of(engine.server(0).build("wide"))
     assert expected.keys() == {"0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
@@ -973,34 +969,3 @@ def test_the_global_model_is_the_methods(play):
     engine, _, _ = play(Evaluated())
     assert engine.global_model(None)[0].out_features == 8
     assert play(Echoes())[0].global_model(None) is None
-
-
-def test_states_in_half_precision_take_half_the_bytes_and_come_back_rounded(play):
-    _, replies, _ = play(Trains(), rounds=2)
-    engine, rounded, _ = play(Trains(), rounds=2, computing=Numerics(states="bf16"))
-    assert unpack(record(engine, 1))["model"]["0.weight"].dtype == torch.bfloat16
-    assert unpack(record(engine, 1))["model"]["1.num_batches_tracked"].dtype == torch.int64
-    for client in IDS:
-        kept = {name: t for name, t in rounded[client]["before"].items() if t.is_floating_point()}
-        assert equal(kept, {name: t.bfloat16().float() for name, t in kept.items()})
-        assert rounded[client]["after"]["0.weight"].dtype == torch.float32
-        assert not equal(rounded[client]["after"], replies[client]["after"])
-
-
-def test_folded_models_are_judged_alike():
-    examples = Examples(torch.randn(600, 2, 4, 4), torch.arange(600) % 2)
-
-    def net():
-        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
-
-    site = Site(0, "net", examples, empty_like(examples), empty_like(examples))
-    world = Federation({0: site}, {"net": net}, "net", num_classes=2)
-    model = world.build("net", fold_in(0, "model")).double()
-    examples = Examples(examples.inputs.double(), examples.targets)
-    model(examples.inputs)  # statistics of its own
-    folded, plain = (
-        Engine(Trains(), world, computing=Numerics(evaluation=way)).classes(model, examples)
-        for way in ("folded", "plain")
-    )
-    assert torch.equal(folded, plain)
-    assert len(model) == 5
