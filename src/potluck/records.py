@@ -20,8 +20,9 @@ ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 RELEASES = "releases.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
-CHECKPOINT_SCHEMA = 2
-"""Of `last.json` and `best.json`; the first schema knew nothing of the records and the configuration."""
+CHECKPOINT_SCHEMA = 3
+"""Of `last.json` and `best.json`; the first schema knew nothing of the records and the configuration, the second
+had the state in one file."""
 
 _NO_MATTER = ("seed", "rounds", "executor", "workers")
 """Of a run: what does not make it another experiment."""
@@ -117,7 +118,7 @@ class Checkpoint:
 
     Attributes:
         round: the last round that is complete.
-        state: file of the method's state.
+        state: files of the method's state; up to the second schema one, of the whole.
         clients: by client, the file of what it keeps.
         best_validation: the highest mean validation accuracy so far.
         best_round: the first round with it.
@@ -126,7 +127,7 @@ class Checkpoint:
     """
 
     round: int
-    state: str
+    state: tuple[str, ...]
     clients: dict[int, str]
     best_validation: float | None
     best_round: int | None
@@ -136,13 +137,19 @@ class Checkpoint:
     @property
     def digest(self) -> str:
         """Stands for everything that the run has computed: equal digests, equal bits."""
-        content = [self.round, self.state, [list(item) for item in sorted(self.clients.items())]]
+        state = self.state[0] if self.has_whole_state else self.state
+        content = [self.round, state, [list(item) for item in sorted(self.clients.items())]]
         return digest(json.dumps(content).encode())
 
     @property
     def files(self) -> set[str]:
         """Names of the files that it needs."""
-        return {self.state, *self.clients.values()}
+        return {*self.state, *self.clients.values()}
+
+    @property
+    def has_whole_state(self) -> bool:
+        """Whether the state is one file that is not divided, as earlier versions wrote it."""
+        return len(self.state) == 1 and self.state[0].startswith("state-")
 
     def sealed(self) -> bytes:
         """The checkpoint as JSON with a seal over its content."""
@@ -173,7 +180,9 @@ class Checkpoint:
             clients = {int(id): file for id, file in content.pop("clients").items()}
             extents = content.pop("records", None)
             records = None if extents is None else {name: Extent(**extent) for name, extent in extents.items()}
-            return cls(**content, clients=clients, records=records)
+            state = content.pop("state")
+            parts = (state,) if isinstance(state, str) else tuple(state)
+            return cls(**content, state=parts, clients=clients, records=records)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error

@@ -71,7 +71,7 @@ def test_a_method_has_no_needs_no_message_and_no_global_model_unless_it_says_so(
     assert method.needs() == frozenset()
     assert dict(method.inference_message(None, 0, None)) == {}
     assert method.global_model(None, None) is None
-    assert Method.keeps_model
+    assert method.keeps_model
 
 
 @pytest.mark.parametrize("half", ["init", "round"])

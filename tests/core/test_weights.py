@@ -22,9 +22,9 @@ from potluck.core.weights import (
     pick,
     plus,
     weights_of,
-    without_conflict,
     zeros_like,
 )
+from potluck.parts.projection import without_conflict
 
 finite = st.floats(-1e3, 1e3, width=32)
 shares = st.floats(0.125, 1e4)

@@ -563,7 +563,7 @@ def most_in_a_round(play, method, build, capacity, examples):
     """The most bytes of tensors that a client's call holds, from the message's bytes to the reply's."""
     data = Examples(torch.rand(examples, 32), torch.arange(examples) % 3)
     run = play(method, Federation({0: Site(0, "net", data, data, data, capacity)}, {"net": build}, "net", 3), rounds=0)
-    share = method.sharing.share(run.state.pool, run.engine.federation.roster[0])
+    share = method.sharing.message(run.state.pool, run.engine.federation.roster[0])
     heads = {"heads": run.state.heads["all"]} if isinstance(method, MFeDepth) else {}
     call = Call("local_update", 0, Message(**share, **heads).encode(), None, fold_in(0, "call"))
     found = []

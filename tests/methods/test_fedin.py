@@ -10,11 +10,12 @@ from torch.testing import assert_close
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
-from potluck.core.weights import load, parameters_of, without_conflict
+from potluck.core.weights import load, parameters_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss, Reconcile
+from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss
 from potluck.models import get_model
 from potluck.models.contract import StagedNet, intermediate_names, split
+from potluck.parts.projection import Reconcile, without_conflict
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -149,14 +150,14 @@ def test_both_rules_on_a_small_conflict(feature, exact, simplified):
     local, g_in, exact, simplified = vectors((1.0, 0.0), feature, exact, simplified)
     assert_close(without_conflict(g_in, local, "tensor"), exact, **EXACTLY)
     for rule, expected in (("exact", exact), ("simplified", simplified)):
-        assert_close(Reconcile(frozenset({"w"}), FedIN(rule=rule))([local, g_in], {}), expected, **EXACTLY)
+        assert_close(Reconcile(frozenset({"w"}), rule)([local, g_in], {}), expected, **EXACTLY)
 
 
 def test_the_simplified_rule_may_still_oppose_the_local_gradient():
     local, g_in = vectors((1.0, 0.0), (-3.0, 1.0))
-    z = Reconcile(frozenset({"w"}), FedIN())([local, g_in], {})["w"]
+    z = Reconcile(frozenset({"w"}))([local, g_in], {})["w"]
     assert (z * local["w"]).sum() == -2.5  # b + a / 2
-    z = Reconcile(frozenset({"w"}), FedIN(multiplier=6.0))([local, g_in], {})["w"]
+    z = Reconcile(frozenset({"w"}), multiplier=6.0)([local, g_in], {})["w"]
     assert_close(z, torch.tensor((0.0, 1.0)))  # lambda = -2 b / a is the one that makes the rules equal
 
 
@@ -228,7 +229,7 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
         found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
         gradients.append({n: g for n, g in zip(names, found, strict=True) if g is not None})
     together = torch.autograd.grad(losses[1] + losses[0] / 2, parameters)
-    z = Reconcile(intermediate_names(net), FedIN())(gradients, extras)
+    z = Reconcile(intermediate_names(net))(gradients, extras)
     assert_close(z, dict(zip(names, together, strict=True)))
 
 
@@ -237,7 +238,7 @@ def test_where_one_loss_does_not_depend_on_a_weight_its_gradient_is_zero():
     feature = {"both": torch.tensor([1.0]), "feature": torch.tensor([3.0])}
     inner = frozenset({"both", "local", "feature"})
     for rule, expected in (("simplified", (2.0, 2.0, 3.0, 3.0)), ("exact", (1.0, 0.0, 3.0, 6.0))):
-        z = Reconcile(inner, FedIN(rule=rule))([local, feature], {})
+        z = Reconcile(inner, rule)([local, feature], {})
         assert tuple(z[name].item() for name in ("both", "local", "feature", "outer")) == expected
 
 

@@ -11,6 +11,7 @@ from potluck.core.method import on_client
 from potluck.engine.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.parts.means import Mean
+from potluck.parts.sharing import Sharing
 from potluck.testing.worlds import World, quick, toy_federation
 
 LIAR = 2
@@ -54,7 +55,7 @@ def largest(node):
 def largest_sent(name, rule, monkeypatch):
     """The largest number that a client is sent after the liar's first reply; infinity if somebody diverges over it."""
     method = quick(with_a_liar(name, HANDLERS.get(name, "local_update")), optimizer="sgd", lr=0.01)
-    holder = "sharing" if getattr(method, "sharing", None) else None
+    holder = "sharing" if getattr(method, "sharing", Sharing("none")).averages else None
     combine = {"combine": Mean(rule)}
     method = replace(method, **({"sharing": replace(method.sharing, **combine)} if holder else combine))
     world = World(clients=5, capacity=1.0).fit_for(method)

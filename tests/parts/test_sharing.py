@@ -57,7 +57,7 @@ def client(world, id=0, value=0.0):
 
 def replies(sharing, world, values):
     """The replies of clients whose parameters have these values."""
-    return Replies({id: Message(**sharing.reply(client(world, id, value))) for id, value in enumerate(values)}, {})
+    return Replies({id: sharing.reply(client(world, id, value)) for id, value in enumerate(values)}, {})
 
 
 def test_each_scope_says_what_it_needs():
@@ -84,7 +84,7 @@ def test_each_architecture_may_have_its_own_pool():
 
 def test_a_client_is_sent_the_layers_it_owns():
     world = federation("shallow", "deep")
-    shared = Sharing().share(Sharing().initial(server(world)), world.roster[0])
+    shared = Sharing().message(Sharing().initial(server(world)), world.roster[0])
     assert list(shared["weights"]) == ["first.weight"]
     assert shared["buffers"].keys() == STATISTICS
 
@@ -92,8 +92,8 @@ def test_a_client_is_sent_the_layers_it_owns():
 @pytest.mark.parametrize("buffers", ["local", "drop"])
 def test_buffers_that_are_not_averaged_are_never_sent(buffers):
     world, sharing = federation("shallow"), Sharing(buffers=buffers)
-    assert sharing.share(sharing.initial(server(world)), world.roster[0])["buffers"] is None
-    assert sharing.reply(client(world))["buffers"] is None
+    assert "buffers" not in sharing.message(sharing.initial(server(world)), world.roster[0])
+    assert "buffers" not in sharing.reply(client(world))
 
 
 @pytest.mark.parametrize(("weighting", "expected"), [("samples", (1 * 3 + 2 * 6) / 3), ("uniform", 4.5)])
@@ -126,10 +126,10 @@ def test_averaged_buffers_are_sent_and_merged():
     world, sharing = federation("shallow"), Sharing()
     one = client(world)
     one.model.norm(EXAMPLES.inputs)
-    pool = sharing.merge(sharing.initial(server(world)), Replies({0: Message(**sharing.reply(one))}, {}), world.roster)
+    pool = sharing.merge(sharing.initial(server(world)), Replies({0: sharing.reply(one)}, {}), world.roster)
     assert torch.equal(pool["all"]["norm.running_mean"], one.model.norm.running_mean)
     other = client(world)
-    sharing.receive(other, Message(**sharing.share(pool, world.roster[0])))
+    sharing.receive(other, sharing.message(pool, world.roster[0]))
     assert all(torch.equal(b, buffers_of(one.model)[name]) for name, b in buffers_of(other.model).items())
 
 
@@ -193,5 +193,6 @@ def test_a_method_that_shares_weights_is_judged_by_what_the_pool_holds():
 
 
 def test_a_method_that_shares_weights_keeps_no_model_and_needs_what_its_scope_needs():
-    assert not Shares.keeps_model
+    assert not Shares().keeps_model
+    assert Shares(Sharing("none")).keeps_model
     assert Shares(Sharing("model")).needs() == {Need.ONE_ARCHITECTURE}

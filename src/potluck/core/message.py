@@ -66,13 +66,17 @@ class Message(Mapping[str, Any]):
         return pack(self._entries)
 
     @classmethod
-    def decode(cls, data: bytes) -> "Message":
+    def decode(cls, data: bytes, *, views: bool = False) -> "Message":
         """The message in `data`, sharing no memory with the one that was encoded.
+
+        Args:
+            data: the bytes.
+            views: whether its tensors are to lie in `data`, see `potluck.core.tree.unpack`.
 
         Raises:
             WireError: `data` is not an encoded message.
         """
-        entries = unpack(data)
+        entries = unpack(data, views=views)
         if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
             raise WireError("not a Potluck message: expected named entries")
         return cls(**entries)

@@ -74,15 +74,17 @@ class Method(Checked, Generic[S]):
     and must not change the one it was given.
     """
 
-    keeps_model: ClassVar[bool] = True
-    """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
-
     default_capacities: ClassVar[tuple[float, ...]] = (1.0,)
     """Shares of the full model that clients can train, dealt in turn, where a configuration gives none."""
 
     builds_clients_models: ClassVar[bool] = True
     """Whether the server builds clients' networks, for their first weights, their shapes or their replies. False where
     it never does, so that clients on other machines may have networks that the server has never seen."""
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
+        return True
 
     def needs(self) -> frozenset[Need]:
         """What the federation must offer for this method with these hyper-parameters."""

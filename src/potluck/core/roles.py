@@ -76,6 +76,36 @@ class Replies(Mapping[ClientId, Message]):
         return [answer[name] for answer in self._answers.values()]
 
 
+class Arriving:
+    """The answers of one exchange as they come: pairs of a client's id and its reply, ascending, each read once.
+
+    Whoever lets go of a reply before it takes the next has one in memory at a time.
+
+    Args:
+        pairs: the answers.
+        failures: by client; grows while answers come.
+        together: called before the first answer is waited for if all of them will be held.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterator[tuple[ClientId, Message]],
+        failures: dict[ClientId, Failure],
+        together: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.failures = failures
+        self._pairs = pairs
+        self._together = together
+
+    def __iter__(self) -> Iterator[tuple[ClientId, Message]]:
+        return self._pairs
+
+    def all(self) -> Replies:
+        """All that are still to come, in memory together."""
+        self._together()
+        return Replies(dict(self._pairs), self.failures)
+
+
 class Cohort(Protocol):
     """The clients of this round and the one door to them."""
 
@@ -90,6 +120,13 @@ class Cohort(Protocol):
         Args:
             handler: a bound method of the running Method, marked `@on_client`.
             messages: one for all of the cohort, or one each; only clients of the cohort may be asked.
+        """
+        ...
+
+    def stream(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Arriving:
+        """As `ask`, with the replies one at a time, in ascending order of client id, so that not all are in memory.
+
+        It has to be read to its end, and before the cohort is asked again.
         """
         ...
 

@@ -5,6 +5,9 @@ may come from anybody, so it has to be just what `pack` writes, and no larger th
 """
 
 import json
+import math
+import warnings
+from operator import index
 from typing import Any
 
 import safetensors.torch
@@ -31,12 +34,25 @@ LONGEST_TEXT = 2**22
 """Characters of one text. The longest that Potluck writes itself says how a network is built: some ten thousand."""
 
 _LONGEST_INTEGER = 2**12  # bits; Python refuses to read integers of more than 4,300 digits
-_CARRIED = {
-    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
+_NAMED = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
+_CARRIED = frozenset(_NAMED.values())
 
 
 def pack(tree: Tree) -> bytes:
@@ -54,15 +70,20 @@ def pack(tree: Tree) -> bytes:
     return safetensors.torch.save(named, metadata={_HEADER: skeleton})
 
 
-def unpack(data: bytes) -> Tree:
+def unpack(data: bytes, *, views: bool = False) -> Tree:
     """The tree that `pack` wrote.
+
+    Args:
+        data: the bytes.
+        views: whether the tensors are to lie in `data` instead of in memory of their own, which halves what a large
+            tree takes. Nobody else may read `data` then: whoever changes a tensor changes the bytes.
 
     Raises:
         WireError: the bytes are damaged, were not written by `pack`, or claim more than the limits allow.
     """
     try:
         header = _header(data)
-        tensors = safetensors.torch.load(data)
+        tensors = _views(data) if views else safetensors.torch.load(data)
         return _Growing(tensors).tree(json.loads(header))
     except Exception as error:  # our own words, and whatever false headers run into, in three libraries
         reason = " ".join(str(error).split())[:200]
@@ -81,6 +102,27 @@ def _header(data: bytes) -> str:
     if not isinstance(found, str):
         raise WireError("its skeleton is no text")
     return found
+
+
+def _views(data: bytes) -> dict[str, Tensor]:
+    """The tensors where they lie in `data`, which safetensors' format has side by side and without a gap."""
+    length = int.from_bytes(data[:8], "little")
+    found: dict[str, Any] = json.loads(data[8 : 8 + length])
+    del found["__metadata__"]
+    start, at, tensors = 8 + length, 0, dict[str, Tensor]()
+    with warnings.catch_warnings():  # of tensors in bytes, which nobody else reads
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape = _NAMED[entry["dtype"]], [index(size) for size in entry["shape"]]
+            begin, end = (index(offset) for offset in entry["data_offsets"])
+            count = math.prod(shape)
+            if min(shape, default=0) < 0 or begin != at or end - begin != count * dtype.itemsize:
+                raise WireError(f"tensor {name[:40]} of shape {str(shape)[:40]} at {begin} to {end}, not from {at} on")
+            flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at) if count else torch.empty(0)
+            tensors[name], at = flat.to(dtype).view(shape), end
+    if start + at != len(data):
+        raise WireError(f"{len(data) - start - at} bytes behind the last tensor")
+    return tensors
 
 
 def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:

@@ -9,7 +9,6 @@ architecture has them as the builder made them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Size, Tensor, nn
@@ -125,15 +124,49 @@ def pick(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
 def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The mean weighted by `shares`, which need not sum to one. Integer tensors (counters) give their maximum.
 
-    One tensor comes back bit for bit: its share is exactly 1.
+    Equal tensors give their value bit for bit.
     """
-    if not tensors[0].is_floating_point():
-        return torch.stack(list(tensors)).amax(0)
-    whole = sum(shares)
-    total = tensors[0] * (shares[0] / whole)
-    for tensor, share in zip(tensors[1:], shares[1:], strict=True):
-        total.add_(tensor, alpha=share / whole)
-    return total
+    running = RunningMean()
+    for tensor, share in zip(tensors, shares, strict=True):
+        running.add(tensor, share)
+    return running.value()
+
+
+class RunningMean:
+    """The weighted mean of tensors of one shape that come one at a time; it holds none of them.
+
+    Attributes:
+        weight: the sum of the shares.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._mean: Tensor | None = None
+
+    @property
+    def shape(self) -> Size | None:
+        """Of the tensors so far, None before the first."""
+        return None if self._mean is None else self._mean.shape
+
+    def add(self, tensor: Tensor, share: float = 1.0) -> None:
+        """Take in one more; a share of 0 leaves it out unless it is the first. Of integers it is the maximum."""
+        self.weight += share
+        if self._mean is None:
+            self._mean = tensor.clone()
+        elif not tensor.is_floating_point():
+            torch.maximum(self._mean, tensor, out=self._mean)
+        elif share:
+            self._mean.lerp_(tensor, share / self.weight)
+
+    def value(self) -> Tensor:
+        """The mean so far.
+
+        Raises:
+            ValueError: there is nothing to average.
+        """
+        if self._mean is None:
+            raise ValueError("mean of no tensors")
+        return self._mean
 
 
 def mean_where_present(
@@ -229,39 +262,6 @@ def _spread(mine: Tensor, covered: Tensor, full: Tensor) -> Tensor:
     spread = torch.full_like(full, torch.nan)
     spread[_leading(mine.shape)] = torch.where(covered, mine, torch.nan)
     return spread
-
-
-def without_conflict(
-    gradients: Mapping[str, Tensor],
-    others: Mapping[str, Tensor],
-    granularity: Literal["tensor", "whole", "kernel"] = "tensor",
-) -> Weights:
-    """The nearest gradients to `gradients` whose inner product with `others` is not negative.
-
-    With a = <o, o> and b = <o, g>: g where b >= 0, otherwise g - (b / a) o, the Euclidean projection on the half
-    space (FedIN, eq. 13). Where o vanishes, g stays.
-
-    Args:
-        gradients: what to project, by name.
-        others: what not to oppose, of the same names and shapes.
-        granularity: inner products over each "tensor", over the "whole" of all, or over each convolution "kernel".
-    """
-    if granularity == "whole":
-        a = torch.stack([other.square().sum() for other in others.values()]).sum()
-        b = torch.stack([(other * gradients[name]).sum() for name, other in others.items()]).sum()
-        return {name: _projected(gradients[name], other, a, b) for name, other in others.items()}
-    projected: Weights = {}
-    for name, other in others.items():
-        axes = (-2, -1) if granularity == "kernel" and other.dim() == 4 else tuple(range(other.dim()))
-        a = other.square().sum(axes, keepdim=True)
-        b = (other * gradients[name]).sum(axes, keepdim=True)
-        projected[name] = _projected(gradients[name], other, a, b)
-    return projected
-
-
-def _projected(gradient: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    conflict = (b < 0) & (a > 0)
-    return torch.where(conflict, gradient - b / torch.where(a > 0, a, 1.0) * other, gradient)
 
 
 def _leading(shape: Iterable[int]) -> tuple[slice, ...]:

@@ -53,7 +53,7 @@ class Door:
         return Undeclared(member) if declared is None else declared
 
     def admit(self, answer: Answer, expected: Kind) -> Message:
-        """The reply that an answer carries.
+        """The reply that an answer carries; its tensors lie in the answer's payload.
 
         Raises:
             Misfit: it is not what was expected; `NotFinite` if the client's numbers have diverged.
@@ -105,7 +105,7 @@ def most_bytes(kind: Kind) -> int:
 def _opened(payload: bytes, kind: Kind) -> Message:
     _check_length(payload, kind)
     try:
-        return Message.decode(payload)
+        return Message.decode(payload, views=True)
     except Exception as error:  # whatever foreign bytes do to a decoder is their sender's failure
         raise Misfit(f"{type(error).__name__}: {error}") from error
 

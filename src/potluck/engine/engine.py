@@ -17,7 +17,7 @@ from potluck.core.federation import ClientId, Federation
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
-from potluck.core.roles import ClientFailure, Failure, Replies, Server
+from potluck.core.roles import Arriving, ClientFailure, Failure, Replies, Server
 from potluck.core.schema import LARGEST, Kind, Misfit
 from potluck.core.text import ON_SCREEN, one_line, quoted
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
@@ -106,7 +106,7 @@ class Engine:
         self._host = ClientRuntime(method, federation, seed, computing)
         self._door = Door(method, largest)
         self._known: dict[Hashable, Any] = {}
-        self._room_checked = False
+        self._room_checked: set[bool] = set()
 
     def start(self) -> Any:
         """The method's state before the first round; the executor makes ready too.
@@ -153,6 +153,7 @@ class Engine:
         before = self.store.mark() if self._may_lose_rounds else None
         try:
             following = self.method.round(state, cohort, self.server(number))
+            cohort.finish()
             self._check_state(number, following, state)
         except (ClientFailure, DivergenceError, ContractError):
             raise
@@ -207,17 +208,27 @@ class Engine:
         """The server's model, if the method has one."""
         return self.method.global_model(state, self.server(0))
 
-    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Replies:
-        """Send messages, run the handlers, commit what finished, and return the replies."""
-        report = place.report
-        started = time.perf_counter()
-        answers: dict[ClientId, Message] = {}
+    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Arriving:
+        """Send messages, run the handlers, commit what finished, and hand on the replies one at a time."""
         failures: dict[ClientId, Failure] = {}
         expected = {
             client: self._door.expected(handler.__name__, self.federation.roster[client], message, place.server)
             for client, message in sorted(messages.items())
         }
-        self._check_room(expected)
+        pairs = self._replies(handler, messages, expected, failures, place)
+        return Arriving(pairs, failures, lambda: self._check_room(expected, together=True))
+
+    def _replies(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        failures: dict[ClientId, Failure],
+        place: "_Place",
+    ) -> Iterator[tuple[ClientId, Message]]:
+        """The replies that fit, each let go of before the next is waited for; the others go to `failures`."""
+        report, answered, started = place.report, False, time.perf_counter()
+        self._check_room(expected, together=False)
         for outcome in self._outcomes(handler, messages, expected, place):
             client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
             if isinstance(reply, Failure):
@@ -227,15 +238,20 @@ class Engine:
             assert isinstance(outcome, Answer)
             if outcome.record is not None:
                 self.store.write(client, outcome.record)
-            answers[client] = reply
             report.traffic.up.update(reply.sizes())
-            report.losses.setdefault(client, []).extend(outcome.losses)
-        report.losses = {client: losses for client, losses in report.losses.items() if losses}
+            if outcome.losses:
+                report.losses.setdefault(client, []).extend(outcome.losses)
+            answered = True
+            report.seconds_local += time.perf_counter() - started
+            del outcome
+            yield client, reply
+            del reply
+            started = time.perf_counter()
         report.seconds_local += time.perf_counter() - started
         report.failures.update(failures)
-        if messages and not answers:
+        place.unread = None
+        if messages and not answered:
             raise _Lost(f"no client answered; {next(iter(failures.values()))}")
-        return Replies(answers, failures)
 
     def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
         """The reply, if it fits and what the client keeps can be kept."""
@@ -276,21 +292,27 @@ class Engine:
             raise _StateDiverged(found)
         raise DivergenceError(f"round {number}: {found}; the last checkpoint stands; train more gently")
 
-    def _check_room(self, expected: Mapping[ClientId, Kind]) -> None:
-        """Say before the first exchange if its replies, which are in memory together, may not fit there."""
-        if self._room_checked:
+    def _check_room(self, expected: Mapping[ClientId, Kind], *, together: bool) -> None:
+        """Say before the first exchange of its kind if the replies that are in memory at a time may not fit there."""
+        if together in self._room_checked or True in self._room_checked:  # who holds all of them holds one
             return
-        self._room_checked = True
-        together, available = sum(kind.nbytes for kind in expected.values()), available_bytes()
-        if available is not None and together > _LARGE_SHARE * available:
-            log.warning(
-                "the replies of %d clients are in memory together and may take %.1f GiB of the %.1f GiB available;"
-                " run.cohort_fraction makes cohorts smaller",
-                len(expected),
-                together / 2**30,
-                available / 2**30,
-                extra=ON_SCREEN,
-            )
+        self._room_checked.add(together)
+        sizes, available = [kind.nbytes for kind in expected.values()], available_bytes()
+        held = sum(sizes) if together else 2 * max(sizes, default=0)
+        if available is None or held <= _LARGE_SHARE * available:
+            return
+        if together:
+            what, mend = f"the replies of {len(sizes)} clients are", "run.cohort_fraction makes cohorts smaller"
+        else:
+            what, mend = "a reply and what is added up of all replies are", "smaller models have smaller replies"
+        log.warning(
+            "%s in memory together and may take %.1f GiB of the %.1f GiB available; %s",
+            what,
+            held / 2**30,
+            available / 2**30,
+            mend,
+            extra=ON_SCREEN,
+        )
 
     def _outcomes(
         self,
@@ -305,6 +327,7 @@ class Engine:
             for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
                 note(outcome)
                 yield outcome
+                del outcome
 
     def _tasks(
         self,
@@ -404,12 +427,13 @@ class _Encoded:
 
 @dataclass
 class _Place:
-    """Where in the run an exchange happens."""
+    """Where in the run an exchange happens, and the handler whose replies are still to be read."""
 
     round: int
     exchange: int
     report: RoundReport
     server: Server
+    unread: str | None = None
 
 
 class _Cohort:
@@ -426,6 +450,10 @@ class _Cohort:
 
     def ask(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Replies:
         """See `potluck.core.roles.Cohort.ask`."""
+        return self.stream(handler, messages).all()
+
+    def stream(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Arriving:
+        """See `potluck.core.roles.Cohort.stream`."""
         if not runs_on_client(handler):
             raise ContractError(f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients")
         if getattr(handler, "__self__", None) is not self._engine.method:
@@ -434,5 +462,16 @@ class _Cohort:
         strangers = sorted(set(addressed) - set(self._ids))
         if strangers:
             raise ContractError(f"{handler.__qualname__} was sent to {strangers}, who are not in this round's cohort")
+        self.finish()
         self._place.exchange += 1
+        self._place.unread = handler.__qualname__
         return self._engine.exchange(handler, addressed, self._place)
+
+    def finish(self) -> None:
+        """Refuse to go on while replies are still to come.
+
+        Raises:
+            ContractError: they are.
+        """
+        if (unread := self._place.unread) is not None:
+            raise ContractError(f"not all replies of {unread} were read; read what cohort.stream gives to its end")

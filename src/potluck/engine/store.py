@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,43 @@ from potluck.engine.files import remove, sync, write_atomically
 
 _NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30
+
+
+class ContentFiles:
+    """Files named by the digest of their content, so that none is ever overwritten with another's.
+
+    They are written as they come, and last after `sync` and one of their folder.
+    """
+
+    def __init__(self) -> None:
+        self._whole: set[Path] = set()  # files that this process has written or checked
+        self._unsynced: list[Path] = []  # of them, those that the power going might still take
+
+    def put(self, path: Path, content: bytes) -> None:
+        """Write a file, unless it is there and whole.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if path not in self._whole:
+            if not (path.is_file() and path.read_bytes() == content):  # as a run that was killed may have left it
+                write_atomically(path, content, synced=False)
+            self._whole.add(path)
+            self._unsynced.append(path)
+
+    def found(self, paths: Iterable[Path]) -> None:
+        """Take note that these are whole, and last."""
+        self._whole.update(paths)
+
+    def sync(self) -> None:
+        """Wait until the content of all that were put lasts."""
+        sync(*self._unsynced)
+        self._unsynced.clear()
+
+    def forget_except(self, names: Container[str]) -> None:
+        """Forget the files that were deleted."""
+        self._whole = {path for path in self._whole if path.name in names}
+        self._unsynced = [path for path in self._unsynced if path.name in names]
 
 
 class ClientStore:
@@ -33,8 +70,7 @@ class ClientStore:
         self._memory: OrderedDict[ClientId, bytes] = OrderedDict()
         self._memory_bytes = 0
         self._files: dict[ClientId, str] = {}  # name of the file that holds the current record, if one does
-        self._whole: set[str] = set()  # files that this process has written or checked
-        self._unsynced: list[str] = []  # of them, those that the power going might still take
+        self._content = ContentFiles()
 
     def read(self, client: ClientId) -> bytes | None:
         """The client's record, or None if it has never left one."""
@@ -85,8 +121,7 @@ class ClientStore:
         for client in self._memory:
             if client not in self._files:
                 self._save(client)
-        sync(*(self._folder / name for name in self._unsynced))
-        self._unsynced.clear()
+        self._content.sync()
         return dict(sorted(self._files.items()))
 
     def restore(self, files: Mapping[ClientId, str]) -> None:
@@ -106,7 +141,7 @@ class ClientStore:
         self._memory.clear()
         self._memory_bytes = 0
         self._files = dict(files)
-        self._whole.update(files.values())
+        self._content.found(self._folder / name for name in files.values())
 
     def discard_except(self, names: Iterable[str]) -> None:
         """Delete files that neither a checkpoint (`names`) nor a current record needs."""
@@ -114,8 +149,7 @@ class ClientStore:
         for path in self._folder.glob("*.safetensors"):
             if path.name not in needed:
                 remove(path)
-        self._whole &= needed
-        self._unsynced = [name for name in self._unsynced if name in needed]
+        self._content.forget_except(needed)
 
     @cached_property
     def _folder(self) -> Path:
@@ -129,10 +163,5 @@ class ClientStore:
     def _save(self, client: ClientId) -> None:
         record = self._memory[client]
         name = f"{client}-{digest(record)}.safetensors"
-        if name not in self._whole:
-            path = self._folder / name
-            if not (path.is_file() and path.read_bytes() == record):  # as a run that was killed may have left it
-                write_atomically(path, record, synced=False)
-            self._whole.add(name)
-            self._unsynced.append(name)
+        self._content.put(self._folder / name, record)
         self._files[client] = name

@@ -68,7 +68,7 @@ def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, objec
     if best and all((folder / CHECKPOINT / name).is_file() for name in best.files):
         checkpoints[BEST] = best
     for name in sorted({name for checkpoint in checkpoints.values() for name in checkpoint.files}):
-        if name == last.state or (folder / CHECKPOINT / name).is_file():  # clients elsewhere keep theirs
+        if name in last.state or (folder / CHECKPOINT / name).is_file():  # clients elsewhere keep theirs
             write_atomically(place / CHECKPOINT / name, read_checked(folder / CHECKPOINT / name))
     for name, checkpoint in checkpoints.items():
         write_atomically(place / CHECKPOINT / name, checkpoint.sealed())

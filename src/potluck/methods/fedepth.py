@@ -80,7 +80,7 @@ from potluck.core.schema import Schema
 from potluck.models.contract import StagedNet
 from potluck.parts.depthwise import DepthWise, staged
 from potluck.parts.memory import MemoryModel, Piece
-from potluck.parts.sharing import Pool, SharesWeights
+from potluck.parts.sharing import GroupWeights, SharesWeights
 
 Link = Literal["subsample", "average"]
 
@@ -89,7 +89,7 @@ Link = Literal["subsample", "average"]
 class State:
     """The server's weights, by group of clients."""
 
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        shares = {i: Message(**self.sharing.share(state.pool, server.roster[i])) for i in cohort.ids}
-        replies = cohort.ask(self.local_update, shares)
+        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 9
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
@@ -122,8 +121,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
         self.sharing.receive(client, message)
         del message  # its weights are in the model now, and this client's memory is short
         memory = self.estimate(staged(client.model), client.train.input_shape)
-        reply = yield from self.learn(client, memory, functools.partial(linked, link=self.link))
-        return Message(**reply)
+        return (yield from self.learn(client, memory, functools.partial(linked, link=self.link)))
 
 
 def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subsample") -> StagedNet:

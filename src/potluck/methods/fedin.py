@@ -2,7 +2,7 @@
 
 Chan, Jiang, Deng, Ngai. arXiv 2023. https://arxiv.org/abs/2304.00759. The authors revised the text for TMLR:
 https://openreview.net/forum?id=Nh3pX3AnPt. Numbers of equations are those of the arXiv version; where two are given,
-the second is the revision's.
+the second is the revision's. Comments give the lines of the arXiv version's Algorithm 1.
 
 Besides averaging the layers they share, clients exchange features: the input and output of their intermediate
 layers for one batch. Each client also trains its intermediate layers to map another client's inputs to that
@@ -24,6 +24,7 @@ Wire
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
+    feature_training=false equals fedprox sharing.weighting="uniform"
     feature_training=true equals fedin feature_training=false on rounds=1
     multiplier=2.0 equals fedin multiplier=2.0 outside="unit"
     noise=1e-9 approaches fedin on optimizer=sgd
@@ -56,7 +57,7 @@ Departures from the paper
     13. A client trains for one epoch by default (`training.epochs`); the papers train for five.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -73,13 +74,15 @@ from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, Releases, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, UpTo, floats
-from potluck.core.weights import Weights, parameters_of, without_conflict
+from potluck.core.weights import parameters_of
 from potluck.models.contract import feature_shapes, intermediate_names, split
+from potluck.parts.features import drawn, observed, signature, with_pairs
 from potluck.parts.losses import squared_distance
 from potluck.parts.privacy import FeaturePrivacy
-from potluck.parts.sharing import Pool, SharesWeights, Sharing
+from potluck.parts.projection import Reconcile
+from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class State:
         signatures: by architecture, the signature of its features.
     """
 
-    pool: Pool
+    pool: GroupWeights
     features: dict[str, Observed]
     signatures: dict[str, str]
 
@@ -152,27 +155,21 @@ class FedIN(SharesWeights[State]):
 
     def init(self, server: Server) -> State:
         architectures = sorted({member.architecture for member in server.roster.values()})
-        return State(
-            pool=self.sharing.initial(server),
-            features={},
-            signatures={
-                name: signature(feature_shapes(server.build(name), server.input_shape)) for name in architectures
-            },
-        )
+        signatures = {name: signature(feature_shapes(server.build(name), server.input_shape)) for name in architectures}
+        return State(self.sharing.initial(server), {}, signatures)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        drawn = {name: self._draw(pairs, server.rng) for name, pairs in sorted(state.features.items())}
-        messages: dict[ClientId, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            features = drawn.get(state.signatures[member.architecture])
-            messages[i] = Message(**self.sharing.share(state.pool, member), features=features)
-        replies = cohort.ask(self.local_update, messages)
-        return State(
-            pool=self.sharing.merge(state.pool, replies, server.roster),
-            features=self._stored(state.features, replies),
-            signatures=state.signatures,
+        most, features, kinds = self.feature_batch * self.feature_batches, state.features, state.signatures
+        batch = {name: drawn(pairs, most, server.rng) for name, pairs in sorted(features.items())}  # Alg. 1, l. 5
+        sent = self.sharing.send(
+            state.pool, cohort, server, features=lambda member: batch.get(state.signatures[member.architecture])
         )
+        means = self.sharing.no_means(server.roster, "weights", "buffers")
+        for id, reply in cohort.stream(self.local_update, sent):  # l. 6
+            means.add(id, reply)  # l. 3
+            features = with_pairs(features, reply.get("features"), self.store_capacity)  # l. 4
+            del reply
+        return State(means.over(state.pool, "weights", "buffers"), features, kinds)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         n, (s_in, s_out) = UpTo(self.feature_batch), server.about(member.architecture, feature_shapes)
@@ -181,55 +178,47 @@ class FedIN(SharesWeights[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        self.sharing.receive(client, message)
-        model, received = client.model, message.get("features")
-        joint = received is not None and self.optimization == "joint"
-        anchor, feature_loss = parameters_of(model), FeatureLoss(self.feature_batch)
+        self.sharing.receive(client, message)  # l. 14-15
+        model, received, pairs = client.model, message.get("features"), None
+        if self.releases_privately and self.privacy:
+            pairs = self.privacy.release(client, partial(observed, model), self.feature_batch)
+        anchor, losses = parameters_of(model), [LocalLoss(client.criterion, self.mu, self.noise), self.feature_loss]
         inner = intermediate_names(model) & anchor.keys()
-        keep, pairs = self.feature_batch if self.feature_training else 0, None
-        if self.privacy and keep:
-            keep, pairs = 0, self.privacy.release(client, partial(observed, model), keep)
-        report = yield Fit(
+        joint = received is not None and self.optimization == "joint"  # l. 9
+        report = yield Fit(  # l. 16-19
             model,
-            [LocalLoss(client.criterion, self.mu, self.noise), *([feature_loss] if joint else [])],
+            losses if joint else losses[:1],
             client.train,
             self.training,
             extras={"anchor": anchor, "features": received},
-            combine=Reconcile(inner, self) if joint else None,
-            keep=keep,
+            combine=self.rule_on(inner) if joint else None,
+            keep=self.feature_batch if self.feature_training and not self.privacy else 0,
         )
         if received is not None and inner and not joint:
-            yield Fit(
-                model,
-                feature_loss,
-                Examples(received["s_in"], received["s_out"]),
-                replace(self.training, steps=report.steps, batch_size=self.feature_batch),
-                extras={"features": received},
-                trainable=tuple(sorted(inner)),
-            )
-        return Message(**self.sharing.reply(client), features=pairs or report.kept or None)
+            yield self.fit_on_features(model, received, inner, report.steps)
+        return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
+
+    @property
+    def feature_loss(self) -> "FeatureLoss":
+        """The loss of G_IN."""
+        return FeatureLoss(self.feature_batch)
+
+    def rule_on(self, inner: frozenset[str]) -> Reconcile:
+        """What becomes of G_local and G_IN on the intermediate layers, and elsewhere."""
+        return Reconcile(inner, self.rule, self.multiplier, self.granularity, self.outside)
+
+    def fit_on_features(self, model: nn.Module, received: Observed, inner: frozenset[str], steps: int) -> Fit:
+        """The ablation "w/o Opt", after the local phase: as many steps of the intermediate layers on features alone."""
+        data = Examples(received["s_in"], received["s_out"])
+        training = replace(self.training, steps=steps, batch_size=self.feature_batch)
+        extras = {"features": received}
+        return Fit(model, self.feature_loss, data, training, extras, trainable=tuple(sorted(inner)))
 
     def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
         if self.privacy is None:
             reason = "noise on the scale of the features themselves is no private mechanism"
             return f"No epsilon can be stated: {reason}." if self.noise else None
         return self.privacy.statement(releases)
-
-    def _draw(self, pairs: Observed, rng: torch.Generator) -> Observed:
-        """S, uniformly without replacement."""
-        rows = torch.randperm(len(pairs["s_in"]), generator=rng)[: self.feature_batch * self.feature_batches]
-        return {name: tensor[rows] for name, tensor in pairs.items()}
-
-    def _stored(self, store: dict[str, Observed], replies: Replies) -> dict[str, Observed]:
-        """The store after the replies' pairs came in and the oldest went."""
-        store = dict(store)
-        for reply in replies.values():
-            pairs = reply.get("features")
-            if pairs and len(pairs["s_in"]) > 1:  # one pair alone has no batch statistics
-                name = signature(pairs[key].shape[1:] for key in ("s_in", "s_out"))
-                old = store.get(name, {key: tensor[:0] for key, tensor in pairs.items()})
-                store[name] = {k: torch.cat([old[k], pairs[k]])[-self.store_capacity :] for k in pairs}
-        return store
 
 
 @dataclass(frozen=True)
@@ -270,35 +259,3 @@ class FeatureLoss:
             s_in, s_out = s_in[rows], s_out[rows]
         with keep_statistics(net):
             return F.mse_loss(split(net).intermediate(s_in), s_out)
-
-
-@dataclass(frozen=True)
-class Reconcile:
-    """Z from G_local and G_IN on the intermediate layers, and the gradient of the other layers."""
-
-    inner: frozenset[str]
-    method: FedIN
-
-    def __call__(self, gradients: list[Weights], extras: Extras) -> Weights:
-        local, feature = gradients
-        ours = {n: g for n, g in {**local, **feature}.items() if n in self.inner}
-        half = self.method.multiplier / 2
-        outer = half if self.method.outside == "half" and self.method.rule == "simplified" else 1.0
-        z = {name: outer * g for name, g in local.items() if name not in self.inner}
-        # A loss that does not depend on a weight has a gradient of zero there.
-        local, feature = ({n: g.get(n, torch.zeros_like(like)) for n, like in ours.items()} for g in (local, feature))
-        if self.method.rule == "exact":
-            return {**z, **without_conflict(feature, local, self.method.granularity)}  # eq. 13 / 12
-        return {**z, **{n: feature[n] + half * local[n] for n in local}}  # eq. 14 / 13
-
-
-def observed(net: nn.Module, inputs: Tensor) -> Observed:
-    """The pair of each example, of the network as it is."""
-    parts = split(net)
-    s_in = parts.extractor(inputs)
-    return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
-
-
-def signature(shapes: Iterable[torch.Size]) -> str:
-    """The shapes of s_in and s_out, as text: only clients of one signature can use one another's features."""
-    return " > ".join("x".join(map(str, shape)) for shape in shapes)

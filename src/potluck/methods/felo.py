@@ -52,17 +52,17 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.examples import Batch
-from potluck.core.federation import ClientId, Criterion, Member
+from potluck.core.federation import Criterion, Member
 from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
 from potluck.models.contract import feature_shapes, split
 from potluck.parts.means import Mean
 from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
-from potluck.parts.sharing import Pool, SharesOnRequest, Sharing
+from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class State:
     logits: Rows
     widths: dict[str, str]
     rounds: int
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
-class Felo(SharesOnRequest[State], Method[State]):
+class Felo(SharesWeights[State]):
     """Hyper-parameters of Felo.
 
     Attributes:
@@ -94,7 +94,7 @@ class Felo(SharesOnRequest[State], Method[State]):
         warmup_rounds: rounds before averages are first sent.
         feature_capacity: of each class, the newest examples that an average of features covers.
         logit_capacity: of each class, the newest clients' means that an average of logits covers.
-        sharing: who averages weights with whom; None for nobody.
+        sharing: who averages weights with whom; nobody by default.
         combine: how what was reported of a class becomes one.
     """
 
@@ -103,7 +103,7 @@ class Felo(SharesOnRequest[State], Method[State]):
     warmup_rounds: Annotated[int, at_least(0)] = 1
     feature_capacity: Annotated[int, at_least(1)] = 5000
     logit_capacity: Annotated[int, at_least(1)] = 50000
-    sharing: Sharing | None = None
+    sharing: Sharing = Sharing(scope="none")
     combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
@@ -113,21 +113,19 @@ class Felo(SharesOnRequest[State], Method[State]):
         architectures = sorted({member.architecture for member in server.roster.values()})
         shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
         widths = {name: signature(mid) for name, (_, mid) in shapes.items()}
-        return State({}, {}, widths, rounds=0, pool=self.initial_pool(server))
+        return State({}, {}, widths, rounds=0, pool=self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        features, logits = self._averages(state, server.num_classes)
-        messages: dict[ClientId, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            mine = features.get(state.widths[member.architecture])
-            messages[i] = Message(features=mine, logits=logits, **self.share(state.pool, member))
-        replies = cohort.ask(self.local_update, messages)
+        (features, logits), widths = self._averages(state, server.num_classes), state.widths
+        sent = self.sharing.send(
+            state.pool, cohort, server, features=lambda m: features.get(widths[m.architecture]), logits=logits
+        )
+        replies = cohort.ask(self.local_update, sent)
         return State(
             *self._stored(state, replies, server),
             widths=state.widths,
             rounds=state.rounds + 1,
-            pool=self.merged(state.pool, replies, server),
+            pool=self.sharing.merge(state.pool, replies, server.roster),
         )
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
@@ -136,12 +134,12 @@ class Felo(SharesOnRequest[State], Method[State]):
             counts=ClassCounts(server.num_classes, member.examples, present),
             features=floats(present, *mid),
             logits=floats(present, server.num_classes),
-            **self.expected(member, message),
+            **self.sharing.expected(member, message),
         )
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        self.receive(client, message)
+        self.sharing.receive(client, message)
         report = yield Fit(
             client.model,
             LocalLoss(client.criterion, self.alpha),
@@ -151,11 +149,11 @@ class Felo(SharesOnRequest[State], Method[State]):
             keep=len(client.train),
         )
         labels = report.kept["labels"]
-        return Message(
+        return self.sharing.reply(
+            client,
             counts=labels.bincount(minlength=client.num_classes),
             features=means_by_class(report.kept["features"], labels),
             logits=means_by_class(report.kept["logits"], labels),
-            **self.trained(client),
         )
 
     def _averages(self, state: State, classes: int) -> tuple[dict[str, Table], Table | None]:

@@ -94,11 +94,14 @@ class HeteroFL(Method[State]):
     mask: bool = True
     combine: Mean = Mean()
 
-    keeps_model = False
     default_capacities = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
     def __post_init__(self) -> None:
         require(len(self.levels) > 0, "levels", "at least one rate", self.levels)
+
+    @property
+    def keeps_model(self) -> bool:
+        return False
 
     def needs(self) -> frozenset[Need]:
         return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})

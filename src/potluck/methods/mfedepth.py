@@ -53,15 +53,15 @@ from potluck.core.weights import load, parameters_of, pick
 from potluck.models.contract import GlobalPool, StagedNet
 from potluck.parts.depthwise import DepthWise, staged
 from potluck.parts.memory import MemoryModel, Piece
-from potluck.parts.sharing import Pool, SharesWeights
+from potluck.parts.sharing import GroupWeights, SharesWeights
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, and the auxiliary classifiers, both by group of clients."""
 
-    pool: Pool
-    heads: Pool
+    pool: GroupWeights
+    heads: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         self.check_budgets(server)
         key = Key(("heads", int(torch.randint(2**62, (), generator=server.rng))))
         members = {member.architecture: member for member in server.roster.values()}
-        heads: Pool = {}
+        heads: GroupWeights = {}
         for architecture, member in sorted(members.items()):
             net = staged(server.build(architecture))
             with isolated(key):
@@ -84,16 +84,11 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         return State(self.sharing.initial(server), heads)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        messages: dict[int, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            share = self.sharing.share(state.pool, member)
-            messages[i] = Message(**share, heads=state.heads[self.sharing.group(member)])
-        replies = cohort.ask(self.local_update, messages)
-        return State(
-            pool=self.sharing.merge(state.pool, replies, server.roster),
-            heads=self.sharing.mean(replies, "heads", server.roster, keep=state.heads),
-        )
+        heads = state.heads
+        sent = self.sharing.send(state.pool, cohort, server, heads=lambda member: heads[self.sharing.group(member)])
+        replies = cohort.stream(self.local_update, sent)
+        means = self.sharing.means(replies, server.roster, "weights", "buffers", "heads")
+        return State(pool=means.over(state.pool, "weights", "buffers"), heads=means.over(heads, "heads"))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         return Schema(**self.expected(member, message), heads=optional(some_of(message["heads"])))

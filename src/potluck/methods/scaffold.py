@@ -43,31 +43,30 @@ Departures from the paper
     9. K is each client's own number of steps, which differs with its amount of data; the paper's is the same for all.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 
 from potluck.core.batchnorm import keep_statistics
-from potluck.core.federation import Member, Roster
+from potluck.core.federation import Member
 from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
 from potluck.core.modes import mode
-from potluck.core.roles import Client, Cohort, Replies, Server
+from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, like
-from potluck.core.weights import Weights, mean_where_present, minus, parameters_of, plus, zeros_like
-from potluck.parts.sharing import Pool, SharesWeights, Sharing
+from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
+from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights x and control variate c, by group of clients."""
 
-    pool: Pool
-    control: Pool
+    pool: GroupWeights
+    control: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,7 @@ class Scaffold(SharesWeights[State]):
     sharing: Sharing = Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         divides, lr = self.option == "path", self.training.lr
         require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
 
@@ -109,23 +109,22 @@ class Scaffold(SharesWeights[State]):
         return State(pool, control)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, {i: self._brief(state, server.roster[i]) for i in cohort.ids})
-        step = self.sharing.mean(replies, "dy", server.roster, keep={})
+        sharing, roster = self.sharing, server.roster
+        sent = sharing.send(state.pool, cohort, server, control=lambda member: self._control_of(state, member))
+        replies = cohort.stream(self.local_update, sent)
+        means = sharing.means(replies, roster, "dy", "buffers", dc=lambda member, reply: self._control_share(member))
+        step, dc, drawn = means.of("dy"), means.of("dc"), means.weights("dc")
         moved = {g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()}  # Alg. 1, l. 16-17
-        return State(
-            pool=self.sharing.mean(replies, "buffers", server.roster, keep=moved),
-            control=self._moved_control(state.control, replies, server.roster),
-        )
-
-    def _brief(self, state: State, member: Member) -> Message:
-        control = state.control[self.sharing.group(member)]
-        owned = {name: control[name] for name in sorted(member.parameters)}
-        return Message(**self.sharing.share(state.pool, member), control=owned)
+        whole = sharing.owners(roster, weight=self._control_share)  # N counts all clients, drawn or not
+        control = {
+            g: {n: w + drawn[g][n] / whole[g][n] * dc[g][n] if n in dc.get(g, {}) else w for n, w in c.items()}
+            for g, c in state.control.items()
+        }
+        return State(means.over(moved, "buffers"), control)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        sent = self.sharing.expected(member, message)
         w = like(message["control"])
-        return Schema(dy=w, dc=w, buffers=sent["buffers"], examples=sent["examples"])
+        return Schema(**{**self.sharing.expected(member, message), "weights": None, "dy": w, "dc": w})
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
@@ -147,32 +146,11 @@ class Scaffold(SharesWeights[State]):
             steps = effective_steps(report.steps, self.training.momentum)
             new_c_i = plus(minus(c_i, c), minus(x, y), 1 / (steps * self.training.lr))
         client.state["control"] = new_c_i
-        return Message(
-            dy=minus(y, x),
-            dc=minus(new_c_i, c_i),
-            buffers=self.sharing.returned_buffers(client),
-            examples=len(client.train),
-        )
+        return self.sharing.reply(client, weights=None, dy=minus(y, x), dc=minus(new_c_i, c_i))
 
-    def _moved_control(self, control: Pool, replies: Replies, roster: Roster) -> Pool:
-        """Alg. 1, l. 17: c + (1/N) sum of dc, N counting all clients that own the layer, drawn or not."""
-        moved: Pool = {}
-        for group, variates in control.items():
-            members = [member for member in roster.values() if self.sharing.group(member) == group]
-            drawn = [member for member in members if member.id in replies]
-            shares = [self._control_share(member) for member in drawn]
-            sent = [replies[member.id]["dc"] for member in drawn]
-            dc = mean_where_present(sent, shares, {}, self.sharing.combine)
-            part, whole = self._shares_by_layer(drawn), self._shares_by_layer(members)
-            moved[group] = {n: c + (part[n] / whole[n]) * dc[n] if n in dc else c for n, c in variates.items()}
-        return moved
-
-    def _shares_by_layer(self, members: Iterable[Member]) -> dict[str, float]:
-        whole: dict[str, float] = {}
-        for member in members:
-            for name in member.parameters:
-                whole[name] = whole.get(name, 0.0) + self._control_share(member)
-        return whole
+    def _control_of(self, state: State, member: Member) -> Weights:
+        control = state.control[self.sharing.group(member)]
+        return {name: control[name] for name in sorted(member.parameters)}
 
     def _control_share(self, member: Member) -> float:
         return 1.0 if self.control_weighting == "uniform" else float(member.examples)

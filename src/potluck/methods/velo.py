@@ -55,11 +55,11 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import keep_statistics
 from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
+from potluck.core.federation import Criterion, Member
 from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.method import ClientWork, Need, on_client
 from potluck.core.rng import fold_in, isolated
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Labels, Schema, UpTo, floats
@@ -69,7 +69,7 @@ from potluck.models.contract import feature_shapes, split
 from potluck.parts.cvae import ConditionalVAE, VAELoss
 from potluck.parts.means import Mean
 from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
-from potluck.parts.sharing import Pool, SharesOnRequest, Sharing
+from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class State:
     taught: dict[str, Tensor]
     signatures: dict[str, str]
     rounds: int
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
-class Velo(SharesOnRequest[State], Method[State]):
+class Velo(SharesWeights[State]):
     """Hyper-parameters of Velo.
 
     Attributes:
@@ -113,7 +113,7 @@ class Velo(SharesOnRequest[State], Method[State]):
         kl_reduction: over batch and code, its "mean" or, as in the authors' code, its "sum".
         feature_capacity: of each class, the newest features that the VAE is trained on.
         logit_capacity: of each class, the newest clients' means that an average of logits covers.
-        sharing: who averages weights with whom; None for nobody.
+        sharing: who averages weights with whom; nobody by default.
         combine: how what was reported of a class becomes one.
     """
 
@@ -128,7 +128,7 @@ class Velo(SharesOnRequest[State], Method[State]):
     kl_reduction: Literal["mean", "sum"] = "mean"
     feature_capacity: Annotated[int, at_least(1)] = 5000
     logit_capacity: Annotated[int, at_least(1)] = 50000
-    sharing: Sharing | None = None
+    sharing: Sharing = Sharing(scope="none")
     combine: Mean = Mean()
 
     def __post_init__(self) -> None:
@@ -144,19 +144,16 @@ class Velo(SharesOnRequest[State], Method[State]):
         architectures = sorted({member.architecture for member in server.roster.values()})
         shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
         signatures = {name: signature(found[self.use == "target"]) for name, found in shapes.items()}
-        return State({}, {}, {}, {}, signatures, rounds=0, pool=self.initial_pool(server))
+        return State({}, {}, {}, {}, signatures, rounds=0, pool=self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        ready = state.rounds >= self.warmup_rounds
+        ready, kinds = state.rounds >= self.warmup_rounds, state.signatures
         synthetic = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
         logits = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
-        messages: dict[ClientId, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            mine = synthetic.get(state.signatures[member.architecture])
-            messages[i] = Message(features=mine, logits=logits, **self.share(state.pool, member))
-        replies = cohort.ask(self.local_update, messages)
-        return self._learnt(state, replies, server)
+        sent = self.sharing.send(
+            state.pool, cohort, server, features=lambda m: synthetic.get(kinds[m.architecture]), logits=logits
+        )
+        return self._learnt(state, cohort.ask(self.local_update, sent), server)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         n, present = UpTo(member.examples), UpTo(server.num_classes)
@@ -165,12 +162,12 @@ class Velo(SharesOnRequest[State], Method[State]):
             features=floats(n, *shape),
             labels=Labels(n, server.num_classes, present),
             logits=floats(present, server.num_classes),
-            **self.expected(member, message),
+            **self.sharing.expected(member, message),
         )
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        self.receive(client, message)
+        self.sharing.receive(client, message)
         loss = LocalLoss if self.use == "target" else ReplayLoss
         report = yield Fit(
             client.model,
@@ -181,11 +178,11 @@ class Velo(SharesOnRequest[State], Method[State]):
             keep=len(client.train),
         )
         labels = report.kept["labels"]
-        return Message(
+        return self.sharing.reply(
+            client,
             features=report.kept["features"],
             labels=labels,
             logits=means_by_class(report.kept["logits"], labels),
-            **self.trained(client),
         )
 
     def _learnt(self, state: State, replies: Replies, server: Server) -> State:
@@ -202,7 +199,7 @@ class Velo(SharesOnRequest[State], Method[State]):
                 if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
                     vaes[name] = self._fitted(state.vaes.get(name), rows, server)
                     taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
-        pool = self.merged(state.pool, replies, server)
+        pool = self.sharing.merge(state.pool, replies, server.roster)
         return State(features, logits, vaes, taught, state.signatures, rounds, pool)
 
     def _fitted(self, weights: Weights | None, rows: Rows, server: Server) -> Weights:

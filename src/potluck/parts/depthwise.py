@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -117,11 +117,11 @@ class DepthWise(Checked):
     def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
         """What the entries of the reply may hold: blocks that do not fit are left out."""
         kinds = self.sharing.expected(member, message)
-        sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds[entry] is not None}
+        sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds.get(entry) is not None}
         return {**kinds, **{entry: optional(kind) for entry, kind in sent.items()}}
 
-    def learn(self, client: Client, memory: MemoryModel, lead_out: Exit) -> Generator[Fit, FitReport, dict[str, Any]]:
-        """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the entries of the reply.
+    def learn(self, client: Client, memory: MemoryModel, lead_out: Exit) -> Generator[Fit, FitReport, Message]:
+        """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the reply.
 
         Args:
             client: with the weights it was sent.
@@ -260,13 +260,14 @@ def measure(stages: nn.Sequential, batches: Iterator[Tensor]) -> None:
         measure_statistics(stages, batches)
 
 
-def without(reply: dict[str, Any], stages: list[str]) -> dict[str, Any]:
-    """The entries of a reply without the weights and buffers of some stages."""
+def without(reply: Message, stages: list[str]) -> Message:
+    """A reply without the weights and buffers of some stages."""
     prefixes = tuple(f"stages.{name}." for name in stages)
+    left: dict[str, Weights | None] = {}
     for entry in ("weights", "buffers"):
-        held: Weights = reply[entry] or {}
-        reply[entry] = {name: w for name, w in held.items() if not name.startswith(prefixes)} or None
-    return reply
+        held: Weights = reply.get(entry, {})
+        left[entry] = {name: w for name, w in held.items() if not name.startswith(prefixes)} or None
+    return Message(**{**reply, **left})
 
 
 def staged(net: nn.Module) -> StagedNet:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from potluck.core.fields import Checked, at_least, below
-from potluck.core.weights import mean
+from potluck.core.weights import RunningMean, mean
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Mean(Checked):
         rule: "mean" weighs clients as the method says. "median" and "trimmed" work coordinate by coordinate and count
             every client once: the middle value, or the mean of what is left when the `trim` largest and the `trim`
             smallest values are dropped. "clipped" is the weighted mean after each client's distance from the
-            coordinate-wise median, in L2 over the tensor, is limited to the median of these distances.
+            coordinate-wise median, in L2 over the tensor, is limited to the median of these distances. All but "mean"
+            need what all clients sent in memory together.
         trim: share of the clients, rounded down to whole clients, that "trimmed" drops at each end.
     """
 
@@ -42,6 +43,10 @@ class Mean(Checked):
         if not stack.is_floating_point():
             return stack.sort(0).values[(len(stack) - 1) // 2]
         return self.of_covered(stack, shares)
+
+    def running(self) -> "RunningMean | Gathered":
+        """What takes in one client's tensor after another; for the plain mean it holds none of them."""
+        return RunningMean() if self.rule == "mean" else Gathered(self)
 
     def of_covered(self, stack: Tensor, shares: Sequence[float] | None = None) -> Tensor:
         """The combination, for each coordinate, of the clients that cover it.
@@ -66,6 +71,35 @@ class Mean(Checked):
             gaps = gaps * limits.view(weights.shape)
         present = weights * ~stack.isnan()
         return middle + (gaps.nan_to_num() * present).sum(0) / present.sum(0)
+
+
+class Gathered:
+    """Tensors of one shape that a rule needs all together.
+
+    Attributes:
+        weight: the sum of the shares.
+    """
+
+    def __init__(self, rule: Mean) -> None:
+        self.weight = 0.0
+        self._rule = rule
+        self._tensors: list[Tensor] = []
+        self._shares: list[float] = []
+
+    @property
+    def shape(self) -> Size | None:
+        """Of the tensors so far, None before the first."""
+        return self._tensors[0].shape if self._tensors else None
+
+    def add(self, tensor: Tensor, share: float = 1.0) -> None:
+        """Take in one more."""
+        self.weight += share
+        self._tensors.append(tensor)
+        self._shares.append(share)
+
+    def value(self) -> Tensor:
+        """Their combination."""
+        return self._rule(self._tensors, self._shares)
 
 
 def _without_ends(stack: Tensor, trim: float) -> Tensor:
