@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from potluck.core.batchnorm import batch_norms, keep_statistics
 from potluck.core.errors import ConfigError
+from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.weights import buffers_of, load, weights_of
@@ -95,7 +96,7 @@ def test_a_loss_is_that_of_the_labels_and_the_cross_entropy_to_the_peer():
     net, (x, y) = pair(), (uniform(7, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0]))
     own, peer = net["own"](x), net["common"](x)
     expected = F.cross_entropy(own, y) + entropy_to(F.softmax(peer, 1), own)
-    assert_close(MutualLoss("own", "common", F.cross_entropy)(net, (x, y), {}), expected)
+    assert_close(MutualLoss("own", "common", F.cross_entropy)(net, Batch(x, y, {}), {}), expected)
 
 
 @pytest.mark.usefixtures("isolated_draws")
@@ -278,7 +279,7 @@ def test_without_aggregation_running_statistics_are_those_of_the_noise(play, str
 
 
 def noise_loss(student, teachers, examples, noise, keep=True):
-    batch = (noise, torch.empty(len(noise), 0))
+    batch = Batch(noise, torch.empty(len(noise), 0), {})
     return NoiseLoss(keep)(student, batch, {"teachers": teachers, "examples": examples})
 
 

@@ -256,7 +256,7 @@ def replay_of(net, batch, known, logits_known=(True,) * CLASSES, alpha=0.4, widt
 
 def test_replay_weighs_by_the_share_of_the_batch_that_has_a_synthetic_feature(play, clouds):
     federation = clouds("mlp2")
-    net, batch = play(Velo(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(8))
+    net, batch, _ = play(Velo(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(8))
     loss, tables = replay_of(net, batch, known=[True, False, True])
     labels = batch[1]
     mine, share = labels[labels != 1], (labels != 1).float().mean()
@@ -269,7 +269,7 @@ def test_replay_weighs_by_the_share_of_the_batch_that_has_a_synthetic_feature(pl
 
 def test_replay_without_synthetic_features_is_the_tasks_loss_and_the_logits_distance(play, clouds):
     federation = clouds("mlp2")
-    net, batch = play(Velo(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(8))
+    net, batch, _ = play(Velo(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(8))
     masked, tables = replay_of(net, batch, known=[False] * CLASSES)
     absent, _ = ReplayLoss(F.cross_entropy, 0.4)(net, batch, {**tables, "features": None})
     gap = (net(batch[0]) - tables["logits"]["means"][batch[1]]).square().mean()
@@ -295,7 +295,7 @@ def test_replay_leaves_running_statistics_and_mode_alone(play, clouds):
 def test_replay_normalises_with_the_statistics_of_its_own_batch(play, clouds):
     federation = clouds("norm2")
     net = play(Velo(), federation, rounds=0).model(0).train()
-    inputs, labels = federation.sites[0].train.batch(torch.arange(8))
+    inputs, labels, _ = federation.sites[0].train.batch(torch.arange(8))
     loss, tables = replay_of(net, (inputs, labels), known=[True] * CLASSES)
     h, z = (tables[name]["means"][labels] for name in ("features", "logits"))
     linear = net.stages[1][0](h)
@@ -319,7 +319,7 @@ def test_a_single_example_with_a_synthetic_feature_is_not_replayed(play, clouds)
 
 def test_replay_does_not_train_the_extractor_by_synthetic_features(play, clouds):
     federation = clouds("mlp2")
-    net, batch = play(Velo(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(9))
+    net, batch, _ = play(Velo(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(9))
     loss, tables = replay_of(net, batch, known=[True] * CLASSES, alpha=1.0)
     weight = net.stages[0].linear.weight
     (found,) = torch.autograd.grad(loss, weight)

@@ -13,6 +13,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.modes import mode
+from potluck.core.requests import NetPart
 
 
 class GlobalPool(nn.Module):
@@ -53,6 +54,12 @@ class StagedNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) to logits (batch, classes)."""
         return self.head(self.pool(self.stages(x)))
+
+    def part_outputs(self, x: Tensor) -> dict[NetPart, Tensor]:
+        """Of inputs (batch, ...) what the extractor gives, the features (batch, num_features), and the logits."""
+        extracted = self.stages[: self.extractor_stages](x)
+        found = self.pool(self.stages[self.extractor_stages :](extracted))
+        return {"extracted": extracted, "features": found, "outputs": self.head(found)}
 
 
 def features(net: StagedNet, x: Tensor, upto: int) -> Tensor:
