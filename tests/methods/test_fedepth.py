@@ -171,7 +171,7 @@ def test_no_tensor_of_another_piece_is_saved_for_the_backward_pass(play, buffer)
 
         batch = fit.data.batch(torch.arange(4))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), keep_statistics(fit.net):
-            loss = fit.losses[0](fit.net.train(), batch, fit.extras)
+            loss = fit.losses[0](fit.net.train(), batch, {**fit.extras, **fit.frozen})
         for hook in hooks:
             hook.remove()
         (z,) = entered  # the one tensor that two pieces share: output of the finished, input of this
@@ -213,7 +213,7 @@ def test_a_finished_piece_has_the_statistics_of_all_examples(play, buffer):
     next(fits)  # the next piece is asked for, so this one is finished
     finished = nn.Sequential(*(client.model.stages.get_submodule(name) for name in ("stem", "block1")))
     found = weights_of(finished)
-    inputs, _ = next(client.train.batches(16))
+    inputs = next(client.train.batches(16)).inputs
     measure_statistics(finished, [inputs])
     assert_close(weights_of(finished), found)
     assert not torch.allclose(found["1.norm1.running_mean"], torch.zeros(2))
@@ -238,7 +238,7 @@ def test_only_unbuffered_pieces_see_augmented_examples(play, buffer):
     fits = fits_of(play(FeDepth(PLAIN, buffer=buffer), augmented), 0)
     next(fits)
     _, second = next(fits)
-    plain, moved, _ = (second.data.batch(torch.arange(4), key)[0] for key in (None, fold_in(0, "augment")))
+    plain, moved = (second.data.batch(torch.arange(4), key)[0] for key in (None, fold_in(0, "augment")))
     assert torch.equal(plain, moved) == buffer
 
 

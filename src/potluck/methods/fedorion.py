@@ -260,7 +260,7 @@ def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
     for layer in batch_norms(net).values():
         if layer.training:  # what the builder has frozen keeps its own
             layer.running_mean = layer.running_var = None
-    return net
+    return net.eval()
 
 
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, Size]:
