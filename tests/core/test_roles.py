@@ -3,8 +3,11 @@ import torch
 from torch import nn
 
 from potluck.core.errors import EntryError, PotluckError
+from potluck.core.examples import Batch, Examples
+from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client, runs_on_client
+from potluck.core.requests import Measure, Predict
 from potluck.core.rng import Key
 from potluck.core.roles import ClientFailure, Failure, Replies, Server, Supervised
 
@@ -31,23 +34,21 @@ def test_a_failure_reads_as_one_line():
 
 def test_the_tasks_objective_is_the_criterion_on_the_outputs():
     inputs, targets = torch.tensor([[2.0], [4.0]]), torch.tensor([[1.0], [1.0]])
-    assert Supervised(nn.functional.mse_loss)(nn.Identity(), (inputs, targets), {}).item() == 5.0
+    assert Supervised(nn.functional.mse_loss)(nn.Identity(), Batch(inputs, targets, {}), {}).item() == 5.0
 
 
-def test_every_fit_of_the_server_has_its_own_key():
-    keys = []
-    server = Server(
-        {}, torch.Generator(), None, 2, (1,), lambda *_, **__: None, lambda fit, key: keys.append(key), Key((1,))
-    )
-
-    class Request:
-        done = False
-
-    requests = [Request(), Request()]
-    for request in requests:
-        server.fit(request)
-    assert len(set(keys)) == 2
-    assert all(request.done for request in requests)
+def test_every_request_of_the_server_has_its_own_key():
+    asked = []
+    server = Server({}, torch.Generator(), None, 2, (1,), None, lambda *asks: asked.append(asks), Key((1,)), None)
+    data = Examples(torch.zeros(2, 1), torch.zeros(2))
+    fits = [Fit(nn.Identity(), [], data, LocalTraining()) for _ in range(2)]
+    predict, measure = Predict(nn.Identity(), data), Measure(nn.Identity(), data)
+    server.fit(fits[0])
+    server.predict(predict)
+    server.measure(measure)
+    server.fit(fits[1])
+    assert [request for request, _ in asked] == [fits[0], predict, measure, fits[1]]
+    assert len({key for _, key in asked}) == 4
 
 
 def test_a_handler_is_what_was_marked():

@@ -256,7 +256,7 @@ def test_a_client_finds_its_own_site(play):
     class Tells(Asks):
         @on_client
         def work(self, client, message):
-            inputs, _ = next(client.train.batches(8))
+            inputs = next(client.train.batches(8)).inputs
             return Message(id=client.id, capacity=client.capacity, classes=client.num_classes, inputs=inputs)
 
     engine, replies, _ = play(Tells())
@@ -789,7 +789,7 @@ def test_a_name_that_the_message_lacks_is_the_methods_fault_and_no_clients(play,
         ("forgets", r"forgets built a Fit on client 0 but never yielded it: write `yield Fit\(\.\.\.\)`"),
         ("forgets_one", r"forgets_one built a Fit on client 0 but never yielded it: write `yield Fit\(\.\.\.\)`"),
         ("forgets_its_message", r"forgets_its_message returned NoneType on client 0; expected a Message"),
-        ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit"),
+        ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit, Predict, Gradient or Measure"),
     ],
 )
 def test_a_broken_contract_stops_the_round(play, handler, complaint, tolerate):

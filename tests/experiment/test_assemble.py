@@ -71,7 +71,7 @@ def test_public_images_of_another_data_set_are_fitted_to_the_task(tmp_path):
     np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     federation = assembled(f"federation.public={tmp_path / 'other.npz'}", method="fedmd").federation
     assert federation.public is not None
-    inputs, _ = federation.public.batch(torch.arange(12))
+    inputs, _, _ = federation.public.batch(torch.arange(12))
     assert inputs.shape == (12, 1, 8, 8)
 
 

@@ -43,7 +43,7 @@ def server(world):
     def build(architecture=None, *, rate=1.0):
         return world.build(architecture, Key(("initial", architecture or world.server_architecture)), rate)
 
-    return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()))
+    return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()), None)
 
 
 def client(world, id=0, value=0.0):
@@ -51,7 +51,14 @@ def client(world, id=0, value=0.0):
     site = world.sites[id]
     model = world.build(site.architecture, Key(("client", id)))
     load(model, {n: torch.full_like(w, value) for n, w in parameters_of(model).items()}, partial=True)
-    shared = {"criterion": nn.functional.cross_entropy, "num_classes": 2, "_build": None, "public": None}
+    shared = {
+        "criterion": nn.functional.cross_entropy,
+        "num_classes": 2,
+        "_build": None,
+        "public": None,
+        "architecture": site.architecture,
+        "_module": None,
+    }
     return Client(id, model, {}, site.train, site.validation, capacity=1.0, rng=torch.Generator(), **shared)
 
 

@@ -1,10 +1,13 @@
-"""Local training as a value: a client yields a `Fit`, the engine trains and sends back a `FitReport`."""
+"""Local training as a value: a client yields a `Fit`, the engine trains and sends back a `FitReport`.
+
+A `Fit` is one of several requests; the others are in `potluck.core.requests`.
+"""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -53,7 +56,19 @@ class LocalTraining(Checked):
 
 
 @dataclass(eq=False)
-class Fit:
+class Request:
+    """What the engine computes for a method, as the run computes: a client yields it, the server calls for it."""
+
+    kind: ClassVar[str]
+    done: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if (built := _built.get()) is not None:
+            built.append(self)
+
+
+@dataclass(eq=False)
+class Fit(Request):
     """A request to train `net` in place. Objectives are written for one client and hold no state.
 
     Attributes:
@@ -70,8 +85,12 @@ class Fit:
         turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
             after the other on each batch, each with its own optimiser, instead of together.
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
+        frozen: nets that objectives only read, by the name under which they find them in their extras: a module, or
+            several in an `nn.ModuleList`. They are in evaluation mode and their weights have no gradient, but gradients
+            flow through them to what they are applied to.
     """
 
+    kind = "fit"
     net: nn.Module
     objectives: Objective | Sequence[Objective]
     data: Examples
@@ -82,14 +101,14 @@ class Fit:
     trainable: tuple[str, ...] | None = None
     turns: Sequence[tuple[str, ...]] | None = None
     keep: int = 0
-    done: bool = field(default=False, init=False)
+    frozen: Mapping[str, nn.Module] = field(default_factory=dict[str, nn.Module])
 
     def __post_init__(self) -> None:
         require(self.keep >= 0, "keep", "at least 0", self.keep)
         if self.turns is not None and len(self.turns) != len(self.losses):
             raise ValueError(f"turns: expected one for each of {len(self.losses)} objectives, found {len(self.turns)}")
-        if (built := _built.get()) is not None:
-            built.append(self)
+        check_frozen(self.frozen, self.extras)
+        super().__post_init__()
 
     @property
     def losses(self) -> tuple[Objective, ...]:
@@ -105,6 +124,16 @@ class Fit:
         """The parameters to be trained by name, none that is frozen."""
         named = self.net.named_parameters()
         return {name: parameter for name, parameter in named if parameter.requires_grad and self.trains(name)}
+
+
+def check_frozen(frozen: Mapping[str, nn.Module], extras: Extras) -> None:
+    """Refuse a frozen net that has the name of one of the extras.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if both := sorted(frozen.keys() & extras.keys()):
+        raise ValueError(f"frozen: {both[0]!r} is also the name of one of the extras; objectives find both there")
 
 
 @dataclass(frozen=True)
@@ -124,13 +153,13 @@ class FitReport:
     kept: Observed
 
 
-_built: ContextVar[list[Fit] | None] = ContextVar("built", default=None)
+_built: ContextVar[list[Request] | None] = ContextVar("built", default=None)
 
 
 @contextmanager
-def watching() -> Generator[list[Fit]]:
-    """Collect every `Fit` built inside the block, so that an engine notices one that was never yielded."""
-    built: list[Fit] = []
+def watching() -> Generator[list[Request]]:
+    """Collect every request built inside the block, so that an engine notices one that was never yielded."""
+    built: list[Request] = []
     token = _built.set(built)
     try:
         yield built

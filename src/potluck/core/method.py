@@ -9,13 +9,13 @@ from torch import nn
 
 from potluck.core.federation import ClientId, Member
 from potluck.core.fields import Checked
-from potluck.core.fit import Fit, FitReport
+from potluck.core.fit import Request
 from potluck.core.message import Message
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
 
 S = TypeVar("S")
-ClientWork = Message | Generator[Fit, FitReport, Message]
+ClientWork = Message | Generator[Request, Any, Message]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -125,8 +125,11 @@ class Method(Checked, Generic[S]):
         return Message()
 
     @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        """The model that this client would use, and that is evaluated; its own by default. Must not train."""
+    def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Request, Any, nn.Module]:
+        """The model that this client would use, and that is evaluated; its own by default.
+
+        It may yield requests such as `Measure`, but must not train.
+        """
         return client.model
 
     def global_model(self, state: S, server: Server) -> nn.Module | None:

@@ -1,5 +1,6 @@
 """The parties of a round as a method sees them: the server, the cohort, a client."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -10,10 +11,12 @@ from torch import nn
 from potluck.core.errors import PotluckError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Roster
-from potluck.core.fit import Extras, Fit, FitReport
+from potluck.core.fit import Extras, Fit, FitReport, Request
 from potluck.core.message import Message
+from potluck.core.requests import Gradient, Measure, Predict
 from potluck.core.rng import Key
 from potluck.core.text import last_lines, one_line
+from potluck.core.weights import Weights, learnt_of, load
 
 T = TypeVar("T")
 FailureKind = Literal["error", "misfit", "divergence"]
@@ -149,10 +152,11 @@ class Server:
     num_classes: int
     input_shape: tuple[int, ...]
     _build: Callable[..., nn.Module]
-    _train: Callable[[Fit, Key], FitReport]
+    _carry_out: Callable[[Request, Key], Any]
     _key: Key
+    _module: Callable[[str, Callable[[], nn.Module]], nn.Module]
     _known: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    _fits: int = field(default=0, init=False)
+    _asked: Counter[str] = field(default_factory=Counter[str], init=False)
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A new module with the run's initial weights, the same at every call; None for the server's own."""
@@ -166,9 +170,31 @@ class Server:
 
     def fit(self, fit: Fit) -> FitReport:
         """Train on the server, at once."""
-        self._fits += 1
-        fit.done = True
-        return self._train(fit, self._key.fold("fit", self._fits))
+        return self._answer(fit)
+
+    def predict(self, request: Predict) -> Any:
+        """What a net makes of examples: a tensor, or a tuple of them, see `Predict`."""
+        return self._answer(request)
+
+    def gradient(self, request: Gradient) -> Weights:
+        """The mean gradient of an objective by parameter name, see `Gradient`."""
+        return self._answer(request)
+
+    def measure(self, request: Measure) -> int:
+        """Measure BatchNorm's statistics in place; the number of batches, see `Measure`."""
+        return self._answer(request)
+
+    def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """A module of the method's own: new at every call, its initial weights drawn from the run's seed and the name.
+
+        They are the same in every round and at every client, so what is learnt is loaded over them. `build` may take
+        draws from torch's global generator, as layers do; no one else's are moved.
+        """
+        return self._module(name, build)
+
+    def _answer(self, request: Request) -> Any:
+        self._asked[request.kind] += 1
+        return self._carry_out(request, self._key.fold(request.kind, self._asked[request.kind]))
 
 
 @dataclass(frozen=True)
@@ -179,8 +205,7 @@ class Supervised:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> torch.Tensor:
         """Scalar loss of one batch."""
-        inputs, targets = batch
-        return self.criterion(net(inputs), targets)
+        return self.criterion(net(batch.inputs), batch.targets)
 
 
 @dataclass(eq=False)
@@ -199,6 +224,7 @@ class Client:
         public: unlabelled public examples, if the federation has any.
         criterion: the task's loss.
         num_classes: classes of the task.
+        architecture: name of its network in the federation.
         keeps_model: whether `model` is kept for the client's next call; a handler may set it to False.
         releases: private releases made in this call; a privacy mechanism counts them here.
     """
@@ -213,9 +239,14 @@ class Client:
     public: Examples | None
     criterion: Criterion
     num_classes: int
+    architecture: str
     _build: Callable[..., nn.Module]
+    _module: Callable[[str, Callable[[], nn.Module]], nn.Module]
     keeps_model: bool = True
     releases: int = field(default=0, init=False)
+    _stored: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
+    _modules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module], init=False)
+    _kept: set[str] = field(default_factory=set[str], init=False)
 
     @property
     def objective(self) -> Supervised:
@@ -225,3 +256,27 @@ class Client:
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A new module as `server.build` makes it, equal in its initial weights."""
         return self._build(architecture, rate=rate)
+
+    def twin(self) -> nn.Module:
+        """A new module of this client's own architecture, with the run's initial weights."""
+        return self.build(self.architecture)
+
+    def module(self, name: str, build: Callable[[], nn.Module], *, keep: bool = True) -> nn.Module:
+        """A module of the method's own, see `Server.module`; it is the same one at every call of this handler.
+
+        Args:
+            name: of its own among the method's modules.
+            build: makes it.
+            keep: whether the client keeps its weights for its next call, in which it finds them again.
+        """
+        if name not in self._modules:
+            module = self._module(name, build)
+            self._modules[name] = load(module, self._stored[name]) if keep and name in self._stored else module
+        if keep:
+            self._kept.add(name)
+        return self._modules[name]
+
+    @property
+    def kept_modules(self) -> dict[str, Weights]:
+        """By name, the weights of the modules that it keeps, used in this call or not."""
+        return {**self._stored, **{name: learnt_of(self._modules[name]) for name in sorted(self._kept)}}

@@ -132,8 +132,9 @@ class Engine:
             num_classes=self.federation.num_classes,
             input_shape=self.federation.input_shape,
             _build=self._host.build,
-            _train=self._host.train,
+            _carry_out=self._host.carry_out,
             _key=key,
+            _module=self._host.module,
             _known=self._known,
         )
 

@@ -302,8 +302,7 @@ def _public(dataset: Dataset, used: Tensor, source: str, fraction: float, key: K
 
 
 def _unlabelled(inputs: Tensor, dataset: Dataset) -> Examples:
-    plain = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64), dataset.preprocess)
-    return plain.labelled(plain.targets)
+    return Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64), dataset.preprocess).unaugmented()
 
 
 def _fitted(inputs: Tensor, like: Tensor) -> Tensor:

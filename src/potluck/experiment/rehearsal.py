@@ -46,7 +46,7 @@ class _Rehearsal:
     def __init__(self, federation: Federation, name: str, batch: Batch) -> None:
         self._federation = federation
         self._name = name
-        self._inputs, self._targets = batch
+        self._inputs, self._targets, _ = batch
         # What is wrong with the data is not the network's fault.
         self._sound = not self._inputs.is_floating_point() or bool(self._inputs.isfinite().all())
 

@@ -230,7 +230,7 @@ class LocalLoss:
     noise: float = 0.0
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, targets = batch
+        inputs, targets, _ = batch
         parts = split(net)
         s_in = self._noisy(parts.extractor(inputs))
         s_out = self._noisy(parts.intermediate(s_in))

@@ -44,9 +44,9 @@ from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Member
 from potluck.core.fields import at_least
 from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.requests import Predict
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, floats
 from potluck.parts.means import Mean
@@ -102,11 +102,13 @@ class FedMD(Method[State]):
             yield Fit(client.model, client.objective, client.train, self.training)
             client.state["pretrained"] = True
         client.state["rows"] = message["rows"]
-        return Message(logits=predict(client.model, public_of(client).take(message["rows"])))
+        logits = yield Predict(client.model, public_of(client).take(message["rows"]))
+        return Message(logits=logits)
 
     @on_client
     def digest_and_revisit(self, client: Client, message: Message) -> ClientWork:
-        lesson = public_of(client).take(client.state.pop("rows")).labelled(message["consensus"])
+        rows = public_of(client).take(client.state.pop("rows")).unaugmented()
+        lesson = rows.with_columns(consensus=message["consensus"])
         yield Fit(client.model, DIGEST[self.digest_loss], lesson, self.digestion)
         yield Fit(client.model, client.objective, client.train, self.training)
         return Message()
@@ -114,14 +116,12 @@ class FedMD(Method[State]):
 
 def digest_l1(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     """Mean absolute difference to the consensus logits."""
-    inputs, consensus = batch
-    return F.l1_loss(net(inputs), consensus)
+    return F.l1_loss(net(batch.inputs), batch.columns["consensus"])
 
 
 def digest_mse(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     """Mean squared difference to the consensus logits."""
-    inputs, consensus = batch
-    return F.mse_loss(net(inputs), consensus)
+    return F.mse_loss(net(batch.inputs), batch.columns["consensus"])
 
 
 DIGEST = {"l1": digest_l1, "mse": digest_mse}

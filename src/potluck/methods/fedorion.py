@@ -179,12 +179,10 @@ class FedORION(Method[State]):
     def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
         """Algorithm 1, server, lines 2 to 6."""
         student = load(server.build(), common)
-        extras = {
-            "teachers": [teacher(server, id, reply) for id, reply in replies.items()],
-            "examples": replies.entries("examples"),
-        }
+        extras = {"examples": replies.entries("examples")}
+        frozen = {"teachers": nn.ModuleList(teacher(server, id, reply) for id, reply in replies.items())}
         loss = NoiseLoss(keep=self.aggregation)
-        server.fit(Fit(student, loss, self._noise(server), self.server_training, extras))
+        server.fit(Fit(student, loss, self._noise(server), self.server_training, extras, frozen=frozen))
         return learnt_of(student)
 
     def _noise(self, server: Server) -> Examples:
@@ -217,7 +215,7 @@ class MutualLoss:
     criterion: Criterion | None
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        inputs, targets = batch
+        inputs, targets, _ = batch
         logits = net.get_submodule(self.learner)(inputs)
         loss = soft_cross_entropy(logits, probabilities(net.get_submodule(self.peer), inputs))
         return loss if self.criterion is None else self.criterion(logits, targets) + loss
@@ -234,10 +232,10 @@ class NoiseLoss:
     keep: bool
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        noise, _ = batch
         with keep_statistics(net) if self.keep else nullcontext():
-            logits = net(noise)
-        taught = [probabilities(teacher, noise) for teacher in extras["teachers"]]
+            logits = net(batch.inputs)
+        with torch.no_grad():
+            taught = [teacher(batch.inputs).softmax(1) for teacher in extras["teachers"]]
         return soft_cross_entropy(logits, mean(taught, extras["examples"]))
 
 
@@ -253,17 +251,16 @@ def average(replies: Replies, combine: Mean) -> Weights:
 
 
 def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
-    """A client's model, ready to predict on noise: Dropout is off, BatchNorm takes the batch's statistics."""
+    """A client's model, ready to predict on noise: in evaluation mode its BatchNorm takes the batch's statistics."""
     own = reply.get("own")
     if own is None:  # a client that holds the global model only
         net = load(server.build(), reply["common"])
     else:
         net = load(server.build(server.roster[id].architecture), own)
-    trained = [layer for layer in batch_norms(net).values() if layer.training]
-    net.eval()
-    for layer in trained:
-        layer.train()
-    return net
+    for layer in batch_norms(net).values():
+        if layer.training:  # what the builder has frozen keeps its own
+            layer.running_mean = layer.running_var = None
+    return net.eval()
 
 
 def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, Size]:

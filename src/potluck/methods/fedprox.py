@@ -97,6 +97,5 @@ class ProximalLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch; without mu it is the task's loss, bit for bit."""
-        inputs, targets = batch
-        loss = self.criterion(net(inputs), targets)
+        loss = self.criterion(net(batch.inputs), batch.targets)
         return loss + self.mu / 2 * squared_distance(net, extras["sent"]) if self.mu else loss

@@ -182,7 +182,7 @@ class LocalLoss:
     alpha: float
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, labels = batch
+        inputs, labels, _ = batch
         parts = split(net)
         h = parts.intermediate(parts.extractor(inputs))
         z = parts.classifier(h)

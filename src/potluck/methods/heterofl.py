@@ -35,21 +35,22 @@ Departures from the paper
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS, measure_statistics
+from potluck.core.batchnorm import BATCH_NORMS
 from potluck.core.errors import PotluckWarning
 from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Member
 from potluck.core.fields import above, at_most, require
-from potluck.core.fit import Extras, Fit, LocalTraining
+from potluck.core.fit import Extras, Fit, LocalTraining, Request
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
+from potluck.core.requests import Measure
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Schema, booleans, count, like
 from potluck.core.weights import (
@@ -144,10 +145,10 @@ class HeteroFL(Method[State]):
         return Message(weights=parameters_of(net), labels=present)
 
     @on_client
-    def measure(self, client: Client, message: Message) -> Message:
+    def measure(self, client: Client, message: Message) -> ClientWork:
         """Static BatchNorm, section 4.1: statistics of the new global model on this client's data."""
         net = load(client.build(), message["weights"], partial=True)
-        batches = measure_statistics(net, inputs_of(client, self.training.batch_size))
+        batches = yield Measure(net, client.train, self.training.batch_size)
         return Message(statistics=buffers_of(net) or None, batches=batches)
 
     def _say_who_trains_more_than_it_can(self, server: Server) -> None:
@@ -168,9 +169,9 @@ class HeteroFL(Method[State]):
         return level_within(self.levels, member.capacity)
 
     @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    def inference_model(self, client: Client, message: Message) -> Generator[Request, Any, nn.Module]:
         net = load(client.build(rate=message["rate"]), message["weights"], partial=True)
-        measure_statistics(net, inputs_of(client, self.training.batch_size))
+        yield Measure(net, client.train, self.training.batch_size)
         return net
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
@@ -183,7 +184,7 @@ class HeteroFL(Method[State]):
 
 def masked(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     """Section 4.2: cross-entropy over the labels that the client holds."""
-    inputs, targets = batch
+    inputs, targets, _ = batch
     return masked_cross_entropy(net(inputs), targets, extras["present"])
 
 
@@ -223,8 +224,3 @@ def level_within(levels: tuple[float, ...], capacity: float) -> float:
 def shapes(server: Server, rate: float) -> dict[str, torch.Size]:
     """Shapes of the trained tensors at a rate, read off the narrow net so that rounding always agrees."""
     return {name: tensor.shape for name, tensor in server.build(rate=rate).named_parameters()}
-
-
-def inputs_of(client: Client, batch_size: int) -> Iterator[Tensor]:
-    """The client's training inputs, shuffled, batch by batch."""
-    return (inputs for inputs, _ in client.train.batches(batch_size, client.rng))

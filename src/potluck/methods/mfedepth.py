@@ -38,15 +38,14 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Size, nn
 
 from potluck.core.batchnorm import batch_norms
 from potluck.core.federation import Member
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.rng import Key, isolated
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, optional, some_of
 from potluck.core.weights import load, parameters_of, pick
@@ -73,14 +72,14 @@ class MFeDepth(DepthWise, SharesWeights[State]):
 
     def init(self, server: Server) -> State:
         self.check_budgets(server)
-        key = Key(("heads", int(torch.randint(2**62, (), generator=server.rng))))
         members = {member.architecture: member for member in server.roster.values()}
         heads: GroupWeights = {}
         for architecture, member in sorted(members.items()):
             net = staged(server.build(architecture))
-            with isolated(key):
-                mine = parameters_of(auxiliary_heads(net, self.estimate(net, server.input_shape), server.num_classes))
-            heads[self.sharing.group(member)] = mine | heads.get(self.sharing.group(member), {})
+            memory = self.estimate(net, server.input_shape)
+            mine = server.module("heads", partial(auxiliary_heads, net, memory, server.num_classes))
+            group = self.sharing.group(member)
+            heads[group] = parameters_of(mine) | heads.get(group, {})
         return State(self.sharing.initial(server), heads)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
@@ -98,7 +97,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         self.sharing.receive(client, message)
         net = staged(client.model)
         memory = self.estimate(net, client.train.input_shape)
-        heads = auxiliary_heads(net, memory, client.num_classes)
+        heads = client.module("heads", partial(auxiliary_heads, net, memory, client.num_classes), keep=False)
         load(heads, pick(message["heads"], {name: tensor.shape for name, tensor in heads.state_dict().items()}))
         del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
@@ -109,8 +108,8 @@ class MFeDepth(DepthWise, SharesWeights[State]):
             if piece.stop == len(parts) - memory.after:
                 return StagedNet(dict(parts[piece.start :]), net.head, net.pool)
             last, _ = parts[piece.stop - 1]
-            used[last] = heads[last]
-            return nn.Sequential(net.stages[piece.start : piece.stop], heads[last])
+            used[last] = heads.get_submodule(last)
+            return nn.Sequential(net.stages[piece.start : piece.stop], used[last])
 
         reply = yield from self.learn(client, memory, lead_out)
         return Message(**reply, heads=parameters_of(used) or None)

@@ -46,15 +46,12 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
-
-from potluck.core.batchnorm import keep_statistics
 from potluck.core.federation import Member
 from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, on_client
-from potluck.core.modes import mode
+from potluck.core.requests import Gradient
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, like
 from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
@@ -131,7 +128,9 @@ class Scaffold(SharesWeights[State]):
         self.sharing.receive(client, message)
         x, c = parameters_of(client.model), message["control"]
         c_i = client.state.get("control") or zeros_like(c)
-        new_c_i = full_gradient(client) if self.option == "gradient" else None
+        new_c_i = None
+        if self.option == "gradient":  # Alg. 1, l. 12, option I
+            new_c_i = yield Gradient(client.model, client.objective, client.train)
         report = yield Fit(
             client.model,
             client.objective,
@@ -167,20 +166,6 @@ def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
     correction = minus(extras["c"], extras["c_i"])
     unreached = {name: tensor for name, tensor in correction.items() if name not in gradient}
     return {**plus(gradient, correction), **unreached}
-
-
-def full_gradient(client: Client) -> Weights:
-    """Alg. 1, l. 12, option I: the gradient of the client's mean loss at the weights it was sent."""
-    net = client.model
-    net.zero_grad()
-    with mode(net, training=True), keep_statistics(net):
-        for inputs, targets in client.train.batches(256):
-            loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
-            loss.backward()
-    named = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
-    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
-    net.zero_grad()
-    return gradient
 
 
 def effective_steps(steps: int, momentum: float) -> float:

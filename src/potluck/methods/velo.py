@@ -60,7 +60,6 @@ from potluck.core.fields import at_least, require
 from potluck.core.fit import Extras, Fit, LocalTraining, Observed
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.rng import fold_in, isolated
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Labels, Schema, UpTo, floats
 from potluck.core.weights import Weights, load, weights_of
@@ -220,11 +219,11 @@ class Velo(SharesWeights[State]):
 
     def _vae(self, weights: Weights | None, rows: Rows, server: Server) -> "ConditionalVAE":
         features = rows["values"][0].numel()
-        seed = int(torch.randint(2**31, (), generator=server.rng))
-        with isolated(fold_in(seed, "vae")):  # layers draw their first weights from torch's global generator
-            vae = ConditionalVAE(features, server.num_classes, max(2, min(features, self.vae_width)))
+        width = max(2, min(features, self.vae_width))
+        vae = server.module("vae", lambda: ConditionalVAE(features, server.num_classes, width))
         if weights is not None:
             load(vae, weights)
+        assert isinstance(vae, ConditionalVAE)
         return vae
 
 
@@ -239,7 +238,7 @@ class ReplayLoss:
     alpha: float
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, labels = batch
+        inputs, labels, _ = batch
         parts = split(net)
         h = parts.extractor(inputs)
         z = parts.classifier(parts.intermediate(h))

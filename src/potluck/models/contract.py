@@ -13,6 +13,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.modes import mode
+from potluck.core.requests import NetPart
 
 
 class GlobalPool(nn.Module):
@@ -54,6 +55,12 @@ class StagedNet(nn.Module):
         """Inputs (batch, ...) to logits (batch, classes)."""
         return self.head(self.pool(self.stages(x)))
 
+    def part_outputs(self, x: Tensor) -> dict[NetPart, Tensor]:
+        """Of inputs (batch, ...) what the extractor gives, the features (batch, num_features), and the logits."""
+        extracted = self.stages[: self.extractor_stages](x)
+        found = self.pool(self.stages[self.extractor_stages :](extracted))
+        return {"extracted": extracted, "features": found, "outputs": self.head(found)}
+
 
 def features(net: StagedNet, x: Tensor, upto: int) -> Tensor:
     """The output of the first `upto` stages on inputs (batch, ...)."""
@@ -79,21 +86,21 @@ def split(net: nn.Module) -> Split:
     Raises:
         TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
     """
-    staged = _staged(net)
-    cut = staged.extractor_stages
+    whole = staged(net)
+    cut = whole.extractor_stages
     return Split(
-        extractor=staged.stages[:cut],
-        intermediate=nn.Sequential(staged.stages[cut:], staged.pool),
-        classifier=staged.head,
+        extractor=whole.stages[:cut],
+        intermediate=nn.Sequential(whole.stages[cut:], whole.pool),
+        classifier=whole.head,
     )
 
 
 def intermediate_names(net: nn.Module) -> frozenset[str]:
     """Names of the parameters that lie between extractor and classifier."""
-    staged = _staged(net)
-    inner = staged.stages[staged.extractor_stages :]
+    whole = staged(net)
+    inner = whole.stages[whole.extractor_stages :]
     ours = {id(parameter) for parameter in inner.parameters()}
-    return frozenset(name for name, parameter in staged.named_parameters() if id(parameter) in ours)
+    return frozenset(name for name, parameter in whole.named_parameters() if id(parameter) in ours)
 
 
 def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
@@ -106,10 +113,15 @@ def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, 
 
 def classifier_names(net: nn.Module) -> frozenset[str]:
     """Names of the classifier's parameters, whose first dimension counts classes."""
-    return frozenset(f"head.{name}" for name, _ in _staged(net).head.named_parameters())
+    return frozenset(f"head.{name}" for name, _ in staged(net).head.named_parameters())
 
 
-def _staged(net: nn.Module) -> StagedNet:
+def staged(net: nn.Module) -> StagedNet:
+    """The net as a staged one that can be split.
+
+    Raises:
+        TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
+    """
     if not isinstance(net, StagedNet):
         raise TypeError(
             f"{type(net).__name__} cannot be split into extractor, intermediate layers and classifier;"

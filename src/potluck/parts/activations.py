@@ -48,7 +48,7 @@ class Buffer:
             in_memory: whether to keep what comes out in memory, or in a file in the system's temporary folder.
         """
         before, labels = self.examples, self.examples.labels
-        found = (outputs(stages, inputs, at_once) for inputs, _ in before.batches(batch_size))
+        found = (outputs(stages, batch.inputs, at_once) for batch in before.batches(batch_size))
         if in_memory:
             self.examples = Examples(_in_one_tensor(found, len(before)), labels)
             self._replace_file(None)

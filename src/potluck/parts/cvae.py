@@ -47,7 +47,7 @@ class VAELoss:
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of features (batch, n) and their classes."""
         assert isinstance(net, ConditionalVAE)
-        h, labels = batch
+        h, labels, _ = batch
         m, s = net.encode(h, labels)
         u = m + (s / 2).exp() * torch.randn_like(s)
         kl = kl_to_standard(m, s)

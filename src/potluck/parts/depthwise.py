@@ -10,7 +10,6 @@ what else `potluck.parts.memory` says the estimate leaves out. Evaluation is no 
 own size. Where several clients are trained in one process as one computation, it holds the sum of their budgets.
 """
 
-import copy
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.message import Message
 from potluck.core.roles import Client, Server
 from potluck.core.schema import Kind, optional, some_of
-from potluck.core.weights import Weights, frozen_of, learnt_of, load, parameters_of
+from potluck.core.weights import Weights, frozen_of, load, parameters_of
 from potluck.models.contract import StagedNet
 from potluck.parts.activations import Buffer, outputs
 from potluck.parts.losses import distillation
@@ -139,7 +138,7 @@ class DepthWise(Checked):
             net, pieces, memory, frozen = *bypassed(net, pieces, memory), nn.Sequential()
         elif len(frozen) and self.sharing.buffers != "average":  # no statistics come for what is not trained here
             size = max(2, memory.at_once(len(frozen), budget))
-            measure(frozen, (inputs for inputs, _ in client.train.batches(size, client.rng)))
+            measure(frozen, (batch.inputs for batch in client.train.batches(size, client.rng)))
         plan = Plan(net, pieces, memory, budget)
         sub_problems = self._buffered(client, plan, lead_out) if self.buffer else self._anew(client, plan, lead_out)
         yield from sub_problems
@@ -152,7 +151,7 @@ class DepthWise(Checked):
             for number, piece in enumerate(plan.pieces):
                 last = between(plan.net, done, piece.start)
                 if number > 0:
-                    measure(last, (inputs for inputs, _ in z.examples.batches(size, client.rng)))
+                    measure(last, (batch.inputs for batch in z.examples.batches(size, client.rng)))
                 if len(last):
                     at_once = plan.memory.at_once(piece.start, plan.budget)
                     z.advance(last, size, at_once, in_memory=plan.has_room(piece, done, len(client.train)))
@@ -168,13 +167,13 @@ class DepthWise(Checked):
             before, finished = between(plan.net, 0, done), between(plan.net, 0, piece.start)
             if number > 0:
                 at_once = plan.memory.at_once(done, plan.budget)
-                batches = client.train.batches(size, client.rng)
-                measure(between(plan.net, done, piece.start), (outputs(before, x, at_once) for x, _ in batches))
+                batches = (batch.inputs for batch in client.train.batches(size, client.rng))
+                measure(between(plan.net, done, piece.start), (outputs(before, x, at_once) for x in batches))
             done = piece.start
             sub_problem = lead_out(plan.net, piece, plan.memory)
             if parameters_of(sub_problem):  # else all of it is frozen
                 objective = AfterFinished(client.criterion, plan.at_once_beside(piece))
-                yield Fit(sub_problem, objective, client.train, self.training, {"finished": finished})
+                yield Fit(sub_problem, objective, client.train, self.training, frozen={"finished": finished})
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ class AfterFinished:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of a batch that has not passed the finished pieces; `at_once` of its examples do so together."""
-        inputs, targets = batch
+        inputs, targets, _ = batch
         return self.criterion(net(outputs(extras["finished"], inputs, self.at_once)), targets)
 
 
@@ -220,7 +219,7 @@ class Mutual:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of the net called `name` among the nets."""
-        inputs, targets = batch
+        inputs, targets, _ = batch
         nets = dict(net.named_children())
         peers = [peer for name, peer in nets.items() if name != self.name]
         logits = nets[self.name](inputs)
@@ -233,16 +232,12 @@ class Mutual:
 
 
 def learn_mutually(client: Client, models: int, training: LocalTraining) -> Generator[Fit, FitReport]:
-    """Train the client's model and its peers, who stay in its state, on one another's predictions."""
-    stored: dict[str, Weights] = client.state.get("peers", {})
-    peers: dict[str, nn.Module] = {}
-    for name in (f"peer{number}" for number in range(1, models)):
-        peer = copy.deepcopy(client.model)
-        peers[name] = load(peer, stored[name]) if name in stored else drawn_afresh(peer)
+    """Train the client's model and its peers, which it keeps, on one another's predictions."""
+    names = [f"peer{number}" for number in range(1, models)]
+    peers = {name: client.module(name, lambda: drawn_afresh(client.twin())) for name in names}
     nets = nn.ModuleDict({"own": client.model, **peers})
     losses = [Mutual(name, client.criterion) for name in nets]
     yield Fit(nets, losses, client.train, training, turns=[(f"{name}.",) for name in nets])
-    client.state["peers"] = {name: learnt_of(peer) for name, peer in peers.items()}
 
 
 def drawn_afresh(net: nn.Module) -> nn.Module:

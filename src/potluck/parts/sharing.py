@@ -221,7 +221,7 @@ class Sharing(Checked):
         """The client's model filled from what was sent, ready to be evaluated."""
         self.receive(client, message)
         if self.buffers == "drop" and self.averages:
-            measure_statistics(client.model, (inputs for inputs, _ in client.train.batches(64, client.rng)))
+            measure_statistics(client.model, (batch.inputs for batch in client.train.batches(64, client.rng)))
         return client.model
 
     def global_model(self, pool: GroupWeights, server: Server) -> nn.Module | None:

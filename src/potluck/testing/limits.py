@@ -162,7 +162,8 @@ def _descends(limit: Limit) -> None:
     engine = Engine(method, federation)
     net = engine.server(0).build("toy1")
     batches = [site.train.batch(torch.arange(len(site.train))) for site in federation.sites.values()]
-    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    inputs = torch.cat([batch.inputs for batch in batches])
+    targets = torch.cat([batch.targets for batch in batches])
     gradients = torch.autograd.grad(federation.criterion(net(inputs), targets), list(net.parameters()))
     stepped: list[Tensor] = [p.detach() - lr * g for p, g in zip(net.parameters(), gradients, strict=True)]
     state = play(engine, 1)

@@ -114,7 +114,7 @@ def test_no_second_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_augmentation_is_a_choice() -> None:
     paper, none = load("cifar10"), load("cifar10", augmentation="none")
     positions = torch.arange(12)
-    plain, _ = paper.train.batch(positions)
+    plain, _, _ = paper.train.batch(positions)
     assert torch.equal(none.train.batch(positions)[0], plain)
     assert torch.equal(none.train.batch(positions, fold_in(0))[0], plain)
     assert not torch.equal(paper.train.batch(positions, fold_in(0))[0], plain)

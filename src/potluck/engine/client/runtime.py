@@ -1,10 +1,10 @@
-"""The clients' side of an exchange: take up what a client kept, run its handler and train, or evaluate its model.
+"""The clients' side of an exchange: take up what a client kept, run its handler and compute, or evaluate its model.
 
 Every executor and the distributed engine run clients through here, so that a client behaves the same wherever
 it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from potluck.core.digest import digest
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
-from potluck.core.fit import Fit, FitReport
+from potluck.core.fit import Fit, Request
 from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.modes import to_training
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, weights_of
 from potluck.engine.client.modules import ModulePool
-from potluck.engine.client.session import Answer, Call, Session, failure, full_name
-from potluck.engine.client.training import train
+from potluck.engine.client.requests import carry_out
+from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 Part = Literal["validation", "own", "common"]
@@ -97,12 +98,12 @@ class ClientRuntime:
         if isinstance(session, Failure):
             return session
         found = session.advance()
-        while isinstance(found, Fit):
+        while isinstance(found, Request):
             try:
-                report = self.train(found, session.fit_key)
+                answer = self.carry_out(found, session.request_key)
             except Exception as error:
                 return session.failed(error)
-            found = session.advance(report)
+            found = session.advance(answer)
         return found
 
     def open(self, call: Call) -> Session | Failure:
@@ -136,9 +137,9 @@ class ClientRuntime:
                 classes = found if part == "common" else classes
         return EvalResult(request.client, name_of(model), shares, pack(classes))
 
-    def train(self, fit: Fit, key: Key) -> FitReport:
-        """Carry out a fit as the run computes."""
-        return train(fit, key, self.computing)
+    def carry_out(self, request: Request, key: Key) -> Any:
+        """What a handler or the server asks for, as the run computes."""
+        return carry_out(request, key, self.computing)
 
     def classes(self, model: nn.Module, examples: Examples) -> Tensor:
         """The class (n,) that a model predicts for each example."""
@@ -150,7 +151,30 @@ class ClientRuntime:
         key = fold_in(self._seed, "inference", client_id)
         client = self._open(client_id, record, key)
         with isolated(key.fold("handler")):
-            return self._method.inference_model(client, message)
+            found = self._method.inference_model(client, message)
+            if not isinstance(found, Generator):
+                return found
+            return self._inferred(found, key)
+
+    def _inferred(self, work: Generator[Request, Any, nn.Module], key: Key) -> nn.Module:
+        """The model that a handler returns after its requests.
+
+        Raises:
+            ContractError: it asked for something else than `Predict`, `Gradient` or `Measure`.
+        """
+        answer, number = None, 0
+        try:
+            while True:
+                request = work.send(answer)
+                if not isinstance(request, Request) or isinstance(request, Fit):
+                    raise ContractError(
+                        f"{self.full_name('inference_model')} yielded {type(request).__name__};"
+                        " expected a Predict, Gradient or Measure"
+                    )
+                answer = self.carry_out(request, key.fold("request", number))
+                number += 1
+        except StopIteration as stop:
+            return stop.value
 
     def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
         site = self._federation.sites[client_id]
@@ -166,8 +190,11 @@ class ClientRuntime:
             public=self._federation.public,
             criterion=self._federation.criterion,
             num_classes=self._federation.num_classes,
+            architecture=site.architecture,
             keeps_model=self._method.keeps_model,
             _build=self.build,
+            _module=self.module,
+            _stored=kept.get("modules", {}),
         )
 
     def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:
@@ -192,6 +219,11 @@ class ClientRuntime:
             shapes = {name: tensor.shape for name, tensor in frozen.items()}
             load(net, cut(frozen_of(self._federation.build(name, key)), shapes), partial=True)
         return net
+
+    def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """A module of the method's own, with initial weights that the run's seed and its name determine."""
+        with isolated(fold_in(self._seed, "module", name)):
+            return to_training(build())
 
 
 def name_of(model: nn.Module) -> str:

@@ -1,14 +1,15 @@
-"""One handler at work on one client: it runs from `Fit` to `Fit`, and whoever holds the session trains in between."""
+"""One handler at work on one client: it runs from request to request, which whoever holds the session carries out."""
 
 import math
 import traceback
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 from potluck.core.errors import EntryError, WireError
 from potluck.core.federation import ClientId
-from potluck.core.fit import Fit, FitReport, watching
+from potluck.core.fit import Fit, FitReport, Request, watching
 from potluck.core.message import Message
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import Key, Stream
@@ -84,34 +85,35 @@ class Session:
         self._computing = computing
         self._give_back = give_back
         self._work: Any = None
-        self._fit: Fit | None = None
+        self._request: Request | None = None
         self._losses: list[float] = []
-        self._fits = 0
-        self._built: list[Fit] = []
+        self._answered = Counter[str]()
+        self._built: list[Request] = []
         self._stream = Stream(call.key.fold("handler"))
         if not runs_on_client(self._handler):
             raise ContractError(f"{self._name} is not marked @on_client, so it cannot be sent to clients")
 
     @property
-    def fit_key(self) -> Key:
-        """Of the draws of the fit that is asked for."""
-        return self.call.key.fold("fit", self._fits)
+    def request_key(self) -> Key:
+        """Of the draws of what is asked for."""
+        assert self._request is not None
+        return self.call.key.fold(self._request.kind, self._answered[self._request.kind])
 
-    def advance(self, report: FitReport | None = None) -> Fit | Answer | Failure:
-        """Run the handler to its next `Fit`, or to its end.
+    def advance(self, answer: Any = None) -> Request | Answer | Failure:
+        """Run the handler to its next request, or to its end.
 
         Args:
-            report: of the fit that it asked for the last time; None at the start.
+            answer: to what it asked for the last time; None at the start.
 
         Raises:
-            ContractError: the handler forgot to yield a Fit, or returned no Message.
+            ContractError: the handler forgot to yield a request, or returned no Message.
             EntryError: it read an entry that its message has not.
             WireError: what it returned or keeps cannot be written down.
         """
-        if report is not None and not math.isfinite(report.loss):
-            return Failure(self.call.client, self._name, f"its loss is {report.loss}", kind="divergence")
+        if isinstance(answer, FitReport) and not math.isfinite(answer.loss):
+            return Failure(self.call.client, self._name, f"its loss is {answer.loss}", kind="divergence")
         try:
-            return self._advance(report)
+            return self._advance(answer)
         except (ContractError, EntryError, WireError):  # bugs in the method's file, not the client's failures
             raise
         except Exception as error:
@@ -121,39 +123,42 @@ class Session:
         """The end of a session over an error in the client's work."""
         return failure(self.call.client, self._name, error)
 
-    def _advance(self, report: FitReport | None) -> Fit | Answer:
-        if report is not None and self._fit is not None:
-            self._fits += 1
-            if self._fit.data is self._client.train:
-                self._losses.append(report.loss)
+    def _advance(self, answer: Any) -> Request | Answer:
+        if self._request is not None:
+            self._answered[self._request.kind] += 1
+            if isinstance(self._request, Fit) and self._request.data.same_rows(self._client.train):
+                self._losses.append(answer.loss)
         with watching() as built, self._stream.flowing():
             if self._work is None:
                 self._work = self._handler(self._client, Message.decode(self.call.payload))
-            found = self._next(report)
+            found = self._next(answer)
         self._built += built
-        if isinstance(found, Fit):
-            self._fit = found
+        if isinstance(found, Request):
+            self._request = found
             return found
-        if any(not fit.done for fit in self._built):
+        if forgotten := [type(request).__name__ for request in self._built if not request.done]:
             raise ContractError(
-                f"{self._name} built a Fit on client {self.call.client} but never yielded it: write `yield Fit(...)`"
+                f"{self._name} built a {forgotten[0]} on client {self.call.client} but never yielded it:"
+                f" write `yield {forgotten[0]}(...)`"
             )
         made = self._client.releases
-        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made)
+        reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made)
         self._give_back()
-        return answer
+        return reply
 
-    def _next(self, report: FitReport | None) -> Fit | Message:
+    def _next(self, answer: Any) -> Request | Message:
         """What the handler asks for, or what it returned."""
         found: Any = self._work
         if isinstance(self._work, Generator):
             try:
-                found = next(self._work) if report is None else self._work.send(report)
+                found = next(self._work) if self._request is None else self._work.send(answer)
             except StopIteration as stop:
                 found = stop.value
             else:
-                if not isinstance(found, Fit):
-                    raise ContractError(f"{self._name} yielded {type(found).__name__}; expected a Fit")
+                if not isinstance(found, Request):
+                    raise ContractError(
+                        f"{self._name} yielded {type(found).__name__}; expected a Fit, Predict, Gradient or Measure"
+                    )
                 return found
         if not isinstance(found, Message):
             client = self.call.client
@@ -162,9 +167,12 @@ class Session:
 
     def _record(self) -> bytes | None:
         """What the client keeps."""
-        if not self._client.keeps_model and not self._client.state and self.call.record is None:
+        modules = self._client.kept_modules
+        if not (self._client.keeps_model or self._client.state or modules or self.call.record is not None):
             return None
         record: dict[str, Any] = {"state": self._client.state}
+        if modules:
+            record["modules"] = modules
         if self._client.keeps_model:
             weights = weights_of(self._client.model)
             record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}

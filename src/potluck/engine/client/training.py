@@ -1,7 +1,7 @@
 """Local training: how a `Fit` is carried out, one client at a time."""
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import takes_batch_statistics
 from potluck.core.examples import Batch
-from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
@@ -32,8 +32,8 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     losses: list[Tensor] = []
     with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
         for step, positions in enumerate(order):
-            inputs, targets = fit.data.batch(positions, key.fold("augment", step))
-            batch = computing.laid_out(inputs), targets
+            batch = fit.data.batch(positions, key.fold("augment", step))
+            batch = batch._replace(inputs=computing.laid_out(batch.inputs))
             steps = [turn.step(batch) for turn in turns]
             observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
             losses.append(steps[0][0])
@@ -87,7 +87,7 @@ class Observer:
             return
         rows = self.chosen[positions]
         if bool(rows.any()):
-            self.kept.append({name: _widened(tensor.detach()[rows]) for name, tensor in observed.items()})
+            self.kept.append({name: widened(tensor.detach()[rows]) for name, tensor in observed.items()})
 
     def collected(self) -> Observed:
         """The kept rows of every observation, in the order visited."""
@@ -95,7 +95,7 @@ class Observer:
         return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
 
 
-def _widened(tensor: Tensor) -> Tensor:
+def widened(tensor: Tensor) -> Tensor:
     """What a lower precision has computed, as it goes over the wire."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
@@ -105,6 +105,7 @@ class _Turn:
     """Objectives that step together, and the weights and optimiser of their own that they step with."""
 
     fit: Fit
+    extras: Extras
     objectives: tuple[Objective, ...]
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
@@ -130,7 +131,7 @@ class _Turn:
         losses: list[Tensor] = []
         observed: Observed = {}
         for objective in self.objectives:
-            result = objective(self.fit.net, batch, self.fit.extras)
+            result = objective(self.fit.net, batch, self.extras)
             loss, seen = (result, {}) if isinstance(result, Tensor) else result
             losses.append(loss)
             observed |= seen
@@ -171,21 +172,46 @@ def _training(fit: Fit, computing: Numerics) -> Generator[list[_Turn]]:
     """Training mode, gradients for the parameters to be trained only, fresh optimisers; undone afterwards."""
     before = [(parameter, parameter.requires_grad) for parameter in fit.net.parameters()]
     trained = fit.trained()
-    turns = list(_turns(fit, trained, computing))
     for parameter, _ in before:
         parameter.requires_grad_(False)
     for parameter in trained.values():
         parameter.requires_grad_(True)
     try:
-        with mode(fit.net, training=True):
-            yield turns
+        with mode(fit.net, training=True), reading(fit.frozen, fit.net, computing) as frozen:
+            yield list(_turns(fit, {**fit.extras, **frozen}, trained, computing))
     finally:
         for parameter, was in before:
             parameter.requires_grad_(was)
             parameter.grad = None
 
 
-def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
+@contextmanager
+def reading(frozen: Mapping[str, nn.Module], net: nn.Module, computing: Numerics) -> Generator[Mapping[str, nn.Module]]:
+    """Frozen nets in evaluation mode, laid out as the run computes, their weights without gradients; undone afterwards.
+
+    Raises:
+        ValueError: one shares a parameter that requires a gradient with `net`.
+    """
+    learning = {id(parameter) for parameter in net.parameters() if parameter.requires_grad}
+    parameters = [parameter for one in frozen.values() for parameter in one.parameters()]
+    for name, one in frozen.items():
+        if any(id(parameter) in learning for parameter in one.parameters()):
+            raise ValueError(f"frozen: {name!r} shares weights with the net that is trained; give it a copy")
+    before = [(parameter, parameter.requires_grad) for parameter in parameters]
+    with ExitStack() as stack:
+        for one in frozen.values():
+            stack.enter_context(mode(one, training=False))
+            stack.enter_context(computing.arranged(one))
+        try:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+            yield frozen
+        finally:
+            for parameter, was in before:
+                parameter.requires_grad_(was)
+
+
+def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
     """One turn for all objectives, or one for each."""
     plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
     if fit.turns is not None:
@@ -194,7 +220,7 @@ def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Numerics) ->
         mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
         if not mine:
             raise ValueError(f"{_untrained(fit.net, prefixes)}; there is nothing to train")
-        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
+        yield _Turn(fit, extras, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
 
 
 def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:

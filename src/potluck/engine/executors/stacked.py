@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from torch import nn
 
-from potluck.core.fit import Fit, FitReport
+from potluck.core.fit import Fit, Request
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Task, bundles
@@ -47,7 +48,8 @@ def always(fit: Fit) -> bool:
 class Stacked(Inner):
     """Opens many clients at once, trains those that ask for the same kind of fit together, and goes on in waves.
 
-    Fits that cannot be stacked are trained one by one, and the log says once why.
+    Fits that cannot be stacked are trained one by one, and the log says once why. All other requests are carried out
+    one by one.
 
     Args:
         rule: with which fits to try it.
@@ -70,10 +72,10 @@ class Stacked(Inner):
     def together(self, host: ClientRuntime, jobs: Iterable[Job]) -> list[Outcome]:
         """One outcome a job. Fits of one kind that the jobs ask for at the same time are trained as one."""
         done: dict[int, Outcome] = {}
-        waiting: dict[int, tuple[Session, Fit]] = {}
+        waiting: dict[int, tuple[Session, Request]] = {}
 
-        def settle(place: int, session: Session, found: Fit | Outcome) -> None:
-            if isinstance(found, Fit):
+        def settle(place: int, session: Session, found: Request | Outcome) -> None:
+            if isinstance(found, Request):
                 waiting[place] = session, found
             else:
                 done[place] = found
@@ -87,24 +89,24 @@ class Stacked(Inner):
                 done[place] = session
         while waiting:
             wave, waiting = waiting, {}
-            for places in _groups({place: fit for place, (_, fit) in wave.items()}):
-                for place, report in zip(places, self._train(host, [wave[place] for place in places]), strict=True):
+            for places in _groups({place: request for place, (_, request) in wave.items()}):
+                for place, answer in zip(places, self._answers(host, [wave[place] for place in places]), strict=True):
                     session, _ = wave[place]
-                    failed = isinstance(report, Exception)
-                    settle(place, session, session.failed(report) if failed else session.advance(report))
+                    failed = isinstance(answer, Exception)
+                    settle(place, session, session.failed(answer) if failed else session.advance(answer))
         return [done[place] for place in sorted(done)]
 
-    def _train(self, host: ClientRuntime, members: list[tuple[Session, Fit]]) -> list[FitReport | Exception]:
-        """What became of each fit of a group."""
-        fits = [fit for _, fit in members]
+    def _answers(self, host: ClientRuntime, members: list[tuple[Session, Request]]) -> list[Any]:
+        """What became of each request of a group: its answer, or an exception."""
+        fits = [request for _, request in members if isinstance(request, Fit)]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
                 if host.computing != PLAIN:
                     raise CannotStack("run.computing is not plain")
-                return [*train_stacked(fits, [session.fit_key for session, _ in members])]
+                return [*train_stacked(fits, [session.request_key for session, _ in members])]
             except (CannotStack, ValueError) as error:
                 self._tell(f"{type(fits[0].net).__name__} is trained one client at a time: {error}")
-        return [_alone(host, session, fit) for session, fit in members]
+        return [_alone(host, session, request) for session, request in members]
 
     def _tell(self, why: str) -> None:
         if why not in self._told:
@@ -117,18 +119,18 @@ def _small(net: nn.Module, most: int) -> bool:
     return not convolves and sum(parameter.numel() for parameter in net.parameters()) <= most
 
 
-def _alone(host: ClientRuntime, session: Session, fit: Fit) -> FitReport | Exception:
+def _alone(host: ClientRuntime, session: Session, request: Request) -> Any:
     try:
-        return host.train(fit, session.fit_key)
+        return host.carry_out(request, session.request_key)
     except Exception as error:
         return error
 
 
-def _groups(fits: dict[int, Fit]) -> list[list[int]]:
-    """The places of fits that can be trained as one, in order of appearance."""
+def _groups(requests: dict[int, Request]) -> list[list[int]]:
+    """The places of fits that can be trained as one, in order of appearance; other requests are alone."""
     groups: list[tuple[object, list[int]]] = []
-    for place, fit in fits.items():
-        kind = kind_of(fit)
+    for place, request in requests.items():
+        kind = kind_of(request) if isinstance(request, Fit) else place
         found = next((group for other, group in groups if other == kind), None)
         if found is None:
             groups.append((kind, [place]))

@@ -7,6 +7,7 @@ optimiser states agree with those of training one by one up to rounding.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,8 @@ from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, O
 from potluck.core.modes import mode
 from potluck.core.rng import Key
 from potluck.core.weights import Weights
-from potluck.engine.client.training import Observer, schedule
+from potluck.engine.client.training import Observer, reading, schedule
+from potluck.engine.numerics.numerics import PLAIN
 from potluck.engine.stacking.end_to_end import (
     goes_end_to_end,
     losses_end_to_end,
@@ -50,6 +52,8 @@ def kind_of(fit: Fit) -> tuple[Any, ...]:
         fit.turns,
         fit.keep > 0,
         _shapes(fit.extras),
+        sorted(fit.data.columns),
+        [(name, repr(net), _shapes(net.state_dict())) for name, net in sorted(fit.frozen.items())],
     )
 
 
@@ -69,7 +73,9 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
     if not fits[0].trained():
         raise CannotStack("there is nothing to train")
     stack = _Stack(fits, keys)
-    with mode(stack.net, training=True):
+    with ExitStack() as modes:
+        modes.enter_context(mode(stack.fit.net, training=True))
+        modes.enter_context(reading(stack.fit.frozen, stack.fit.net, PLAIN))
         for step in range(stack.longest):
             stack.step(step)
     stack.unstack()
@@ -77,7 +83,11 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
 
 
 class _Stack:
-    """Clients side by side, those with the most steps first, so that the ones still at work are always a prefix."""
+    """Clients side by side, those with the most steps first, so that the ones still at work are always a prefix.
+
+    Attributes:
+        fit: whose nets all clients' weights go through in turn.
+    """
 
     def __init__(self, fits: Sequence[Fit], keys: Sequence[Key]) -> None:
         normed = takes_batch_statistics(fits[0].net)
@@ -85,19 +95,15 @@ class _Stack:
         steps = [sum(map(len, plan)) for plan in plans]
         self._order = sorted(range(len(fits)), key=lambda place: (-steps[place], place))
         self._clients = [_Client(fits[place], plans[place], keys[place]) for place in self._order]
-        fit = self._fit = self._clients[0].fit
-        self._objectives = [_Objective(fit.net, objective) for objective in fit.losses]
+        fit = self.fit = self._clients[0].fit
+        self._objectives = [_Objective(fit, objective) for objective in fit.losses]
         self._end_to_end: bool | None = None  # not known before there is a batch
         nets = [client.fit.net for client in self._clients]
         self._weights = _stacked([dict(net.named_parameters()) for net in nets])
         self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
+        self._frozen = _stacked([_frozen_tensors(client.fit) for client in self._clients])
         self._extras = _stacked_tree([client.fit.extras for client in self._clients])
         self._optimizer = _Optimizer(fit.training, {name: self._weights[name] for name in fit.trained()})
-
-    @property
-    def net(self) -> nn.Module:
-        """The net that all clients' weights go through in turn."""
-        return self._fit.net
 
     @property
     def longest(self) -> int:
@@ -111,7 +117,7 @@ class _Stack:
         trained = {name: weights[name].requires_grad_() for name in self._optimizer.names}
         parts = [self._forward(rows, number, weights, active) for rows in self._by_size(number, active)]
         totals = [torch.stack([losses.sum() for losses in of_one]).sum() for of_one in zip(*parts, strict=True)]
-        if self._fit.combine is None:
+        if self.fit.combine is None:
             totals = [torch.stack(totals).sum()]
         gradients = self._combined([_gradients(total, trained) for total in totals], active)
         self._optimizer.step(gradients, active)
@@ -144,12 +150,13 @@ class _Stack:
         clients = [self._clients[place] for place in places]
         own = weights if everyone else _taken(weights, rows)
         buffers, extras = _taken(self._buffers, rows), _taken(self._extras, rows)
+        read = _taken(self._frozen, rows)
         batch = _batches(clients, number)
         losses: list[Tensor] = []
         seen: Observed = {}
         for objective in self._objectives:
             try:
-                loss, observed = self._losses(objective, own, buffers, batch, extras)
+                loss, observed = self._losses(objective, own, buffers, read, batch, extras)
             except Exception as error:
                 if number > 0:
                     raise
@@ -165,19 +172,20 @@ class _Stack:
         return losses
 
     def _losses(
-        self, objective: "_Objective", weights: Weights, buffers: Weights, batch: Batch, extras: Any
+        self, objective: "_Objective", weights: Weights, buffers: Weights, read: Weights, batch: Batch, extras: Any
     ) -> tuple[Tensor, Observed]:
         """Every client's loss (clients,), and what was observed (clients, batch, ...)."""
-        net, (inputs, targets) = objective.net, batch
+        net = objective.net
         if self._end_to_end is None:
-            self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, inputs)
+            self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, batch.inputs)
         if self._end_to_end and (criterion := task_criterion(objective.plain)):
-            return losses_end_to_end(criterion, outputs_end_to_end(net, weights, inputs), targets), {}
-        return _vmapped(objective, weights, buffers, batch, extras)
+            return losses_end_to_end(criterion, outputs_end_to_end(net, weights, batch.inputs), batch.targets), {}
+        tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
+        return _vmapped(objective, tensors | {f"frozen.{name}": tensor for name, tensor in read.items()}, batch, extras)
 
     def _combined(self, gradients: list[Weights], active: int) -> Weights:
         """One gradient a client, clipped."""
-        combine, clip = self._fit.combine, self._fit.training.clip_norm
+        combine, clip = self.fit.combine, self.fit.training.clip_norm
         with torch.no_grad():
             found = gradients[0]
             if combine is not None:
@@ -191,13 +199,13 @@ class _Stack:
             return {name: g * scale.view(-1, *[1] * (g.dim() - 1)) for name, g in found.items()}
 
     def _correct(self, active: int) -> None:
-        if self._fit.after_step is None:
+        if self.fit.after_step is None:
             return
         extras = _taken(self._extras, slice(active))
         current = {name: self._weights[name][:active] for name in self._optimizer.names}
         with torch.no_grad():
-            corrected = vmap(self._fit.after_step, in_dims=(0, _axes(extras), None))(
-                current, extras, self._fit.training.lr
+            corrected = vmap(self.fit.after_step, in_dims=(0, _axes(extras), None))(
+                current, extras, self.fit.training.lr
             )
             for name, weight in current.items():
                 weight.copy_(corrected[name])
@@ -224,16 +232,19 @@ class _Client:
 
 
 class _Objective(nn.Module):
-    """An objective as a module, so that its net can be given other weights for a while."""
+    """An objective as a module, so that its net, and those it reads, can be given other weights for a while."""
 
-    def __init__(self, net: nn.Module, objective: Objective) -> None:
+    def __init__(self, fit: Fit, objective: Objective) -> None:
         super().__init__()
-        self.net = net
+        self.net = fit.net
+        self.frozen = nn.ModuleList(net for _, net in sorted(fit.frozen.items()))
         self.plain = objective
+        self._names = sorted(fit.frozen)
 
     def forward(self, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """The loss, and what was observed."""
-        found = self.plain(self.net, batch, extras)
+        read = dict(zip(self._names, self.frozen, strict=True))
+        found = self.plain(self.net, batch, {**extras, **read})
         return (found, {}) if isinstance(found, Tensor) else found
 
 
@@ -270,11 +281,15 @@ class _Optimizer:
                 )  # fmt: skip
 
 
-def _vmapped(
-    objective: _Objective, weights: Weights, buffers: Weights, batch: Batch, extras: Any
-) -> tuple[Tensor, Observed]:
-    """Every client's loss and observations, by one objective written for one client."""
-    tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
+def _vmapped(objective: _Objective, tensors: Weights, batch: Batch, extras: Any) -> tuple[Tensor, Observed]:
+    """Every client's loss and observations, by one objective written for one client.
+
+    Args:
+        objective: with the nets.
+        tensors: of all its nets, by name in it, (clients, ...).
+        batch: tensors (clients, batch, ...).
+        extras: with tensors (clients, ...).
+    """
 
     def one(tensors: Weights, batch: Batch, extras: Any) -> tuple[Tensor, Observed]:
         return functional_call(objective, tensors, (batch, extras))
@@ -292,9 +307,18 @@ def _gradients(total: Tensor, trained: Weights) -> Weights:
 
 
 def _batches(clients: list[_Client], number: int) -> Batch:
-    """The clients' batches of this number, inputs (clients, batch, ...) and targets (clients, batch, ...)."""
+    """The clients' batches of this number, with tensors (clients, batch, ...)."""
     found = [client.fit.data.batch(client.batches[number], client.key.fold("augment", number)) for client in clients]
-    return torch.stack([inputs for inputs, _ in found]), torch.stack([targets for _, targets in found])
+    columns = {name: torch.stack([batch.columns[name] for batch in found]) for name in found[0].columns}
+    return Batch(
+        torch.stack([batch.inputs for batch in found]), torch.stack([batch.targets for batch in found]), columns
+    )
+
+
+def _frozen_tensors(fit: Fit) -> Weights:
+    """Parameters and buffers of the nets that objectives only read, by their names in `_Objective.frozen`."""
+    nets = nn.ModuleList(net for _, net in sorted(fit.frozen.items()))
+    return {**dict(nets.named_parameters()), **dict(nets.named_buffers())}
 
 
 def _stacked(tensors: list[dict[str, Any]]) -> Weights:
