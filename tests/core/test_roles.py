@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from potluck.core.errors import EntryError, PotluckError
+from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client, runs_on_client
 from potluck.core.rng import Key
@@ -42,6 +43,7 @@ def test_every_fit_of_the_server_has_its_own_key():
 
     class Request:
         done = False
+        training = LocalTraining()
 
     requests = [Request(), Request()]
     for request in requests:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from flwr.app import Message
 
+from potluck.core.errors import WireError
 from potluck.core.message import Message as PotluckMessage
 from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
@@ -15,7 +16,7 @@ from potluck.engine.executors import Task
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
 from potluck.flower.wire.envelope import _VERSION, unwrap, wrap
-from potluck.flower.wire.schemas import from_outcome, to_job
+from potluck.flower.wire.schemas import from_job, from_outcome, to_job
 from potluck.testing.loopback import Loopback
 
 EMPTY = PotluckMessage().encode()
@@ -179,11 +180,18 @@ def test_too_few_nodes_are_named():
     assert wait_for_nodes(Loopback({"b": echo, "a": echo, "c": echo}), 2, 1.0, told.append) == ["a", "b"]
 
 
+@pytest.mark.parametrize("job", [replace(call(), round=7), EvalRequest(0, EMPTY, None, ("own",), 7)])
+def test_the_round_of_a_job_travels_in_its_own_words(job):
+    words, payload = from_job(job, {})
+    assert to_job((words, payload)) == job
+    for wrong in (-1, 1.5, "7", None, 10**12):
+        with pytest.raises(WireError, match="round"):
+            to_job(({**words, "round": wrong}, payload))
+
+
 @pytest.mark.parametrize("words", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
 def test_a_damaged_message_is_refused(words):
     from flwr.app import ConfigRecord, RecordDict
-
-    from potluck.core.errors import WireError
 
     with pytest.raises(WireError):
         to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": words})})))

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.fields import Checked, above, at_least, below, require
+from potluck.core.optimizers import known_optimizer, new_optimizer, takes
+from potluck.core.schedule import Schedule
 from potluck.core.weights import Weights
 
 Extras = Mapping[str, Any]
@@ -18,27 +21,35 @@ Observed = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch, Extras], Tensor | tuple[Tensor, Observed]]
 Combine = Callable[[list[Weights], Extras], Weights]
 AfterStep = Callable[[Weights, Extras, float], Weights]
+Moments = dict[str, Any]
+"""What an optimiser knows of each weight, so that another can go on from there."""
 
 
 @dataclass(frozen=True)
 class LocalTraining(Checked):
-    """How a net is trained on local data; the optimiser starts fresh with every fit.
+    """How a net is trained on local data.
 
     Adam, 0.001 and batches of 16 are the setting that the FedIN papers give to every method; their 5 epochs are not the
     default.
 
     Attributes:
-        optimizer: "adam" (betas 0.9, 0.999) or "sgd".
-        lr: learning rate.
+        optimizer: "adam", "adamw", "sgd", or any other class of `torch.optim` by its name, with torch's own defaults
+            for what is not given here.
+        lr: learning rate of the first round.
         epochs: passes over the local data, the last incomplete batch included.
         steps: optimiser steps instead of epochs, if given.
         batch_size: examples a step.
         momentum: of SGD.
-        weight_decay: L2 term added to the gradient by the optimiser.
+        weight_decay: L2 term added to the gradient by the optimiser; of AdamW, the share of the weights that each step
+            of rate 1 takes off.
         clip_norm: limit of the gradient's global norm, applied after gradients are combined; None for no limit.
+        schedule: how the learning rate falls from round to round.
+        persist: whether a client keeps the optimiser's moments for its next call instead of starting afresh. They
+            never travel; each `Fit` of a handler has its own, by its place, and starts afresh where names or shapes of
+            the weights have changed.
     """
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: str = "adam"
     lr: Annotated[float, at_least(0)] = 0.001
     epochs: Annotated[int, at_least(1)] = 1
     steps: Annotated[int, at_least(1)] | None = None
@@ -46,10 +57,25 @@ class LocalTraining(Checked):
     momentum: Annotated[float, at_least(0), below(1)] = 0.0
     weight_decay: Annotated[float, at_least(0)] = 0.0
     clip_norm: Annotated[float, above(0)] | None = None
+    schedule: Schedule = Schedule()
+    persist: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", known_optimizer(self.optimizer))
         if self.momentum and self.optimizer != "sgd":
-            raise ConfigError("momentum: belongs to the optimizer 'sgd'; Adam has its own")
+            raise ConfigError(f"momentum: belongs to the optimizer 'sgd', found it with {self.optimizer!r}")
+        if self.weight_decay and not takes(self.optimizer, "weight_decay"):
+            raise ConfigError(f"weight_decay: the optimizer {self.optimizer!r} has none; expected 0")
+
+    def at(self, number: int) -> "LocalTraining":
+        """This training in one round, counted from 1: its learning rate is that round's, and constant."""
+        if self.schedule.rule == "constant":
+            return self
+        return replace(self, lr=self.lr * self.schedule.share(number), schedule=Schedule())
+
+    def new_optimizer(self, weights: list[nn.Parameter]) -> Optimizer:
+        """A fresh optimiser of these weights."""
+        return new_optimizer(self.optimizer, weights, self.lr, self.momentum, self.weight_decay)
 
 
 @dataclass(eq=False)
@@ -83,6 +109,7 @@ class Fit:
     turns: Sequence[tuple[str, ...]] | None = None
     keep: int = 0
     done: bool = field(default=False, init=False)
+    moments: list[Moments] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         require(self.keep >= 0, "keep", "at least 0", self.keep)

@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import ConfigError, PotluckError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Roster
-from potluck.core.fit import Extras, Fit, FitReport
+from potluck.core.fit import Extras, Fit, FitReport, Moments
 from potluck.core.message import Message
 from potluck.core.rng import Key
 from potluck.core.text import last_lines, one_line
@@ -99,6 +99,7 @@ class Server:
     """What the server half of a method may use.
 
     Attributes:
+        round: number of the round, from 1; 0 before the first. Outside of rounds, that of the last one.
         roster: every client of the federation, whether drawn this round or not.
         rng: generator of this round's server-side draws.
         public: unlabelled public examples, if the federation has any.
@@ -114,6 +115,7 @@ class Server:
     _build: Callable[..., nn.Module]
     _train: Callable[[Fit, Key], FitReport]
     _key: Key
+    round: int = 0
     _known: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     _fits: int = field(default=0, init=False)
 
@@ -128,8 +130,15 @@ class Server:
         return self._known[architecture, question]
 
     def fit(self, fit: Fit) -> FitReport:
-        """Train on the server, at once."""
+        """Train on the server, at once, with the learning rate of this round.
+
+        Raises:
+            ConfigError: the optimiser is to last; what the server keeps is the method's state, and nothing else.
+        """
+        if fit.training.persist:
+            raise ConfigError("persist: expected False in the server's training, whose optimisers are new every round")
         self._fits += 1
+        fit.training = fit.training.at(self.round)
         fit.done = True
         return self._train(fit, self._key.fold("fit", self._fits))
 
@@ -152,6 +161,7 @@ class Client:
 
     Attributes:
         id: the client's stable number.
+        round: number of the round, from 1; outside of rounds, that of the last one, 0 before the first.
         model: its own network, this call's alone. If the method says `keeps_model`, it is as this client left it, at
             first with initial weights of its own; otherwise it has the weights of `build(architecture)` at every call.
         state: what this client keeps between rounds: a dict of tensors, numbers, text, nested dicts.
@@ -177,8 +187,10 @@ class Client:
     criterion: Criterion
     num_classes: int
     _build: Callable[..., nn.Module]
+    round: int = 0
     keeps_model: bool = True
     releases: int = field(default=0, init=False)
+    _moments: dict[str, list[Moments]] = field(default_factory=dict[str, list[Moments]])
 
     @property
     def objective(self) -> Supervised:

@@ -78,6 +78,9 @@ class Engine:
             failed; None drops it where failures are tolerated.
         largest: the largest number that a reply may hold.
         ledger: of private releases; one in memory without.
+
+    Attributes:
+        rounds_done: the number of the last round, whoever has played it; whoever brings a state from elsewhere sets it.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Engine:
         self.executor = Sequential() if executor is None else executor
         self.ledger = Ledger() if ledger is None else ledger
         self.evaluation_traffic = Traffic()
+        self.rounds_done = 0
         self._tolerate_failures = tolerate_failures
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientRuntime(method, federation, seed, computing)
@@ -123,7 +127,7 @@ class Engine:
         self.executor.close()
 
     def server(self, round_number: int) -> Server:
-        """The server's half for one round (0 before the first)."""
+        """The server's half for one round; 0 for what lies outside of rounds, with draws of its own."""
         key = fold_in(self.seed, "server", round_number)
         return Server(
             roster=self.federation.roster,
@@ -134,6 +138,7 @@ class Engine:
             _build=self._host.build,
             _train=self._host.train,
             _key=key,
+            round=self.rounds_done if round_number == 0 else round_number,
             _known=self._known,
         )
 
@@ -148,7 +153,7 @@ class Engine:
             DivergenceError: a client's numbers or the server's are not finite, and such are not to be dropped.
             ContractError: the method broke its contract.
         """
-        report = RoundReport(sorted(ids))
+        report, self.rounds_done = RoundReport(sorted(ids)), number
         cohort = _Cohort(report.cohort, self, number, report)
         before = self.store.mark() if self._may_lose_rounds else None
         try:
@@ -171,7 +176,8 @@ class Engine:
         """The model that this client would use after the last round; its message is booked as evaluation."""
         message = self._inference_message(state, client)
         self.evaluation_traffic.down.update(message.sizes())
-        return self._host.inference_model(client, Message.decode(message.encode()), self.store.read(client))
+        record = self.store.read(client)
+        return self._host.inference_model(client, Message.decode(message.encode()), record, self.rounds_done)
 
     def evaluate(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[EvalResult]:
         """What these clients' inference models say of some of their examples, in order of client id.
@@ -318,7 +324,7 @@ class Engine:
 
         def call(client: ClientId, message: Message) -> Call:
             key = fold_in(self.seed, "client", place.round, place.exchange, client)
-            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key)
+            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key, place.round)
 
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
@@ -331,7 +337,7 @@ class Engine:
         message = self._inference_message(state, client)
         if book:
             self.evaluation_traffic.down.update(message.sizes())
-        return EvalRequest(client, message.encode(), self.store.read(client), parts)
+        return EvalRequest(client, message.encode(), self.store.read(client), parts, self.rounds_done)
 
     def _task(
         self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None

@@ -147,6 +147,7 @@ class Run:
                 self.notes += filter(None, [self._checkpoints.complaint()])
                 if self._last:
                     self._state = self._checkpoints.restore(self._last, self._state)
+                    self._engine.rounds_done = self._last.round
             else:  # without a folder every play is the first
                 self._store.restore({})
         except BaseException:

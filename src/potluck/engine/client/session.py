@@ -30,6 +30,7 @@ class Call:
         payload: the encoded message.
         record: what the client kept; None if that is nothing.
         key: of all the call's draws.
+        round: that it belongs to, from 1.
     """
 
     handler: str
@@ -37,6 +38,7 @@ class Call:
     payload: bytes
     record: bytes | None
     key: Key
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Session:
         """Of the draws of the fit that is asked for."""
         return self.call.key.fold("fit", self._fits)
 
+    @property
+    def _place(self) -> str:
+        """Of the fit that is asked for, among all of the method: what its optimiser's moments are kept under."""
+        return f"{self.call.handler}.{self._fits}"
+
     def advance(self, report: FitReport | None = None) -> Fit | Answer | Failure:
         """Run the handler to its next `Fit`, or to its end.
 
@@ -123,6 +130,8 @@ class Session:
 
     def _advance(self, report: FitReport | None) -> Fit | Answer:
         if report is not None and self._fit is not None:
+            if self._fit.moments is not None:
+                self._client._moments[self._place] = self._fit.moments
             self._fits += 1
             if self._fit.data is self._client.train:
                 self._losses.append(report.loss)
@@ -132,6 +141,8 @@ class Session:
             found = self._next(report)
         self._built += built
         if isinstance(found, Fit):
+            found.training = found.training.at(self.call.round)
+            found.moments = self._client._moments.get(self._place) if found.training.persist else None
             self._fit = found
             return found
         if any(not fit.done for fit in self._built):
@@ -162,13 +173,15 @@ class Session:
 
     def _record(self) -> bytes | None:
         """What the client keeps."""
-        if not self._client.keeps_model and not self._client.state and self.call.record is None:
+        client = self._client
+        if not client.keeps_model and not client.state and not client._moments and self.call.record is None:
             return None
-        record: dict[str, Any] = {"state": self._client.state}
-        if self._client.keeps_model:
-            weights = weights_of(self._client.model)
+        record: dict[str, Any] = {"state": client.state}
+        if client.keeps_model:
+            weights = weights_of(client.model)
             record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}
-        return pack(self._computing.kept(record))
+        moments = {"moments": client._moments} if client._moments else {}  # as they are: a count of steps is one
+        return pack({**self._computing.kept(record), **moments})
 
 
 def full_name(method: Method[Any], handler: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import takes_batch_statistics
 from potluck.core.examples import Batch
-from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.fit import Fit, FitReport, LocalTraining, Moments, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
@@ -31,6 +31,8 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
     with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
+        for turn, known in zip(turns, fit.moments or [], strict=False):
+            turn.remember(known)
         for step, positions in enumerate(order):
             inputs, targets = fit.data.batch(positions, key.fold("augment", step))
             batch = computing.laid_out(inputs), targets
@@ -38,6 +40,7 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
             observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
             losses.append(steps[0][0])
     fit.done = True
+    fit.moments = [turn.moments for turn in turns] if fit.training.persist else None
     loss = float(torch.stack(losses).mean())
     return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
 
@@ -109,6 +112,24 @@ class _Turn:
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     computing: Numerics
+
+    @property
+    def moments(self) -> Moments:
+        """What the optimiser knows of each weight, and what it is an optimiser of."""
+        known = {name: self.optimizer.state.get(weight, {}) for name, weight in self.weights.items()}
+        state = {n: {key: found for key, found in of_one.items() if found is not None} for n, of_one in known.items()}
+        return {"of": self._what, "state": state}
+
+    def remember(self, moments: Moments) -> None:
+        """Take up what an optimiser knew, unless it was another, or of weights of other names or shapes."""
+        if moments["of"] == self._what:
+            for name, known in moments["state"].items():
+                self.optimizer.state[self.weights[name]].update(known)
+
+    @property
+    def _what(self) -> dict[str, str]:
+        optimizer = self.fit.training.optimizer
+        return {name: f"{optimizer} of {tuple(weight.shape)}" for name, weight in self.weights.items()}
 
     def step(self, batch: Batch) -> tuple[Tensor, Observed]:
         """One optimiser step; the first objective's loss, detached, and what was observed."""
@@ -194,7 +215,7 @@ def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Numerics) ->
         mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
         if not mine:
             raise ValueError(f"{_untrained(fit.net, prefixes)}; there is nothing to train")
-        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
+        yield _Turn(fit, objectives, mine, fit.training.new_optimizer(list(mine.values())), computing)
 
 
 def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:
@@ -207,10 +228,3 @@ def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:
         if found
         else (f"no parameter's name starts with {prefixes}")
     )
-
-
-def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-    decay = training.weight_decay
-    if training.optimizer == "adam":
-        return torch.optim.Adam(weights, lr=training.lr, weight_decay=decay, fused=True)
-    return torch.optim.SGD(weights, lr=training.lr, momentum=training.momentum, weight_decay=decay, fused=True)

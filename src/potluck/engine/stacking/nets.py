@@ -66,6 +66,10 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
     """
     if fits[0].turns is not None:
         raise CannotStack("its objectives take turns")
+    if fits[0].training.optimizer not in ("adam", "sgd"):
+        raise CannotStack(f"its optimizer is {fits[0].training.optimizer}; 'adam' and 'sgd' can be stacked")
+    if fits[0].training.persist:
+        raise CannotStack("its optimiser lasts from round to round")
     if not fits[0].trained():
         raise CannotStack("there is nothing to train")
     stack = _Stack(fits, keys)

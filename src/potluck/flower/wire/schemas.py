@@ -28,6 +28,10 @@ LONGEST_NAME = 200
 MOST_RELEASES = 10**9
 """Private releases of one client in a run."""
 
+MOST_ROUNDS = 10**9
+"""Of a run."""
+
+_Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 _Releases = Annotated[int, Field(ge=0, le=MOST_RELEASES)]
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
@@ -47,6 +51,7 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     client: Client
     record: Digest | None
+    round: _Round
 
 
 class _CallWords(_Asked):
@@ -113,7 +118,7 @@ def read(schema: type[Schema], words: Mapping[str, Any], what: str) -> Schema:
 
 def from_job(job: Job, setting: Mapping[str, Any]) -> Parcel:
     """A job for a node; its `record` is the name of what the node keeps. The setting is what it is a job of."""
-    words = {**setting, "client": job.client, "record": _text(job.record)}
+    words = {**setting, "client": job.client, "record": _text(job.record), "round": job.round}
     if isinstance(job, Call):
         return {**words, "handler": job.handler, "key": list(job.key.path)}, job.payload
     return {**words, "parts": list(job.parts)}, job.payload
@@ -128,11 +133,10 @@ def to_job(parcel: Parcel) -> Job:
     words, payload = parcel
     if "handler" not in words:
         asked = read(_QuestionWords, words, "not a job of Potluck's")
-        return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts))
+        return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts), asked.round)
     called = read(_CallWords, words, "not a job of Potluck's")
-    if not isinstance(called.key[2], int):
-        raise WireError(f"not a job of Potluck's: key: expected a round in its third place, found {called.key[2]!r}")
-    return Call(called.handler, called.client, payload, _bytes(called.record), Key(tuple(called.key)))
+    key = Key(tuple(called.key))
+    return Call(called.handler, called.client, payload, _bytes(called.record), key, called.round)
 
 
 def from_outcome(outcome: Outcome) -> Parcel:
@@ -167,11 +171,6 @@ def to_outcome(parcel: Parcel) -> Outcome:
     assert isinstance(found, _Answered)
     answer = found.answer
     return Answer(found.client, payload, _bytes(answer.record), tuple(answer.losses), answer.releases, answer.released)
-
-
-def round_of(call: Call) -> int:
-    """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
-    return int(call.key.path[2])
 
 
 def _text(record: bytes | None) -> str | None:
