@@ -19,7 +19,7 @@ from potluck.core.weights import Weights
 Extras = Mapping[str, Any]
 Observed = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch, Extras], Tensor | tuple[Tensor, Observed]]
-Combine = Callable[[list[Weights], Extras], Weights]
+Combine = Callable[[list[Weights], Extras], Weights | tuple[Weights, Observed]]
 AfterStep = Callable[[Weights, Extras, float], Weights]
 Moments = dict[str, Any]
 """What an optimiser knows of each weight, so that another can go on from there."""
@@ -90,7 +90,7 @@ class Fit:
         training: optimiser, length, batch size.
         extras: tensors that objectives and hooks read: control variates, another client's features ...
         combine: gradients by objective (a name is missing where the objective does not depend on it) and
-            extras to the gradient that the optimiser takes. Default: their sum.
+            extras to the gradient that the optimiser takes, or to it and named scalars. Default: their sum.
         after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
         trainable: prefixes of the parameter names to train; None for all. Parameters without `requires_grad` never are.
         turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
@@ -143,12 +143,14 @@ class FitReport:
         steps: optimiser steps taken.
         examples: examples seen, counted once a pass.
         kept: observations of the kept examples of the last epoch, by name, (kept, ...), rows aligned.
+        combined: mean over the steps of each scalar that `combine` named.
     """
 
     loss: float
     steps: int
     examples: int
     kept: Observed
+    combined: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 _built: ContextVar[list[Fit] | None] = ContextVar("built", default=None)

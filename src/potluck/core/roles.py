@@ -7,11 +7,12 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError, PotluckError
+from potluck.core.errors import ConfigError, DivergenceError, PotluckError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Roster
 from potluck.core.fit import Extras, Fit, FitReport, Moments
 from potluck.core.message import Message
+from potluck.core.notes import Notes
 from potluck.core.rng import Key
 from potluck.core.text import last_lines, one_line
 
@@ -105,6 +106,7 @@ class Server:
         public: unlabelled public examples, if the federation has any.
         num_classes: classes of the task.
         input_shape: shape of one prepared input.
+        notes: what was reported of this round.
     """
 
     roster: Roster
@@ -118,6 +120,20 @@ class Server:
     round: int = 0
     _known: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     _fits: int = field(default=0, init=False)
+    notes: Notes = field(default_factory=Notes, init=False)
+
+    def note(self, **numbers: float) -> None:
+        """Report numbers of this round under these names, for the records and the report.
+
+        Raises:
+            ValueError: a name is too long or has other characters than letters, digits, `_`, `.` and `-`; a value is no
+                number; or there are more than 32.
+            DivergenceError: a number is NaN or infinite.
+        """
+        try:
+            self.notes.add(numbers)
+        except DivergenceError as error:
+            raise DivergenceError(f"round {self.round}: the server's {error}; train more gently") from error
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A new module with the run's initial weights, the same at every call; None for the server's own."""
@@ -174,6 +190,7 @@ class Client:
         num_classes: classes of the task.
         keeps_model: whether `model` is kept for the client's next call; a handler may set it to False.
         releases: private releases made in this call; a privacy mechanism counts them here.
+        notes: what was reported in this call.
     """
 
     id: ClientId
@@ -190,7 +207,15 @@ class Client:
     round: int = 0
     keeps_model: bool = True
     releases: int = field(default=0, init=False)
+    notes: Notes = field(default_factory=Notes, init=False)
     _moments: dict[str, list[Moments]] = field(default_factory=dict[str, list[Moments]])
+
+    def note(self, **numbers: float) -> None:
+        """Report numbers of this call as `Server.note` does; of all clients the records show the mean.
+
+        They leave the client as they are: nothing hides what they tell of its data.
+        """
+        self.notes.add(numbers)
 
     @property
     def objective(self) -> Supervised:

@@ -48,6 +48,8 @@ class RoundReport:
         losses: by client, the mean loss of each fit on its own training examples.
         seconds_local: time inside client calls.
         lost: why the round changed nothing, neither the state nor what clients keep; None if it was played.
+        server_notes: numbers that the server's half of the method reported; none of a round that is lost.
+        client_notes: by client, those that its handlers reported.
     """
 
     cohort: list[ClientId]
@@ -56,6 +58,8 @@ class RoundReport:
     losses: dict[ClientId, list[float]] = field(default_factory=dict)
     seconds_local: float = 0.0
     lost: str | None = None
+    server_notes: dict[str, float] = field(default_factory=dict[str, float])
+    client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
 
     @property
     def replied(self) -> list[ClientId]:
@@ -66,6 +70,16 @@ class RoundReport:
     def loss_local(self) -> float | None:
         """Mean over clients of the mean loss of their fits."""
         return fmean(map(fmean, self.losses.values())) if self.losses else None
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """The server's notes, and as `clients/NAME` the mean of each note over the clients that made it."""
+        by_name: dict[str, list[float]] = {}
+        for _, notes in sorted(self.client_notes.items()):
+            for name, value in notes.items():
+                by_name.setdefault(f"clients/{name}", []).append(value)
+        means = {name: fmean(values) for name, values in by_name.items()}
+        return dict(sorted((self.server_notes | means).items()))
 
 
 class Engine:
@@ -157,19 +171,25 @@ class Engine:
         cohort = _Cohort(report.cohort, self, number, report)
         before = self.store.mark() if self._may_lose_rounds else None
         try:
-            following = self.method.round(state, cohort, self.server(number))
+            server = self.server(number)
+            following = self.method.round(state, cohort, server)
             self._check_state(number, following, state)
-        except (ClientFailure, DivergenceError, ContractError):
+        except (ClientFailure, ContractError):
             raise
         except Exception as error:
-            if not (self._may_lose_rounds and (report.failures or isinstance(error, _StateDiverged))):
+            diverged = isinstance(error, (_StateDiverged, DivergenceError))
+            if diverged and not self._drop_diverged:
                 raise
+            if not (self._may_lose_rounds and (report.failures or diverged)):
+                raise
+            report.client_notes.clear()
             self.store.go_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
                 log.info("it was lost over this", exc_info=error)
             return state, report
+        report.server_notes.update(server.notes)
         return following, report
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
@@ -236,6 +256,8 @@ class Engine:
             answers[client] = reply
             report.traffic.up.update(reply.sizes())
             report.losses.setdefault(client, []).extend(outcome.losses)
+            if outcome.notes:
+                report.client_notes.setdefault(client, {}).update(outcome.notes)
         report.losses = {client: losses for client, losses in report.losses.items() if losses}
         report.seconds_local += time.perf_counter() - started
         report.failures.update(failures)

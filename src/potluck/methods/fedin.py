@@ -198,6 +198,7 @@ class FedIN(SharesWeights[State]):
             combine=Reconcile(inner, self) if joint else None,
             keep=keep,
         )
+        client.note(**report.combined)
         if received is not None and inner and not joint:
             yield Fit(
                 model,
@@ -274,12 +275,15 @@ class FeatureLoss:
 
 @dataclass(frozen=True)
 class Reconcile:
-    """Z from G_local and G_IN on the intermediate layers, and the gradient of the other layers."""
+    """Z from G_local and G_IN on the intermediate layers, and the gradient of the other layers.
+
+    Noted is the share of tensors in which the two oppose each other, b = <G_IN, G_local> < 0 (eq. 13 / 12).
+    """
 
     inner: frozenset[str]
     method: FedIN
 
-    def __call__(self, gradients: list[Weights], extras: Extras) -> Weights:
+    def __call__(self, gradients: list[Weights], extras: Extras) -> tuple[Weights, Observed]:
         local, feature = gradients
         ours = {n: g for n, g in {**local, **feature}.items() if n in self.inner}
         half = self.method.multiplier / 2
@@ -287,9 +291,11 @@ class Reconcile:
         z = {name: outer * g for name, g in local.items() if name not in self.inner}
         # A loss that does not depend on a weight has a gradient of zero there.
         local, feature = ({n: g.get(n, torch.zeros_like(like)) for n, like in ours.items()} for g in (local, feature))
+        opposed = [feature[n].flatten() @ local[n].flatten() < 0 for n in local]
+        seen = {"conflict": torch.stack(opposed).float().mean()} if opposed else {}
         if self.method.rule == "exact":
-            return {**z, **without_conflict(feature, local, self.method.granularity)}  # eq. 13 / 12
-        return {**z, **{n: feature[n] + half * local[n] for n in local}}  # eq. 14 / 13
+            return {**z, **without_conflict(feature, local, self.method.granularity)}, seen  # eq. 13 / 12
+        return {**z, **{n: feature[n] + half * local[n] for n in local}}, seen  # eq. 14 / 13
 
 
 def observed(net: nn.Module, inputs: Tensor) -> Observed:

@@ -184,7 +184,8 @@ class FedORION(Method[State]):
             "examples": replies.entries("examples"),
         }
         loss = NoiseLoss(keep=self.aggregation)
-        server.fit(Fit(student, loss, self._noise(server), self.server_training, extras))
+        report = server.fit(Fit(student, loss, self._noise(server), self.server_training, extras))
+        server.note(distillation_loss=report.loss)
         return learnt_of(student)
 
     def _noise(self, server: Server) -> Examples:

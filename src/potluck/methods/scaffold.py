@@ -112,10 +112,9 @@ class Scaffold(SharesWeights[State]):
         replies = cohort.ask(self.local_update, {i: self._brief(state, server.roster[i]) for i in cohort.ids})
         step = self.sharing.mean(replies, "dy", server.roster, keep={})
         moved = {g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()}  # Alg. 1, l. 16-17
-        return State(
-            pool=self.sharing.mean(replies, "buffers", server.roster, keep=moved),
-            control=self._moved_control(state.control, replies, server.roster),
-        )
+        control = self._moved_control(state.control, replies, server.roster)
+        server.note(control_norm=norm(control))
+        return State(self.sharing.mean(replies, "buffers", server.roster, keep=moved), control)
 
     def _brief(self, state: State, member: Member) -> Message:
         control = state.control[self.sharing.group(member)]
@@ -203,6 +202,12 @@ def full_gradient(client: Client) -> Weights:
     gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
     net.zero_grad()
     return gradient
+
+
+def norm(control: Pool) -> float:
+    """The L2 norm of c, all layers and groups together."""
+    tensors = [tensor for weights in control.values() for tensor in weights.values()]
+    return float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]).norm())
 
 
 def effective_steps(steps: int, momentum: float) -> float:

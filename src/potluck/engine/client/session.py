@@ -2,11 +2,11 @@
 
 import math
 import traceback
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from potluck.core.errors import EntryError, WireError
+from potluck.core.errors import DivergenceError, EntryError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.fit import Fit, FitReport, watching
 from potluck.core.message import Message
@@ -51,6 +51,7 @@ class Answer:
         losses: mean loss of each fit on the client's own training examples.
         releases: private releases that were made for it.
         released: all that the client has made in the run, by a count of its own; None if it keeps none.
+        notes: numbers that the handler reported, by name.
     """
 
     client: ClientId
@@ -59,6 +60,7 @@ class Answer:
     losses: tuple[float, ...]
     releases: int = 0
     released: int | None = None
+    notes: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Session:
@@ -149,8 +151,8 @@ class Session:
             raise ContractError(
                 f"{self._name} built a Fit on client {self.call.client} but never yielded it: write `yield Fit(...)`"
             )
-        made = self._client.releases
-        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made)
+        made, notes = self._client.releases, dict(self._client.notes)
+        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made, notes=notes)
         self._give_back()
         return answer
 
@@ -191,4 +193,7 @@ def full_name(method: Method[Any], handler: str) -> str:
 
 def failure(client: ClientId, handler: str, error: Exception) -> Failure:
     """A client's error as the outcome of its call."""
-    return Failure(client, handler, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, DivergenceError):
+        return Failure(client, handler, str(error), trace, kind="divergence")
+    return Failure(client, handler, f"{type(error).__name__}: {error}", trace)

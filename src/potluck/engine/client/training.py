@@ -1,6 +1,6 @@
 """Local training: how a `Fit` is carried out, one client at a time."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -42,7 +42,8 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     fit.done = True
     fit.moments = [turn.moments for turn in turns] if fit.training.persist else None
     loss = float(torch.stack(losses).mean())
-    return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
+    combined = {name: mean for turn in turns for name, mean in means(turn.combined).items()}
+    return FitReport(loss, len(order), sum(map(len, order)), observer.collected(), combined)
 
 
 def schedule(examples: int, training: LocalTraining, key: Key, batch_statistics: bool) -> list[list[Tensor]]:
@@ -98,6 +99,16 @@ class Observer:
         return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
 
 
+def and_seen(combined: Weights | tuple[Weights, Observed]) -> tuple[Weights, Observed]:
+    """What `Fit.combine` returned: the gradient, and the scalars that it named, if any."""
+    return combined if isinstance(combined, tuple) else (combined, {})
+
+
+def means(seen: Sequence[Observed]) -> dict[str, float]:
+    """The mean of each scalar over the steps."""
+    return {name: float(torch.stack([of_step[name] for of_step in seen]).mean()) for name in (seen[0] if seen else ())}
+
+
 def _widened(tensor: Tensor) -> Tensor:
     """What a lower precision has computed, as it goes over the wire."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
@@ -112,6 +123,7 @@ class _Turn:
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     computing: Numerics
+    combined: list[Observed] = field(default_factory=list[Observed])
 
     @property
     def moments(self) -> Moments:
@@ -171,7 +183,9 @@ class _Turn:
             gradients.append({name: gradient for name, gradient in named if gradient is not None})
         clipped = self.fit.training.clip_norm is not None
         with torch.no_grad():
-            combined = self.fit.combine(gradients, self.fit.extras)
+            combined, seen = and_seen(self.fit.combine(gradients, self.fit.extras))
+        if seen:
+            self.combined.append(seen)
         for name, weight in self.weights.items():
             gradient = combined.get(name)
             # Clipping works in place; what `combine` returned may be one of the extras.

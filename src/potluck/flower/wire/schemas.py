@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.core.errors import WireError
+from potluck.core.notes import MOST_NOTES, NOTE_NAME
 from potluck.core.rng import Key
 from potluck.core.roles import Failure, FailureKind
 from potluck.core.text import one_line
@@ -33,6 +34,8 @@ MOST_ROUNDS = 10**9
 
 _Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 _Releases = Annotated[int, Field(ge=0, le=MOST_RELEASES)]
+_NoteName = Annotated[str, Field(pattern=rf"\A{NOTE_NAME}\z")]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
@@ -68,6 +71,7 @@ class _AnswerWords(Words):
     record: Digest | None
     releases: _Releases = 0
     released: _Releases | None = None
+    notes: Annotated[dict[_NoteName, _Finite], Field(max_length=MOST_NOTES)] = {}
 
 
 class _FailureWords(Words):
@@ -143,7 +147,7 @@ def from_outcome(outcome: Outcome) -> Parcel:
     """What came of a job; as before, `record` is the name of what the node keeps."""
     if isinstance(outcome, Answer):
         words = {"losses": list(outcome.losses), "record": _text(outcome.record)}
-        words |= {"releases": outcome.releases, "released": outcome.released}
+        words |= {"releases": outcome.releases, "released": outcome.released, "notes": dict(outcome.notes)}
         return {"client": outcome.client, "answer": words}, outcome.payload
     if isinstance(outcome, Failure):
         words = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
@@ -170,7 +174,8 @@ def to_outcome(parcel: Parcel) -> Outcome:
         return EvalResult(found.client, found.result.model, found.result.shares, payload)
     assert isinstance(found, _Answered)
     answer = found.answer
-    return Answer(found.client, payload, _bytes(answer.record), tuple(answer.losses), answer.releases, answer.released)
+    record, losses = _bytes(answer.record), tuple(answer.losses)
+    return Answer(found.client, payload, record, losses, answer.releases, answer.released, answer.notes)
 
 
 def _text(record: bytes | None) -> str | None:
