@@ -496,7 +496,7 @@ def test_a_server_that_neither_averages_nor_distils_is_refused():
 
 def test_notes__tell_the_loss_of_the_distillation_if_there_is_one(play, strangers):
     def noted(**changes):
-        return play(replace(ORION, **changes), strangers(), rounds=1).reports[0].notes
+        return play(replace(ORION, **changes), strangers("norm2", "mlp3"), rounds=1).reports[0].notes
 
     still, moving = (noted(server_training=replace(NOISY, lr=lr))["distillation_loss"] for lr in (0.0, 0.5))
     assert moving < still  # the student has come nearer to its teachers
