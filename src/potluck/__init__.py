@@ -20,7 +20,7 @@ _HOMES = {
     "LocalTraining": "core.fit",
     "Message": "core.message",
     "Method": "core.method",
-    "Need": "core.method",
+    "Need": "core.needs",
     "on_client": "core.method",
     "Sharing": "parts.sharing",
     "PotluckError": "core.errors",
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from potluck.core.fit import LocalTraining as LocalTraining
     from potluck.core.message import Message as Message
     from potluck.core.method import Method as Method
-    from potluck.core.method import Need as Need
     from potluck.core.method import on_client as on_client
+    from potluck.core.needs import Need as Need
     from potluck.core.roles import Client as Client
     from potluck.core.roles import Cohort as Cohort
     from potluck.core.roles import Server as Server

@@ -49,6 +49,8 @@ class RoundRecord:
         accuracy_global: the server's model on the common test set.
         lost: why the round changed nothing, neither the state nor what clients keep; the line has no such entry
             otherwise.
+        notes: numbers that the method reported: the server's by name, and as `clients/NAME` the mean over the clients
+            that reported it; the line has no such entry if there are none.
     """
 
     round: int
@@ -70,6 +72,7 @@ class RoundRecord:
     accuracy_common_by_architecture: dict[str, float] | None
     accuracy_global: float | None
     lost: str | None = None
+    notes: dict[str, float] | None = None
 
     @property
     def evaluated(self) -> bool:

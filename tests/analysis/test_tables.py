@@ -2,12 +2,14 @@ import pytest
 
 from potluck.analysis.read import read_run
 from potluck.analysis.tables import (
+    NoteRow,
     Spread,
     TrafficRow,
     accuracy,
     architecture_table,
     curve,
     group_table,
+    note_table,
     personal_of,
     rounds_to,
     run_table,
@@ -151,3 +153,13 @@ def test_a_curve_over_seeds_has_the_points_that_all_have(seeds, run):
     assert point.megabytes == pytest.approx(2.5)
     assert curve([run, seeds[0]], personal_of("small")) == []
     assert curve([run], personal_of("tiny")) == []
+
+
+def test_note_table__has_a_row_for_each_run_and_note_with_its_last_value(store_run, make_round):
+    noted = [{"norm": 2.0, "clients/conflict": 0.5}, {"norm": 4.0}, {"norm": 3.0}]
+    lines = [{**make_round(number), "notes": notes} for number, notes in enumerate(noted, start=1)]
+    runs = [read_run(store_run("a", lines)), read_run(store_run("b", [make_round(1)]))]
+    assert note_table(runs) == [
+        NoteRow("a", "clients/conflict", round=1, value=0.5, first=0.5, low=0.5, high=0.5),
+        NoteRow("a", "norm", round=3, value=3.0, first=2.0, low=2.0, high=4.0),
+    ]

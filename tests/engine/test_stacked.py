@@ -90,6 +90,7 @@ def agree(one, other):
         assert mine.loss == pytest.approx(report.loss, rel=1e-10)
         assert (mine.steps, mine.examples) == (report.steps, report.examples)
         assert_close(mine.kept, report.kept, rtol=1e-10, atol=1e-10)
+        assert mine.combined == pytest.approx(report.combined, rel=1e-10)
 
 
 @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
@@ -407,3 +408,15 @@ class Doubled(Supervised):
 
 def test_an_objective_derived_from_the_tasks_own_is_not_taken_for_it():
     agree(*both_ways(plain, RAGGED, objectives=Doubled(F.cross_entropy)))
+
+
+@pytest.mark.parametrize("sizes", [EVEN, RAGGED])
+def test_combined__is_the_mean_over_each_clients_own_steps(sizes):
+    def first(gradients, extras):
+        largest = torch.stack([gradient.abs().max() for gradient in gradients[0].values()]).max()
+        return gradients[0], {"largest": largest, "one": torch.ones(())}
+
+    one, other = both_ways(plain, sizes, combine=first)
+    agree(one, other)
+    assert all(report.combined["one"] == 1 and report.combined["largest"] > 0 for report in other[1])
+    assert len({report.combined["largest"] for report in other[1]}) == len(sizes)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from flwr.app import Message
 
+from potluck.core.errors import WireError
 from potluck.core.message import Message as PotluckMessage
 from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
@@ -15,7 +16,7 @@ from potluck.engine.executors import Task
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
 from potluck.flower.wire.envelope import _VERSION, unwrap, wrap
-from potluck.flower.wire.schemas import from_outcome, to_job
+from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 from potluck.testing.loopback import Loopback
 
 EMPTY = PotluckMessage().encode()
@@ -179,11 +180,18 @@ def test_too_few_nodes_are_named():
     assert wait_for_nodes(Loopback({"b": echo, "a": echo, "c": echo}), 2, 1.0, told.append) == ["a", "b"]
 
 
+@pytest.mark.parametrize("job", [replace(call(), round=7), EvalRequest(0, EMPTY, None, ("own",), 7)])
+def test_the_round_of_a_job_travels_in_its_own_words(job):
+    words, payload = from_job(job, {})
+    assert to_job((words, payload)) == job
+    for wrong in (-1, 1.5, "7", None, 10**12):
+        with pytest.raises(WireError, match="round"):
+            to_job(({**words, "round": wrong}, payload))
+
+
 @pytest.mark.parametrize("words", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
 def test_a_damaged_message_is_refused(words):
     from flwr.app import ConfigRecord, RecordDict
-
-    from potluck.core.errors import WireError
 
     with pytest.raises(WireError):
         to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": words})})))
@@ -191,3 +199,33 @@ def test_a_damaged_message_is_refused(words):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))
     with pytest.raises(WireError):
         unwrap(RecordDict({}))
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"x": float("nan")},
+        {"x": float("inf")},
+        {"x": "7"},
+        {"x": True},
+        {"x": None},
+        {"a/b": 1.0},
+        {"": 1.0},
+        {"x" * 65: 1.0},
+        {"a\n": 1.0},
+        {f"n{number}": 1.0 for number in range(33)},
+        [1.0],
+    ],
+)
+def test_notes_of_an_answer_travel_and_a_node_that_writes_others_loses_its_reply(notes):
+    good = Answer(0, EMPTY, None, (), notes={"x": 0.1, "a.b-c_d": -3.0})
+    assert to_outcome(from_outcome(good)) == good
+    words, payload = from_outcome(good)
+    parcel = {**words, "answer": {**words["answer"], "notes": notes}}, payload
+    with pytest.raises(WireError, match="notes"):
+        to_outcome(parcel)
+
+    nodes = {"a": lambda message: Message(wrap(*parcel), reply_to=message), "b": echo}
+    found, _ = play(nodes, [call(0), call(1)])
+    assert isinstance(found[0], Failure)
+    assert found[1].client == 1

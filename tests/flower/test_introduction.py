@@ -223,5 +223,5 @@ def test_a_household_answers_whatever_it_is_sent(tmp_path):
 
 
 def test_words_of_another_version_are_refused_by_name():
-    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 2"):
+    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 3"):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))

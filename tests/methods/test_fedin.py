@@ -150,14 +150,14 @@ def test_both_rules_on_a_small_conflict(feature, exact, simplified):
     local, g_in, exact, simplified = vectors((1.0, 0.0), feature, exact, simplified)
     assert_close(without_conflict(g_in, local, "tensor"), exact, **EXACTLY)
     for rule, expected in (("exact", exact), ("simplified", simplified)):
-        assert_close(Reconcile(frozenset({"w"}), rule)([local, g_in], {}), expected, **EXACTLY)
+        assert_close(Reconcile(frozenset({"w"}), rule)([local, g_in], {})[0], expected, **EXACTLY)
 
 
 def test_the_simplified_rule_may_still_oppose_the_local_gradient():
     local, g_in = vectors((1.0, 0.0), (-3.0, 1.0))
-    z = Reconcile(frozenset({"w"}))([local, g_in], {})["w"]
+    z = Reconcile(frozenset({"w"}))([local, g_in], {})[0]["w"]
     assert (z * local["w"]).sum() == -2.5  # b + a / 2
-    z = Reconcile(frozenset({"w"}), multiplier=6.0)([local, g_in], {})["w"]
+    z = Reconcile(frozenset({"w"}), multiplier=6.0)([local, g_in], {})[0]["w"]
     assert_close(z, torch.tensor((0.0, 1.0)))  # lambda = -2 b / a is the one that makes the rules equal
 
 
@@ -229,7 +229,7 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
         found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
         gradients.append({n: g for n, g in zip(names, found, strict=True) if g is not None})
     together = torch.autograd.grad(losses[1] + losses[0] / 2, parameters)
-    z = Reconcile(intermediate_names(net))(gradients, extras)
+    z = Reconcile(intermediate_names(net))(gradients, extras)[0]
     assert_close(z, dict(zip(names, together, strict=True)))
 
 
@@ -238,7 +238,7 @@ def test_where_one_loss_does_not_depend_on_a_weight_its_gradient_is_zero():
     feature = {"both": torch.tensor([1.0]), "feature": torch.tensor([3.0])}
     inner = frozenset({"both", "local", "feature"})
     for rule, expected in (("simplified", (2.0, 2.0, 3.0, 3.0)), ("exact", (1.0, 0.0, 3.0, 6.0))):
-        z = Reconcile(inner, rule)([local, feature], {})
+        z = Reconcile(inner, rule)([local, feature], {})[0]
         assert tuple(z[name].item() for name in ("both", "local", "feature", "outer")) == expected
 
 
@@ -597,3 +597,16 @@ def test_several_batches_are_sent_and_one_is_drawn_at_every_step(play, clouds):
 def test_noise_and_batches_have_a_range(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected at least"):
         FedIN(**{name: value})
+
+
+def test_notes__tell_in_which_share_of_the_tensors_the_gradients_oppose_each_other(play, clouds):
+    def towards(*numbers):
+        return {name: torch.tensor([number, 1.0]) for name, number in zip("abcd", numbers, strict=True)}
+
+    _, seen = Reconcile(frozenset("abcd"), FedIN())([towards(1.0, -1.0, 3.0, 0.5), towards(-2.0, -2.0, -1.0, 0.0)], {})
+    assert seen["conflict"] == 0.5  # a and c; b and d agree
+    assert Reconcile(frozenset(), FedIN())([{}, {}], {})[1] == {}
+    run = play(FedIN(), clouds("mlp2", "mlp3"), rounds=2)
+    first, second = (report.notes for report in run.reports)
+    assert first == {}  # no features yet
+    assert 0 <= second["clients/conflict"] <= 1

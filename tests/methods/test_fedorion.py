@@ -498,3 +498,12 @@ def test_hyper_parameters_out_of_range_are_refused(field, value, found):
 def test_a_server_that_neither_averages_nor_distils_is_refused():
     with pytest.raises(ValueError, match="expected one of them, found neither"):
         FedORION(aggregation=False, distillation=False)
+
+
+def test_notes__tell_the_loss_of_the_distillation_if_there_is_one(play, strangers):
+    def noted(**changes):
+        return play(replace(ORION, **changes), strangers("norm2", "mlp3"), rounds=1).reports[0].notes
+
+    still, moving = (noted(server_training=replace(NOISY, lr=lr))["distillation_loss"] for lr in (0.0, 0.5))
+    assert moving < still  # the student has come nearer to its teachers
+    assert noted(distillation=False) == {}

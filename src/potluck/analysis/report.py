@@ -18,6 +18,7 @@ from potluck.analysis.tables import (
     Spread,
     architecture_table,
     group_table,
+    note_table,
     run_table,
     target_table,
     traffic_table,
@@ -86,6 +87,7 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
             experiments=[_experiment(members) for members in groups],
             shared=_shared(groups),
             different=_different(groups),
+            note_rows=note_table(runs),
             target=target,
             measured=_MEASURED[target.measure] if target else "",
             target_rows=target_table(runs, target.accuracy, target.measure, target.against) if target else [],
@@ -101,7 +103,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=_percent, megabytes=_megabytes, cell=_cell, enumerated=enumerated)
+    environment.filters.update(
+        percent=_percent, megabytes=_megabytes, cell=_cell, number=_number, enumerated=enumerated
+    )
     return environment
 
 
@@ -148,6 +152,11 @@ def _megabytes(amount: float) -> str:
     """Megabytes with two decimals, or three significant digits if they are few."""
     decimals = 2 - math.floor(math.log10(amount)) if amount else 0
     return f"{amount:,.{decimals if amount < 1 else 2}f}"
+
+
+def _number(value: float) -> str:
+    """A number of any size with four significant digits."""
+    return f"{value:.4g}"
 
 
 def _cell(value: object) -> str:

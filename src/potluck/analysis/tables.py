@@ -108,6 +108,26 @@ class TrafficRow:
 
 
 @dataclass(frozen=True)
+class NoteRow:
+    """The last value of a number that a method reports of its rounds.
+
+    Attributes:
+        name: of the run.
+        note: what was reported, of all clients as `clients/NAME`.
+        round: the last in which it was.
+        value: in that round; `first` in the first, `low` and `high` the extremes over all rounds.
+    """
+
+    name: str
+    note: str
+    round: int
+    value: float
+    first: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class TargetRow:
     """When a run first reached an accuracy.
 
@@ -232,6 +252,21 @@ def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
     up = [[record.bytes_up_by_entry for record in run.rounds] for run in runs]
     entries = {entry for sizes in (*down, *up) for of_round in sizes for entry in of_round}
     return [TrafficRow(entry, _mean_megabytes(down, entry), _mean_megabytes(up, entry)) for entry in sorted(entries)]
+
+
+def note_table(runs: Sequence[StoredRun]) -> list[NoteRow]:
+    """What methods reported, run by run and note by note; empty if none reported anything."""
+    rows: list[NoteRow] = []
+    for run in runs:
+        seen: dict[str, list[tuple[int, float]]] = {}
+        for record in run.rounds:
+            for note, value in (record.notes or {}).items():
+                seen.setdefault(note, []).append((record.round, value))
+        for note, found in sorted(seen.items()):
+            values = [value for _, value in found]
+            (number, value), first = found[-1], values[0]
+            rows.append(NoteRow(run.name, note, number, value, first, min(values), max(values)))
+    return rows
 
 
 def rounds_to(run: StoredRun, target: float, measure: Measure = "personal") -> int | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from potluck.core.discovery import matching
 from potluck.core.errors import ConfigError, nearest
+from potluck.core.method import Method
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
 from potluck.experiment.config import hyper_parameters
@@ -59,6 +60,7 @@ def print_details(name: str, *, digest: bool) -> None:
         raise ConfigError(f"{name} is not the folder of a run; --digest is for runs")
     elif name in list_methods() or name.endswith(".py"):
         _print_class(console, get_method(name), "method")
+        _print_needs(console, get_method(name))
     elif name in list_models():
         variant = get_model(name)
         console.print(f"{name}{inspect.signature(variant)}", highlight=False)
@@ -87,6 +89,12 @@ def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
     console.print(table)
 
 
+def _print_needs(console: Console, cls: type[Method[Any]]) -> None:
+    """What the method asks of a federation with its defaults, and what helps where there is none."""
+    for need in sorted(cls().needs(), key=str):
+        console.print(f"needs {need}: if not, {need.advice}", highlight=False, markup=False)
+
+
 def _print_run(console: Console, folder: Path, digest: bool) -> None:
     manifest = open_folder(folder)
     if not digest:
@@ -97,8 +105,10 @@ def _print_run(console: Console, folder: Path, digest: bool) -> None:
 
 def _first_line(kind: str, name: str) -> str:
     if kind == "methods":
-        module = inspect.getmodule(get_method(name))
-        return ((module and module.__doc__) or "").strip().split("\n")[0]
+        method = get_method(name)
+        module, needs = inspect.getmodule(method), ", ".join(sorted(map(str, method().needs())))
+        line = ((module and module.__doc__) or "").strip().split("\n")[0]
+        return f"{line} Needs {needs}." if needs else line
     if kind == "partitions":
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":

@@ -6,42 +6,53 @@ A `Fit` is one of several requests; the others are in `potluck.core.requests`.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.fields import Checked, above, at_least, below, require
+from potluck.core.optimizers import known_optimizer, new_optimizer, takes
+from potluck.core.schedule import Schedule
 from potluck.core.weights import Weights
 
 Extras = Mapping[str, Any]
 Observed = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch, Extras], Tensor | tuple[Tensor, Observed]]
-Combine = Callable[[list[Weights], Extras], Weights]
+Combine = Callable[[list[Weights], Extras], Weights | tuple[Weights, Observed]]
 AfterStep = Callable[[Weights, Extras, float], Weights]
+Moments = dict[str, Any]
+"""What an optimiser knows of each weight, so that another can go on from there."""
 
 
 @dataclass(frozen=True)
 class LocalTraining(Checked):
-    """How a net is trained on local data; the optimiser starts fresh with every fit.
+    """How a net is trained on local data.
 
     Adam, 0.001 and batches of 16 are the setting that the FedIN papers give to every method; their 5 epochs are not the
     default.
 
     Attributes:
-        optimizer: "adam" (betas 0.9, 0.999) or "sgd".
-        lr: learning rate.
+        optimizer: "adam", "adamw", "sgd", or any other class of `torch.optim` by its name, with torch's own defaults
+            for what is not given here.
+        lr: learning rate of the first round.
         epochs: passes over the local data, the last incomplete batch included.
         steps: optimiser steps instead of epochs, if given.
         batch_size: examples a step.
         momentum: of SGD.
-        weight_decay: L2 term added to the gradient by the optimiser.
+        weight_decay: L2 term added to the gradient by the optimiser; of AdamW, the share of the weights that each step
+            of rate 1 takes off.
         clip_norm: limit of the gradient's global norm, applied after gradients are combined; None for no limit.
+        schedule: how the learning rate falls from round to round.
+        persist: whether a client keeps the optimiser's moments for its next call instead of starting afresh. They
+            never travel; each `Fit` of a handler has its own, by its place, and starts afresh where names or shapes of
+            the weights have changed.
     """
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: str = "adam"
     lr: Annotated[float, at_least(0)] = 0.001
     epochs: Annotated[int, at_least(1)] = 1
     steps: Annotated[int, at_least(1)] | None = None
@@ -49,10 +60,25 @@ class LocalTraining(Checked):
     momentum: Annotated[float, at_least(0), below(1)] = 0.0
     weight_decay: Annotated[float, at_least(0)] = 0.0
     clip_norm: Annotated[float, above(0)] | None = None
+    schedule: Schedule = Schedule()
+    persist: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", known_optimizer(self.optimizer))
         if self.momentum and self.optimizer != "sgd":
-            raise ConfigError("momentum: belongs to the optimizer 'sgd'; Adam has its own")
+            raise ConfigError(f"momentum: belongs to the optimizer 'sgd', found it with {self.optimizer!r}")
+        if self.weight_decay and not takes(self.optimizer, "weight_decay"):
+            raise ConfigError(f"weight_decay: the optimizer {self.optimizer!r} has none; expected 0")
+
+    def at(self, number: int) -> "LocalTraining":
+        """This training in one round, counted from 1: its learning rate is that round's, and constant."""
+        if self.schedule.rule == "constant":
+            return self
+        return replace(self, lr=self.lr * self.schedule.share(number), schedule=Schedule())
+
+    def new_optimizer(self, weights: list[nn.Parameter]) -> Optimizer:
+        """A fresh optimiser of these weights."""
+        return new_optimizer(self.optimizer, weights, self.lr, self.momentum, self.weight_decay)
 
 
 @dataclass(eq=False)
@@ -79,7 +105,7 @@ class Fit(Request):
         training: optimiser, length, batch size.
         extras: tensors that objectives and hooks read: control variates, another client's features ...
         combine: gradients by objective (a name is missing where the objective does not depend on it) and
-            extras to the gradient that the optimiser takes. Default: their sum.
+            extras to the gradient that the optimiser takes, or to it and named scalars. Default: their sum.
         after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
         trainable: prefixes of the parameter names to train; None for all. Parameters without `requires_grad` never are.
         turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
@@ -102,6 +128,8 @@ class Fit(Request):
     turns: Sequence[tuple[str, ...]] | None = None
     keep: int = 0
     frozen: Mapping[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    done: bool = field(default=False, init=False)
+    moments: list[Moments] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         require(self.keep >= 0, "keep", "at least 0", self.keep)
@@ -145,12 +173,14 @@ class FitReport:
         steps: optimiser steps taken.
         examples: examples seen, counted once a pass.
         kept: observations of the kept examples of the last epoch, by name, (kept, ...), rows aligned.
+        combined: mean over the steps of each scalar that `combine` named.
     """
 
     loss: float
     steps: int
     examples: int
     kept: Observed
+    combined: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 _built: ContextVar[list[Request] | None] = ContextVar("built", default=None)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
@@ -11,23 +10,13 @@ from potluck.core.federation import ClientId, Member
 from potluck.core.fields import Checked
 from potluck.core.fit import Request
 from potluck.core.message import Message
+from potluck.core.needs import Need as Need
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
 
 S = TypeVar("S")
 ClientWork = Message | Generator[Request, Any, Message]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-
-
-class Need(Enum):
-    """What a method asks of a federation; checked before a run starts."""
-
-    ONE_ARCHITECTURE = "one architecture for all clients"
-    NESTED_LAYERS = "layers of one name have one shape at all clients"
-    SPLIT_MODEL = "models that split into extractor, intermediate layers and classifier"
-    WIDTH_SLICES = "a model whose width can be cut"
-    PUBLIC_DATA = "public data"
-    VALIDATION = "a validation part for every client"
 
 
 def on_client(handler: Handler) -> Handler:

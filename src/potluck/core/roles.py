@@ -8,11 +8,12 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
-from potluck.core.errors import PotluckError
+from potluck.core.errors import ConfigError, DivergenceError, PotluckError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Roster
-from potluck.core.fit import Extras, Fit, FitReport, Request
+from potluck.core.fit import Extras, Fit, FitReport, Moments, Request
 from potluck.core.message import Message
+from potluck.core.notes import Notes
 from potluck.core.requests import Gradient, Measure, Predict
 from potluck.core.rng import Key
 from potluck.core.text import last_lines, one_line
@@ -139,11 +140,13 @@ class Server:
     """What the server half of a method may use.
 
     Attributes:
+        round: number of the round, from 1; 0 before the first. Outside of rounds, that of the last one.
         roster: every client of the federation, whether drawn this round or not.
         rng: generator of this round's server-side draws.
         public: unlabelled public examples, if the federation has any.
         num_classes: classes of the task.
         input_shape: shape of one prepared input.
+        notes: what was reported of this round.
     """
 
     roster: Roster
@@ -155,8 +158,23 @@ class Server:
     _carry_out: Callable[[Request, Key], Any]
     _key: Key
     _module: Callable[[str, Callable[[], nn.Module]], nn.Module]
+    round: int = 0
     _known: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     _asked: Counter[str] = field(default_factory=Counter[str], init=False)
+    notes: Notes = field(default_factory=Notes, init=False)
+
+    def note(self, **numbers: float) -> None:
+        """Report numbers of this round under these names, for the records and the report.
+
+        Raises:
+            ValueError: a name is too long or has other characters than letters, digits, `_`, `.` and `-`; a value is no
+                number; or there are more than 32.
+            DivergenceError: a number is NaN or infinite.
+        """
+        try:
+            self.notes.add(numbers)
+        except DivergenceError as error:
+            raise DivergenceError(f"round {self.round}: the server's {error}; train more gently") from error
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A new module with the run's initial weights, the same at every call; None for the server's own."""
@@ -169,7 +187,14 @@ class Server:
         return self._known[architecture, question]
 
     def fit(self, fit: Fit) -> FitReport:
-        """Train on the server, at once."""
+        """Train on the server, at once, with the learning rate of this round.
+
+        Raises:
+            ConfigError: the optimiser is to last; what the server keeps is the method's state, and nothing else.
+        """
+        if fit.training.persist:
+            raise ConfigError("persist: expected False in the server's training, whose optimisers are new every round")
+        fit.training = fit.training.at(self.round)
         return self._answer(fit)
 
     def predict(self, request: Predict) -> Any:
@@ -214,6 +239,7 @@ class Client:
 
     Attributes:
         id: the client's stable number.
+        round: number of the round, from 1; outside of rounds, that of the last one, 0 before the first.
         model: its own network, this call's alone. If the method says `keeps_model`, it is as this client left it, at
             first with initial weights of its own; otherwise it has the weights of `build(architecture)` at every call.
         state: what this client keeps between rounds: a dict of tensors, numbers, text, nested dicts.
@@ -227,6 +253,7 @@ class Client:
         architecture: name of its network in the federation.
         keeps_model: whether `model` is kept for the client's next call; a handler may set it to False.
         releases: private releases made in this call; a privacy mechanism counts them here.
+        notes: what was reported in this call.
     """
 
     id: ClientId
@@ -242,11 +269,21 @@ class Client:
     architecture: str
     _build: Callable[..., nn.Module]
     _module: Callable[[str, Callable[[], nn.Module]], nn.Module]
+    round: int = 0
     keeps_model: bool = True
     releases: int = field(default=0, init=False)
+    notes: Notes = field(default_factory=Notes, init=False)
     _stored: Mapping[str, Weights] = field(default_factory=dict[str, Weights])
     _modules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module], init=False)
     _kept: set[str] = field(default_factory=set[str], init=False)
+    _moments: dict[str, list[Moments]] = field(default_factory=dict[str, list[Moments]])
+
+    def note(self, **numbers: float) -> None:
+        """Report numbers of this call as `Server.note` does; of all clients the records show the mean.
+
+        They leave the client as they are: nothing hides what they tell of its data.
+        """
+        self.notes.add(numbers)
 
     @property
     def objective(self) -> Supervised:

@@ -13,6 +13,7 @@ import torch
 from potluck.core.federation import Member
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.notes import Notes
 from potluck.core.roles import Failure, Server
 from potluck.core.schema import (
     LARGEST,
@@ -27,12 +28,14 @@ from potluck.core.schema import (
     optional,
     text,
 )
+from potluck.core.text import one_line
 from potluck.core.tree import unpack
 from potluck.engine.client.runtime import EvalResult, Part
 from potluck.engine.client.session import Answer
 
 _MOST_LOSSES = 1000
 _MODEL_NAME = 64  # characters
+_NOTE_SHOWN = 80  # characters
 
 
 class Door:
@@ -64,6 +67,12 @@ class Door:
             raise Misfit(f"it reports {len(answer.losses)} losses; expected at most {_MOST_LOSSES}")
         for loss in answer.losses:
             number(-self._largest, self._largest).check(loss, "its loss", look)
+        for name, value in answer.notes.items():
+            number(-self._largest, self._largest).check(value, f"its note {one_line(name, _NOTE_SHOWN)}", look)
+        try:
+            Notes().add(answer.notes)
+        except ValueError as error:
+            raise Misfit(str(error)) from error
         expected.check(reply, "", look)
         return reply
 

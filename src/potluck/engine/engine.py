@@ -48,6 +48,8 @@ class RoundReport:
         losses: by client, the mean loss of each fit on its own training examples.
         seconds_local: time inside client calls.
         lost: why the round changed nothing, neither the state nor what clients keep; None if it was played.
+        server_notes: numbers that the server's half of the method reported; none of a round that is lost.
+        client_notes: by client, those that its handlers reported.
     """
 
     cohort: list[ClientId]
@@ -56,6 +58,8 @@ class RoundReport:
     losses: dict[ClientId, list[float]] = field(default_factory=dict)
     seconds_local: float = 0.0
     lost: str | None = None
+    server_notes: dict[str, float] = field(default_factory=dict[str, float])
+    client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
 
     @property
     def replied(self) -> list[ClientId]:
@@ -66,6 +70,16 @@ class RoundReport:
     def loss_local(self) -> float | None:
         """Mean over clients of the mean loss of their fits."""
         return fmean(map(fmean, self.losses.values())) if self.losses else None
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """The server's notes, and as `clients/NAME` the mean of each note over the clients that made it."""
+        by_name: dict[str, list[float]] = {}
+        for _, notes in sorted(self.client_notes.items()):
+            for name, value in notes.items():
+                by_name.setdefault(f"clients/{name}", []).append(value)
+        means = {name: fmean(values) for name, values in by_name.items()}
+        return dict(sorted((self.server_notes | means).items()))
 
 
 class Engine:
@@ -78,6 +92,9 @@ class Engine:
             failed; None drops it where failures are tolerated.
         largest: the largest number that a reply may hold.
         ledger: of private releases; one in memory without.
+
+    Attributes:
+        rounds_done: the number of the last round, whoever has played it; whoever brings a state from elsewhere sets it.
     """
 
     def __init__(
@@ -101,6 +118,7 @@ class Engine:
         self.executor = Sequential() if executor is None else executor
         self.ledger = Ledger() if ledger is None else ledger
         self.evaluation_traffic = Traffic()
+        self.rounds_done = 0
         self._tolerate_failures = tolerate_failures
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientRuntime(method, federation, seed, computing)
@@ -123,7 +141,7 @@ class Engine:
         self.executor.close()
 
     def server(self, round_number: int) -> Server:
-        """The server's half for one round (0 before the first)."""
+        """The server's half for one round; 0 for what lies outside of rounds, with draws of its own."""
         key = fold_in(self.seed, "server", round_number)
         return Server(
             roster=self.federation.roster,
@@ -135,6 +153,7 @@ class Engine:
             _carry_out=self._host.carry_out,
             _key=key,
             _module=self._host.module,
+            round=self.rounds_done if round_number == 0 else round_number,
             _known=self._known,
         )
 
@@ -149,31 +168,38 @@ class Engine:
             DivergenceError: a client's numbers or the server's are not finite, and such are not to be dropped.
             ContractError: the method broke its contract.
         """
-        report = RoundReport(sorted(ids))
+        report, self.rounds_done = RoundReport(sorted(ids)), number
         cohort = _Cohort(report.cohort, self, number, report)
         before = self.store.mark() if self._may_lose_rounds else None
         try:
-            following = self.method.round(state, cohort, self.server(number))
+            server = self.server(number)
+            following = self.method.round(state, cohort, server)
             cohort.finish()
             self._check_state(number, following, state)
-        except (ClientFailure, DivergenceError, ContractError):
+        except (ClientFailure, ContractError):
             raise
         except Exception as error:
-            if not (self._may_lose_rounds and (report.failures or isinstance(error, _StateDiverged))):
+            diverged = isinstance(error, (_StateDiverged, DivergenceError))
+            if diverged and not self._drop_diverged:
                 raise
+            if not (self._may_lose_rounds and (report.failures or diverged)):
+                raise
+            report.client_notes.clear()
             self.store.go_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
                 log.info("it was lost over this", exc_info=error)
             return state, report
+        report.server_notes.update(server.notes)
         return following, report
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
         """The model that this client would use after the last round; its message is booked as evaluation."""
         message = self._inference_message(state, client)
         self.evaluation_traffic.down.update(message.sizes())
-        return self._host.inference_model(client, Message.decode(message.encode()), self.store.read(client))
+        record = self.store.read(client)
+        return self._host.inference_model(client, Message.decode(message.encode()), record, self.rounds_done)
 
     def evaluate(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[EvalResult]:
         """What these clients' inference models say of some of their examples, in order of client id.
@@ -242,6 +268,8 @@ class Engine:
             report.traffic.up.update(reply.sizes())
             if outcome.losses:
                 report.losses.setdefault(client, []).extend(outcome.losses)
+            if outcome.notes:
+                report.client_notes.setdefault(client, {}).update(outcome.notes)
             answered = True
             report.seconds_local += time.perf_counter() - started
             del outcome
@@ -342,7 +370,7 @@ class Engine:
 
         def call(client: ClientId, message: Message) -> Call:
             key = fold_in(self.seed, "client", place.round, place.exchange, client)
-            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key)
+            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key, place.round)
 
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
@@ -355,7 +383,7 @@ class Engine:
         message = self._inference_message(state, client)
         if book:
             self.evaluation_traffic.down.update(message.sizes())
-        return EvalRequest(client, message.encode(), self.store.read(client), parts)
+        return EvalRequest(client, message.encode(), self.store.read(client), parts, self.rounds_done)
 
     def _task(
         self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None

@@ -18,12 +18,13 @@ from potluck.core.errors import ConfigError, DataError, PotluckError, explained
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Site
 from potluck.core.machine import check_fits
+from potluck.core.needs import Offer
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import describe, load
 from potluck.data.federate import Task, fingerprint, matching_test_parts, split_validation
 from potluck.experiment.config import Experiment, ModelSpec
-from potluck.experiment.needs import Offer, check_needs
+from potluck.experiment.needs import check_needs
 from potluck.models import get_model
 
 

@@ -22,7 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
-from potluck.core.method import Method, Need
+from potluck.core.method import Method
+from potluck.core.needs import Need
 from potluck.core.schema import LARGEST
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition

@@ -43,6 +43,7 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         accuracy_common_by_architecture=evaluated.by_architecture("accuracy_common") if evaluated else None,
         accuracy_global=evaluated.accuracy_global if evaluated else None,
         lost=report.lost,
+        notes=report.notes or None,
     )
 
 
@@ -127,11 +128,9 @@ class Records:
 
 
 def line_of(record: RoundRecord) -> dict[str, Any]:
-    """What a round's line holds; only a round that was lost says so."""
-    line = asdict(record)
-    if record.lost is None:
-        del line["lost"]
-    return line
+    """What a round's line holds; only a round that was lost says so, and only one with notes has them."""
+    absent = [name for name in ("lost", "notes") if getattr(record, name) is None]
+    return {name: value for name, value in asdict(record).items() if name not in absent}
 
 
 def lost_in_a_row(path: Path) -> int:

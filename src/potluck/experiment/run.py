@@ -16,6 +16,7 @@ from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
+from potluck.core.needs import Offer
 from potluck.core.rng import Key, fold_in
 from potluck.core.roles import ClientFailure
 from potluck.engine.engine import Engine
@@ -27,7 +28,7 @@ from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
-from potluck.experiment.needs import Offer, check_needs
+from potluck.experiment.needs import check_needs
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
 from potluck.experiment.rehearsal import rehearse
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
@@ -147,6 +148,7 @@ class Run:
                 self.notes += filter(None, [self._checkpoints.complaint()])
                 if self._last:
                     self._state = self._checkpoints.restore(self._last, self._state)
+                    self._engine.rounds_done = self._last.round
             else:  # without a folder every play is the first
                 self._store.restore({})
         except BaseException:

@@ -56,9 +56,9 @@ Departures from the paper
     8. With `models` above 1 each loss has no 1 / M, as in the authors' code, and they step in turn, as in mutual
        learning (Zhang et al. 2018), each seeing its peers' last step. Peers start from weights drawn afresh and stay
        with their client; by a slip all clients share one in the code.
-    9. Local training defaults to Adam, one epoch and batches of 16 like all methods here, and the learning rate stays
-       as it is. The paper has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten
-       epochs, batches of 128 and a cosine schedule over rounds.
+    9. Local training defaults to Adam, a constant rate, one epoch and batches of 16 like all methods here. The paper
+       has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten epochs, batches of 128
+       and a cosine over the rounds (`training.schedule`).
     10. Every sub-problem has all the epochs, as in the authors' code, so a client takes J_k times the steps of one that
        trains the whole net. The paper leaves the number open.
     11. The paper's inference from disk, piece by piece, is not carried out: models are evaluated whole, like all here.

@@ -194,6 +194,7 @@ class FedIN(SharesWeights[State]):
             combine=self.rule_on(inner) if joint else None,
             keep=self.feature_batch if self.feature_training and not self.privacy else 0,
         )
+        client.note(**report.combined)
         if received is not None and inner and not joint:
             yield self.fit_on_features(model, received, inner, report.steps)
         return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20

@@ -27,7 +27,8 @@ Departures from the paper
        "approach the consensus". `digest_loss="mse"` is what ports use.
     3. Public rows are drawn uniformly; the authors' code draws as many of each public label. A digest batch has 128
        examples, the code's 256.
-    4. Every digest and every revisit starts a fresh optimiser; the authors' code keeps one per client.
+    4. Every digest and every revisit starts a fresh optimiser by default; the authors' code keeps one per client. With
+       `training.persist` and `digestion.persist` each of the two keeps one of its own.
     5. Only the clients that were drawn score, digest and revisit, and the consensus is theirs; in the paper all clients
        take part in every round.
     6. A revisit is one epoch in batches of 16 by default; the code's is 2 or 4 epochs in batches of 5.

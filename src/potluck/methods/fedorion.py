@@ -182,7 +182,8 @@ class FedORION(Method[State]):
         extras = {"examples": replies.entries("examples")}
         frozen = {"teachers": nn.ModuleList(teacher(server, id, reply) for id, reply in replies.items())}
         loss = NoiseLoss(keep=self.aggregation)
-        server.fit(Fit(student, loss, self._noise(server), self.server_training, extras, frozen=frozen))
+        report = server.fit(Fit(student, loss, self._noise(server), self.server_training, extras, frozen=frozen))
+        server.note(distillation_loss=report.loss)
         return learnt_of(student)
 
     def _noise(self, server: Server) -> Examples:

@@ -33,8 +33,9 @@ Departures from the paper
        `feature_capacity` examples of a class; where the oldest mean fits in part, it counts for as many as fit.
     3. Observations are those of the last local epoch, in the forward passes of training; the code's are those of all
        batches of the round.
-    4. Every round's optimiser is new, and its learning rate constant; the code keeps each client's Adam alive for the
-       whole run and divides its rate by 10 at 40 % and 70 % of the rounds.
+    4. Every round's optimiser is new and its learning rate constant by default, as for all methods here. The code keeps
+       each client's Adam alive for the whole run (`training.persist`) and divides its rate by 10 at 40 % and 70 % of
+       the rounds (`training.schedule` with rule "steps", factor 0.1 and these milestones).
     5. Warm-up is a number of rounds; the code's is 5 % of them (10 of 200), or 40 % for the sake of pre-training. A
        round is an epoch, the code's 10 batches of 50.
     6. An example whose class has no average yet has no such term, where the code fails; the loss remains the mean
@@ -73,14 +74,12 @@ class State:
         features: by width, mean features of one client's class, oldest first.
         logits: mean logits of one client's class, oldest first.
         widths: by architecture, the width of its features, as text.
-        rounds: how many were played.
         pool: the server's weights, if weights are shared.
     """
 
     features: dict[str, Rows]
     logits: Rows
     widths: dict[str, str]
-    rounds: int
     pool: GroupWeights
 
 
@@ -113,10 +112,10 @@ class Felo(SharesWeights[State]):
         architectures = sorted({member.architecture for member in server.roster.values()})
         shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
         widths = {name: signature(mid) for name, (_, mid) in shapes.items()}
-        return State({}, {}, widths, rounds=0, pool=self.sharing.initial(server))
+        return State({}, {}, widths, pool=self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        (features, logits), widths = self._averages(state, server.num_classes), state.widths
+        (features, logits), widths = self._averages(state, server), state.widths
         sent = self.sharing.send(
             state.pool, cohort, server, features=lambda m: features.get(widths[m.architecture]), logits=logits
         )
@@ -124,7 +123,6 @@ class Felo(SharesWeights[State]):
         return State(
             *self._stored(state, replies, server),
             widths=state.widths,
-            rounds=state.rounds + 1,
             pool=self.sharing.merge(state.pool, replies, server.roster),
         )
 
@@ -156,10 +154,11 @@ class Felo(SharesWeights[State]):
             logits=means_by_class(report.kept["logits"], labels),
         )
 
-    def _averages(self, state: State, classes: int) -> tuple[dict[str, Table], Table | None]:
+    def _averages(self, state: State, server: Server) -> tuple[dict[str, Table], Table | None]:
         """H by width, and Z; nothing while clients warm up."""
-        if state.rounds < self.warmup_rounds or not state.logits:
+        if server.round <= self.warmup_rounds or not state.logits:
             return {}, None
+        classes = server.num_classes
         features = {width: averages(rows, classes, self.combine) for width, rows in state.features.items()}
         return features, averages(state.logits, classes, self.combine)
 

@@ -27,8 +27,9 @@ Departures from the paper
     2. A client evaluates its slice with statistics measured on its own training data, and does not mask its logits.
     3. `assignment="capacity"` gives a client the largest level that its capacity allows, the code's "fix";
        "dynamic" draws a level for each client of the cohort, all equally likely, where the code has proportions.
-    4. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4
-       and a falling learning rate, 5 epochs and batches of 10. Its limit of the gradient's norm, 1, is kept.
+    4. Local training defaults to Adam at a constant rate like all methods here; the code has SGD with momentum 0.9,
+       weight decay 5e-4, 5 epochs, batches of 10, and a rate that falls by steps (`training.schedule`). Its limit of
+       the gradient's norm, 1, is kept.
     5. With `mask` the loss is cross-entropy, whatever the federation's criterion.
     6. A client that may train a level only in part of the rounds ("dynamic") is evaluated with the level that its
        capacity allows, though it may have trained larger ones: its capacity does not limit what is drawn.

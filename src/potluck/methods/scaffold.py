@@ -10,7 +10,7 @@ Symbols
     c_i       client.state["control"]         kept by the client, also while it is not drawn
     y_i       client.model after local training
     K         report.steps                    steps really taken
-    eta_l     training.lr
+    eta_l     training.lr, in the round that it is
     eta_g     server_lr
 
 Wire
@@ -24,7 +24,7 @@ Limits
     approaches fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
 
 Departures from the paper
-    1. Under Adam, with option "path", the correction is applied after the optimiser's step,
+    1. Under Adam and all optimisers but SGD, with option "path", the correction is applied after the optimiser's step,
        y <- y - eta_l (c - c_i), so that c_i, the mean step of the round, and the correction have one unit. Adding
        it to the gradient before Adam would mix units: Adam's steps are of the order of eta_l whatever the gradient.
     2. A layer that some clients lack is averaged over those that own it, and its control variate divided by the
@@ -45,6 +45,8 @@ Departures from the paper
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
+
+import torch
 
 from potluck.core.federation import Member
 from potluck.core.fields import at_least, require
@@ -94,7 +96,7 @@ class Scaffold(SharesWeights[State]):
     @property
     def corrects_steps(self) -> bool:
         """Whether the correction is made in the space of steps (departure 1) or of gradients."""
-        return self.training.optimizer == "adam" and self.option == "path"
+        return self.training.optimizer != "sgd" and self.option == "path"
 
     def init(self, server: Server) -> State:
         pool = self.sharing.initial(server)
@@ -117,6 +119,7 @@ class Scaffold(SharesWeights[State]):
             g: {n: w + drawn[g][n] / whole[g][n] * dc[g][n] if n in dc.get(g, {}) else w for n, w in c.items()}
             for g, c in state.control.items()
         }
+        server.note(control_norm=norm(control))
         return State(means.over(moved, "buffers"), control)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
@@ -143,7 +146,7 @@ class Scaffold(SharesWeights[State]):
         y = parameters_of(client.model)
         if new_c_i is None:  # Alg. 1, l. 12, option II
             steps = effective_steps(report.steps, self.training.momentum)
-            new_c_i = plus(minus(c_i, c), minus(x, y), 1 / (steps * self.training.lr))
+            new_c_i = plus(minus(c_i, c), minus(x, y), 1 / (steps * self.training.at(client.round).lr))
         client.state["control"] = new_c_i
         return self.sharing.reply(client, weights=None, dy=minus(y, x), dc=minus(new_c_i, c_i))
 
@@ -166,6 +169,12 @@ def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
     correction = minus(extras["c"], extras["c_i"])
     unreached = {name: tensor for name, tensor in correction.items() if name not in gradient}
     return {**plus(gradient, correction), **unreached}
+
+
+def norm(control: GroupWeights) -> float:
+    """The L2 norm of c, all layers and groups together."""
+    tensors = [tensor for weights in control.values() for tensor in weights.values()]
+    return float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]).norm())
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -81,7 +81,6 @@ class State:
         vaes: by signature, the weights of the VAE.
         taught: by signature, the classes that the VAE has seen, bool (classes,).
         signatures: by architecture, the signature of its features.
-        rounds: how many were played.
         pool: the server's weights, if weights are shared.
     """
 
@@ -90,7 +89,6 @@ class State:
     vaes: dict[str, Weights]
     taught: dict[str, Tensor]
     signatures: dict[str, str]
-    rounds: int
     pool: GroupWeights
 
 
@@ -143,10 +141,10 @@ class Velo(SharesWeights[State]):
         architectures = sorted({member.architecture for member in server.roster.values()})
         shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
         signatures = {name: signature(found[self.use == "target"]) for name, found in shapes.items()}
-        return State({}, {}, {}, {}, signatures, rounds=0, pool=self.sharing.initial(server))
+        return State({}, {}, {}, {}, signatures, pool=self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        ready, kinds = state.rounds >= self.warmup_rounds, state.signatures
+        ready, kinds = server.round > self.warmup_rounds, state.signatures
         synthetic = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
         logits = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
         sent = self.sharing.send(
@@ -192,14 +190,14 @@ class Velo(SharesWeights[State]):
             new = one_each(reply["features"], reply["labels"])
             features[name] = stored(features.get(name), new, self.feature_capacity)
             logits = stored(logits, one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity)
-        vaes, taught, rounds = dict(state.vaes), dict(state.taught), state.rounds + 1
-        if rounds >= self.warmup_rounds and rounds % self.vae_every == 0:
+        vaes, taught = dict(state.vaes), dict(state.taught)
+        if server.round >= self.warmup_rounds and server.round % self.vae_every == 0:
             for name, rows in sorted(features.items()):
                 if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
                     vaes[name] = self._fitted(state.vaes.get(name), rows, server)
                     taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
         pool = self.sharing.merge(state.pool, replies, server.roster)
-        return State(features, logits, vaes, taught, state.signatures, rounds, pool)
+        return State(features, logits, vaes, taught, state.signatures, pool)
 
     def _fitted(self, weights: Weights | None, rows: Rows, server: Server) -> Weights:
         """A VAE, new or from these weights, after training on the stored features."""

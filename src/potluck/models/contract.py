@@ -13,6 +13,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.modes import mode
+from potluck.core.needs import Need, split_problem
 from potluck.core.requests import NetPart
 
 
@@ -60,6 +61,15 @@ class StagedNet(nn.Module):
         extracted = self.stages[: self.extractor_stages](x)
         found = self.pool(self.stages[self.extractor_stages :](extracted))
         return {"extracted": extracted, "features": found, "outputs": self.head(found)}
+
+    def split_problem(self) -> str | None:
+        """Why the net cannot be split into extractor, intermediate layers and classifier; None if it can."""
+        if 0 < self.extractor_stages < len(self.stages):
+            return None
+        return (
+            f"{type(self).__name__} has {len(self.stages)} stages, its extractor {self.extractor_stages};"
+            " there must be at least one stage before the cut and one after it"
+        )
 
 
 def features(net: StagedNet, x: Tensor, upto: int) -> Tensor:
@@ -122,14 +132,7 @@ def staged(net: nn.Module) -> StagedNet:
     Raises:
         TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
     """
-    if not isinstance(net, StagedNet):
-        raise TypeError(
-            f"{type(net).__name__} cannot be split into extractor, intermediate layers and classifier;"
-            " expected a StagedNet: give its parts to potluck.models.contract.StagedNet"
-        )
-    if not 0 < net.extractor_stages < len(net.stages):
-        raise TypeError(
-            f"{type(net).__name__} has {len(net.stages)} stages, its extractor {net.extractor_stages};"
-            " expected at least one stage before the cut and one after it"
-        )
+    if (problem := split_problem(net)) is not None:
+        raise TypeError(f"{problem}; {Need.SPLIT_MODEL.advice}")
+    assert isinstance(net, StagedNet)
     return net

@@ -242,8 +242,12 @@ def decompose(
 
 def parameter_copies(training: LocalTraining) -> int:
     """How often training holds a parameter: itself, its gradient, and what the optimiser keeps of it."""
-    moments = 2 if training.optimizer == "adam" else int(training.momentum > 0)
-    return 2 + moments
+    weight = nn.Parameter(torch.zeros(8, 8))
+    weight.grad = torch.zeros_like(weight)
+    optimizer = training.new_optimizer([weight])
+    optimizer.step()
+    moments = [found for found in optimizer.state[weight].values() if isinstance(found, Tensor)]
+    return 2 + math.ceil(sum(found.numel() for found in moments if found.dim()) / weight.numel())
 
 
 def between(net: StagedNet, start: int, stop: int) -> nn.Sequential:

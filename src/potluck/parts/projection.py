@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from potluck.core.fit import Extras
+from potluck.core.fit import Extras, Observed
 from potluck.core.weights import Weights
 
 Granularity = Literal["tensor", "whole", "kernel"]
@@ -35,17 +35,22 @@ class Reconcile:
     granularity: Granularity = "tensor"
     outside: Literal["half", "unit"] = "half"
 
-    def __call__(self, gradients: list[Weights], extras: Extras) -> Weights:
-        """Z of [G_local, G_IN]; a gradient is 0 where its loss does not depend on the weight."""
+    def __call__(self, gradients: list[Weights], extras: Extras) -> tuple[Weights, Observed]:
+        """Z of [G_local, G_IN], a gradient being 0 where its loss does not depend on the weight.
+
+        Observed is the share of the intermediate tensors in which the two oppose each other, b = <G_IN, G_local> < 0.
+        """
         local, feature = gradients
         ours = {n: g for n, g in {**local, **feature}.items() if n in self.inner}
         half = self.multiplier / 2
         outer = half if self.outside == "half" and self.rule == "simplified" else 1.0
         z = {name: outer * g for name, g in local.items() if name not in self.inner}
         local, feature = ({n: g.get(n, torch.zeros_like(like)) for n, like in ours.items()} for g in (local, feature))
+        opposed = [feature[n].flatten() @ local[n].flatten() < 0 for n in local]
+        seen = {"conflict": torch.stack(opposed).float().mean()} if opposed else {}
         if self.rule == "exact":
-            return {**z, **without_conflict(feature, local, self.granularity)}
-        return {**z, **{n: feature[n] + half * local[n] for n in local}}
+            return {**z, **without_conflict(feature, local, self.granularity)}, seen
+        return {**z, **{n: feature[n] + half * local[n] for n in local}}, seen
 
 
 def without_conflict(

@@ -14,7 +14,8 @@ from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site, empty_like
 from potluck.core.fit import LocalTraining
-from potluck.core.method import Method, Need
+from potluck.core.method import Method
+from potluck.core.needs import Need
 from potluck.core.rng import fold_in
 from potluck.core.tree import pack
 from potluck.engine.engine import Engine

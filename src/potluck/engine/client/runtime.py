@@ -35,12 +35,17 @@ Part = Literal["validation", "own", "common"]
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What would the client's inference model say? Its payload and record are as in a `Call`."""
+    """What would the client's inference model say? Its payload and record are as in a `Call`.
+
+    Attributes:
+        round: the last one; 0 before the first.
+    """
 
     client: ClientId
     payload: bytes
     record: bytes | None
     parts: tuple[Part, ...]
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class ClientRuntime:
             ContractError: the handler is none that runs on clients.
         """
         try:
-            client = self._open(call.client, call.record, call.key)
+            client = self._open(call.client, call.record, call.key, call.round)
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
         give_back = partial(self._spares.give_back, self._federation.sites[call.client].architecture, client.model)
@@ -127,7 +132,8 @@ class ClientRuntime:
         """Let the client's inference model predict."""
         site = self._federation.sites[request.client]
         examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
-        model = self.inference_model(request.client, Message.decode(request.payload), request.record)
+        message = Message.decode(request.payload)
+        model = self.inference_model(request.client, message, request.record, request.round)
         shares: dict[Part, float] = {}
         classes: Tensor | None = None
         for part in request.parts:
@@ -146,10 +152,12 @@ class ClientRuntime:
         with torch.inference_mode(), self.computing.arranged(model), self.computing.cast():
             return predict(model, examples).argmax(1)
 
-    def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
-        """The model that a client would use now; whatever the handler changes is forgotten."""
+    def inference_model(
+        self, client_id: ClientId, message: Message, record: bytes | None, round_number: int
+    ) -> nn.Module:
+        """The model that a client would use after a round; whatever the handler changes is forgotten."""
         key = fold_in(self._seed, "inference", client_id)
-        client = self._open(client_id, record, key)
+        client = self._open(client_id, record, key, round_number)
         with isolated(key.fold("handler")):
             found = self._method.inference_model(client, message)
             if not isinstance(found, Generator):
@@ -176,7 +184,7 @@ class ClientRuntime:
         except StopIteration as stop:
             return stop.value
 
-    def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
+    def _open(self, client_id: ClientId, record: bytes | None, key: Key, round_number: int) -> Client:
         site = self._federation.sites[client_id]
         kept = {"state": {}} if record is None else unpack(record)
         return Client(
@@ -191,10 +199,12 @@ class ClientRuntime:
             criterion=self._federation.criterion,
             num_classes=self._federation.num_classes,
             architecture=site.architecture,
+            round=round_number,
             keeps_model=self._method.keeps_model,
             _build=self.build,
             _module=self.module,
             _stored=kept.get("modules", {}),
+            _moments=kept.get("moments", {}),
         )
 
     def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:

@@ -3,11 +3,11 @@
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from potluck.core.errors import EntryError, WireError
+from potluck.core.errors import DivergenceError, EntryError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.fit import Fit, FitReport, Request, watching
 from potluck.core.message import Message
@@ -31,6 +31,7 @@ class Call:
         payload: the encoded message.
         record: what the client kept; None if that is nothing.
         key: of all the call's draws.
+        round: that it belongs to, from 1.
     """
 
     handler: str
@@ -38,6 +39,7 @@ class Call:
     payload: bytes
     record: bytes | None
     key: Key
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Answer:
         losses: mean loss of each fit on the client's own training examples.
         releases: private releases that were made for it.
         released: all that the client has made in the run, by a count of its own; None if it keeps none.
+        notes: numbers that the handler reported, by name.
     """
 
     client: ClientId
@@ -58,6 +61,7 @@ class Answer:
     losses: tuple[float, ...]
     releases: int = 0
     released: int | None = None
+    notes: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Session:
@@ -99,6 +103,11 @@ class Session:
         assert self._request is not None
         return self.call.key.fold(self._request.kind, self._answered[self._request.kind])
 
+    @property
+    def _place(self) -> str:
+        """Of the fit that is asked for, among all of the method: what its optimiser's moments are kept under."""
+        return f"{self.call.handler}.{self._answered[Fit.kind]}"
+
     def advance(self, answer: Any = None) -> Request | Answer | Failure:
         """Run the handler to its next request, or to its end.
 
@@ -124,10 +133,13 @@ class Session:
         return failure(self.call.client, self._name, error)
 
     def _advance(self, answer: Any) -> Request | Answer:
+        if isinstance(self._request, Fit):
+            if self._request.moments is not None:
+                self._client._moments[self._place] = self._request.moments
+            if self._request.data.same_rows(self._client.train):
+                self._losses.append(answer.loss)
         if self._request is not None:
             self._answered[self._request.kind] += 1
-            if isinstance(self._request, Fit) and self._request.data.same_rows(self._client.train):
-                self._losses.append(answer.loss)
         with watching() as built, self._stream.flowing():
             if self._work is None:
                 self._work = self._handler(self._client, Message.decode(self.call.payload))
@@ -135,14 +147,17 @@ class Session:
         self._built += built
         if isinstance(found, Request):
             self._request = found
+            if isinstance(found, Fit):
+                found.training = found.training.at(self.call.round)
+                found.moments = self._client._moments.get(self._place) if found.training.persist else None
             return found
         if forgotten := [type(request).__name__ for request in self._built if not request.done]:
             raise ContractError(
                 f"{self._name} built a {forgotten[0]} on client {self.call.client} but never yielded it:"
                 f" write `yield {forgotten[0]}(...)`"
             )
-        made = self._client.releases
-        reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made)
+        made, notes = self._client.releases, dict(self._client.notes)
+        reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made, notes=notes)
         self._give_back()
         return reply
 
@@ -167,14 +182,14 @@ class Session:
 
     def _record(self) -> bytes | None:
         """What the client keeps."""
-        modules = self._client.kept_modules
-        if not (self._client.keeps_model or self._client.state or modules or self.call.record is not None):
+        client = self._client
+        extra = {"modules": client.kept_modules, "moments": client._moments}  # as they are
+        extra = {name: kept for name, kept in extra.items() if kept}
+        if not (client.keeps_model or client.state or extra or self.call.record is not None):
             return None
-        record: dict[str, Any] = {"state": self._client.state}
-        if modules:
-            record["modules"] = modules
-        if self._client.keeps_model:
-            weights = weights_of(self._client.model)
+        record: dict[str, Any] = {"state": client.state, **extra}
+        if client.keeps_model:
+            weights = weights_of(client.model)
             record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}
         return pack(record)
 
@@ -186,4 +201,7 @@ def full_name(method: Method[Any], handler: str) -> str:
 
 def failure(client: ClientId, handler: str, error: Exception) -> Failure:
     """A client's error as the outcome of its call."""
-    return Failure(client, handler, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, DivergenceError):
+        return Failure(client, handler, str(error), trace, kind="divergence")
+    return Failure(client, handler, f"{type(error).__name__}: {error}", trace)

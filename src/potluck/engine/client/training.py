@@ -1,6 +1,6 @@
 """Local training: how a `Fit` is carried out, one client at a time."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import takes_batch_statistics
 from potluck.core.examples import Batch
-from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Moments, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
@@ -31,6 +31,8 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
     with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
+        for turn, known in zip(turns, fit.moments or [], strict=False):
+            turn.remember(known)
         for step, positions in enumerate(order):
             batch = fit.data.batch(positions, key.fold("augment", step))
             batch = batch._replace(inputs=computing.laid_out(batch.inputs))
@@ -38,8 +40,10 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
             observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
             losses.append(steps[0][0])
     fit.done = True
+    fit.moments = [turn.moments for turn in turns] if fit.training.persist else None
     loss = float(torch.stack(losses).mean())
-    return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
+    combined = {name: mean for turn in turns for name, mean in means(turn.combined).items()}
+    return FitReport(loss, len(order), sum(map(len, order)), observer.collected(), combined)
 
 
 def schedule(examples: int, training: LocalTraining, key: Key, batch_statistics: bool) -> list[list[Tensor]]:
@@ -95,6 +99,16 @@ class Observer:
         return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
 
 
+def and_seen(combined: Weights | tuple[Weights, Observed]) -> tuple[Weights, Observed]:
+    """What `Fit.combine` returned: the gradient, and the scalars that it named, if any."""
+    return combined if isinstance(combined, tuple) else (combined, {})
+
+
+def means(seen: Sequence[Observed]) -> dict[str, float]:
+    """The mean of each scalar over the steps."""
+    return {name: float(torch.stack([of_step[name] for of_step in seen]).mean()) for name in (seen[0] if seen else ())}
+
+
 def widened(tensor: Tensor) -> Tensor:
     """What a lower precision has computed, as it goes over the wire."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
@@ -110,6 +124,25 @@ class _Turn:
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     computing: Numerics
+    combined: list[Observed] = field(default_factory=list[Observed])
+
+    @property
+    def moments(self) -> Moments:
+        """What the optimiser knows of each weight, and what it is an optimiser of."""
+        known = {name: self.optimizer.state.get(weight, {}) for name, weight in self.weights.items()}
+        state = {n: {key: found for key, found in of_one.items() if found is not None} for n, of_one in known.items()}
+        return {"of": self._what, "state": state}
+
+    def remember(self, moments: Moments) -> None:
+        """Take up what an optimiser knew, unless it was another, or of weights of other names or shapes."""
+        if moments["of"] == self._what:
+            for name, known in moments["state"].items():
+                self.optimizer.state[self.weights[name]].update(known)
+
+    @property
+    def _what(self) -> dict[str, str]:
+        optimizer = self.fit.training.optimizer
+        return {name: f"{optimizer} of {tuple(weight.shape)}" for name, weight in self.weights.items()}
 
     def step(self, batch: Batch) -> tuple[Tensor, Observed]:
         """One optimiser step; the first objective's loss, detached, and what was observed."""
@@ -151,7 +184,9 @@ class _Turn:
             gradients.append({name: gradient for name, gradient in named if gradient is not None})
         clipped = self.fit.training.clip_norm is not None
         with torch.no_grad():
-            combined = self.fit.combine(gradients, self.fit.extras)
+            combined, seen = and_seen(self.fit.combine(gradients, self.fit.extras))
+        if seen:
+            self.combined.append(seen)
         for name, weight in self.weights.items():
             gradient = combined.get(name)
             # Clipping works in place; what `combine` returned may be one of the extras.
@@ -220,7 +255,7 @@ def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computi
         mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
         if not mine:
             raise ValueError(f"{_untrained(fit.net, prefixes)}; there is nothing to train")
-        yield _Turn(fit, extras, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
+        yield _Turn(fit, extras, objectives, mine, fit.training.new_optimizer(list(mine.values())), computing)
 
 
 def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:
@@ -233,10 +268,3 @@ def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:
         if found
         else (f"no parameter's name starts with {prefixes}")
     )
-
-
-def _optimizer(training: LocalTraining, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-    decay = training.weight_decay
-    if training.optimizer == "adam":
-        return torch.optim.Adam(weights, lr=training.lr, weight_decay=decay, fused=True)
-    return torch.optim.SGD(weights, lr=training.lr, momentum=training.momentum, weight_decay=decay, fused=True)

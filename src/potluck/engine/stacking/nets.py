@@ -22,7 +22,7 @@ from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, O
 from potluck.core.modes import mode
 from potluck.core.rng import Key
 from potluck.core.weights import Weights
-from potluck.engine.client.training import Observer, reading, schedule
+from potluck.engine.client.training import Observer, and_seen, means, reading, schedule
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.engine.stacking.end_to_end import (
     goes_end_to_end,
@@ -70,6 +70,10 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
     """
     if fits[0].turns is not None:
         raise CannotStack("its objectives take turns")
+    if fits[0].training.optimizer not in ("adam", "sgd"):
+        raise CannotStack(f"its optimizer is {fits[0].training.optimizer}; 'adam' and 'sgd' can be stacked")
+    if fits[0].training.persist:
+        raise CannotStack("its optimiser lasts from round to round")
     if not fits[0].trained():
         raise CannotStack("there is nothing to train")
     stack = _Stack(fits, keys)
@@ -190,7 +194,9 @@ class _Stack:
             found = gradients[0]
             if combine is not None:
                 extras = _taken(self._extras, slice(active))
-                combined = vmap(combine, in_dims=(0, _axes(extras)))(gradients, extras)
+                combined, seen = and_seen(vmap(combine, in_dims=(0, _axes(extras)))(gradients, extras))
+                for place, client in enumerate(self._clients[:active] if seen else ()):
+                    client.combined.append({name: scalars[place] for name, scalars in seen.items()})
                 found = {name: gradient for name, gradient in combined.items() if name in self._optimizer.names}
             if clip is None:
                 return found
@@ -219,6 +225,7 @@ class _Client:
         self.key = key
         self.batches = [positions for epoch in plan for positions in epoch]
         self.losses: list[float] = []
+        self.combined: list[Observed] = []
         self._observer = Observer.of_last_epoch(fit, plan, key.fold("keep"))
 
     def see(self, number: int, observed: Observed) -> None:
@@ -228,7 +235,8 @@ class _Client:
     def report(self) -> FitReport:
         """What the engine answers to the fit."""
         count = len(self.batches)
-        return FitReport(sum(self.losses) / count, count, sum(map(len, self.batches)), self._observer.collected())
+        loss, examples = sum(self.losses) / count, sum(map(len, self.batches))
+        return FitReport(loss, count, examples, self._observer.collected(), means(self.combined))
 
 
 class _Objective(nn.Module):

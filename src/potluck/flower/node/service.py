@@ -24,7 +24,7 @@ from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
 from potluck.flower.node.permitted import permitted
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.introduction import Introduction, Network
-from potluck.flower.wire.schemas import Client, Words, from_outcome, read, round_of, to_job
+from potluck.flower.wire.schemas import Client, Words, from_outcome, read, to_job
 
 
 class Node:
@@ -61,7 +61,7 @@ class Node:
         if not isinstance(outcome, Answer) or not isinstance(job, Call):
             return outcome
         released = self._store.count(outcome.releases)  # before anything leaves, and whether or not it arrives
-        record = self._store.write(outcome.record, job.record, round_of(job))
+        record = self._store.write(outcome.record, job.record, job.round)
         return replace(outcome, record=record, released=released)
 
     def introduce(self) -> Introduction:

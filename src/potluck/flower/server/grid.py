@@ -17,7 +17,7 @@ from potluck.flower import EVALUATION, JOB
 from potluck.flower.server.nodes import Nodes
 from potluck.flower.server.pulling import LONGEST_REPLY, Pulling
 from potluck.flower.wire.envelope import packed, unwrap, wrap
-from potluck.flower.wire.schemas import from_job, round_of, to_outcome
+from potluck.flower.wire.schemas import from_job, to_outcome
 
 _WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
 _REASONS = {
@@ -171,7 +171,7 @@ class _Exchange:
 
 def _group(job: Job) -> str:
     """What Flower's logs are to call a job's round."""
-    return str(round_of(job)) if isinstance(job, Call) else EVALUATION
+    return str(job.round) if isinstance(job, Call) else EVALUATION
 
 
 def _without_payload(job: Job) -> Job:

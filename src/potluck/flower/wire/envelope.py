@@ -24,7 +24,7 @@ MOST_WORDS = 2**20
 """Values, lists and tables; as Python objects they take several hundred bytes each."""
 
 _WORDS, _PAYLOAD, _KIND = "potluck", "payload", "packed"
-_VERSION = 2
+_VERSION = 3
 
 
 def packed(payload: bytes) -> ArrayRecord:

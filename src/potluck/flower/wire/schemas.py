@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.core.errors import WireError
+from potluck.core.notes import MOST_NOTES, NOTE_NAME
 from potluck.core.rng import Key
 from potluck.core.roles import Failure, FailureKind
 from potluck.core.text import one_line
@@ -28,7 +29,13 @@ LONGEST_NAME = 200
 MOST_RELEASES = 10**9
 """Private releases of one client in a run."""
 
+MOST_ROUNDS = 10**9
+"""Of a run."""
+
+_Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 _Releases = Annotated[int, Field(ge=0, le=MOST_RELEASES)]
+_NoteName = Annotated[str, Field(pattern=rf"\A{NOTE_NAME}\z")]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
@@ -47,6 +54,7 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     client: Client
     record: Digest | None
+    round: _Round
 
 
 class _CallWords(_Asked):
@@ -63,6 +71,7 @@ class _AnswerWords(Words):
     record: Digest | None
     releases: _Releases = 0
     released: _Releases | None = None
+    notes: Annotated[dict[_NoteName, _Finite], Field(max_length=MOST_NOTES)] = {}
 
 
 class _FailureWords(Words):
@@ -113,7 +122,7 @@ def read(schema: type[Schema], words: Mapping[str, Any], what: str) -> Schema:
 
 def from_job(job: Job, setting: Mapping[str, Any]) -> Parcel:
     """A job for a node; its `record` is the name of what the node keeps. The setting is what it is a job of."""
-    words = {**setting, "client": job.client, "record": _text(job.record)}
+    words = {**setting, "client": job.client, "record": _text(job.record), "round": job.round}
     if isinstance(job, Call):
         return {**words, "handler": job.handler, "key": list(job.key.path)}, job.payload
     return {**words, "parts": list(job.parts)}, job.payload
@@ -128,18 +137,17 @@ def to_job(parcel: Parcel) -> Job:
     words, payload = parcel
     if "handler" not in words:
         asked = read(_QuestionWords, words, "not a job of Potluck's")
-        return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts))
+        return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts), asked.round)
     called = read(_CallWords, words, "not a job of Potluck's")
-    if not isinstance(called.key[2], int):
-        raise WireError(f"not a job of Potluck's: key: expected a round in its third place, found {called.key[2]!r}")
-    return Call(called.handler, called.client, payload, _bytes(called.record), Key(tuple(called.key)))
+    key = Key(tuple(called.key))
+    return Call(called.handler, called.client, payload, _bytes(called.record), key, called.round)
 
 
 def from_outcome(outcome: Outcome) -> Parcel:
     """What came of a job; as before, `record` is the name of what the node keeps."""
     if isinstance(outcome, Answer):
         words = {"losses": list(outcome.losses), "record": _text(outcome.record)}
-        words |= {"releases": outcome.releases, "released": outcome.released}
+        words |= {"releases": outcome.releases, "released": outcome.released, "notes": dict(outcome.notes)}
         return {"client": outcome.client, "answer": words}, outcome.payload
     if isinstance(outcome, Failure):
         words = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
@@ -166,12 +174,8 @@ def to_outcome(parcel: Parcel) -> Outcome:
         return EvalResult(found.client, found.result.model, found.result.shares, payload)
     assert isinstance(found, _Answered)
     answer = found.answer
-    return Answer(found.client, payload, _bytes(answer.record), tuple(answer.losses), answer.releases, answer.released)
-
-
-def round_of(call: Call) -> int:
-    """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
-    return int(call.key.path[2])
+    record, losses = _bytes(answer.record), tuple(answer.losses)
+    return Answer(found.client, payload, record, losses, answer.releases, answer.released, answer.notes)
 
 
 def _text(record: bytes | None) -> str | None:
