@@ -85,7 +85,7 @@ def test_the_generator_learns_to_be_recognised_by_the_layers_that_were_sent_and_
     for weights in (run.states[0].generator, run.state.generator):
         net = load(server.module("generator", lambda: Generator(3, 4, 16, 8)), weights).eval()
         z = net(labels, torch.randn(60, 4, generator=torch.Generator().manual_seed(0)))
-        losses.append(float(F.cross_entropy((heads[0](z) + heads[1](z)) / 2, labels)))
+        losses.append(F.cross_entropy((heads[0](z) + heads[1](z)) / 2, labels).item())
     assert losses[1] < 0.5 * losses[0]
     plain = play(FedGen(QUICK, STILL, **SMALL), clouds(*BOTH))
     assert_close(run.state.pool, plain.state.pool, **EXACTLY)

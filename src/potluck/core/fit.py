@@ -128,7 +128,6 @@ class Fit(Request):
     turns: Sequence[tuple[str, ...]] | None = None
     keep: int = 0
     frozen: Mapping[str, nn.Module] = field(default_factory=dict[str, nn.Module])
-    done: bool = field(default=False, init=False)
     moments: list[Moments] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

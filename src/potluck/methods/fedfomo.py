@@ -112,9 +112,9 @@ class FedFomo(Method[State]):
         mine = {name: shape for name, shape in member.shapes.items() if name not in member.frozen}
         others = {id: pick(weights, mine) for id, weights in sorted(state.models.items()) if id != str(member.id)}
         fit = [id for id, weights in others.items() if self._may_help(member, server.roster[int(id)], weights)]
-        drawn = [fit[place] for place in torch.randperm(len(fit), generator=server.rng).tolist()]
+        drawn: list[str] = [fit[place] for place in torch.randperm(len(fit), generator=server.rng).tolist()]
         affinity = state.affinity.get(str(member.id), {})
-        liked = sorted(drawn, key=lambda other: -affinity.get(other, 0.0))
+        liked = sorted(drawn, key=lambda id: affinity.get(id, 0.0), reverse=True)  # ties stay in random order
         chosen: list[str] = []
         for _ in range(min(self.peers, len(fit))):
             explores = float(torch.rand((), generator=server.rng)) < self.epsilon
