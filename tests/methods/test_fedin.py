@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
+from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import load, parameters_of
@@ -549,10 +549,10 @@ def test_no_noise_is_no_noise_bit_for_bit(play, clouds):
 @pytest.mark.parametrize("strength", [0.8, 2.0])
 def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play, clouds, strength):
     net = play(FedIN(), clouds("mlp2")).model(0)
-    inputs = uniform(4000, 6)
+    batch = Batch(uniform(4000, 6), torch.zeros(4000, dtype=torch.int64), {})
     with torch.no_grad():
-        _, clean = LocalLoss(F.cross_entropy, 0.0)(net, (inputs, torch.zeros(4000, dtype=torch.int64)), {})
-        _, noisy = LocalLoss(F.cross_entropy, 0.0, strength)(net, (inputs, torch.zeros(4000, dtype=torch.int64)), {})
+        _, clean = LocalLoss(F.cross_entropy, 0.0)(net, batch, {})
+        _, noisy = LocalLoss(F.cross_entropy, 0.0, strength)(net, batch, {})
         added = noisy["s_in"] - clean["s_in"]
         assert added.mean().abs() < 0.05 * strength * clean["s_in"].std()
         assert_close(added.std(), strength * clean["s_in"].std(), rtol=0.05, atol=0)
