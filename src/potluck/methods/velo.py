@@ -115,6 +115,12 @@ class Velo(SharesOnRequest[State], Method[State]):
         combine: how what was reported of a class becomes one.
     """
 
+    variants = {
+        "replay": {"use": "replay"},
+        "shared weights": {"sharing.scope": "layer"},
+        "summed divergence": {"kl_reduction": "sum", "vae_every": 2},
+    }
+
     training: LocalTraining = LocalTraining()
     vae_training: LocalTraining = LocalTraining(epochs=10, batch_size=50)
     use: Literal["target", "replay"] = "target"
