@@ -1,14 +1,27 @@
 """Every method that `potluck list` shows, Potluck's own and those of other packages, through its checks."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from potluck.core.schema import Schema, like, number
 from potluck.methods import get_method, list_methods
 from potluck.testing import Check, checks_of
-from potluck.testing.conformance import declares_its_replies
+from potluck.testing.conformance import declares_its_replies, names_its_variants
+
+QUICK = ("is_deterministic", "sends_what_it_documents", "declares_its_replies", "hyper_parameters_round_trip")
+"""Of a variant: what is checked every time; the other checks carry the mark `slow`."""
+
+
+def marks(check):
+    quick = check.variant is None or check.name.endswith(QUICK)
+    return () if quick else (pytest.mark.slow,)
+
 
 CHECKS = [
-    pytest.param(check, id=f"{name}: {check.name}") for name in list_methods() for check in checks_of(get_method(name))
+    pytest.param(check, id=f"{name}: {check.name}", marks=marks(check))
+    for name in list_methods()
+    for check in checks_of(get_method(name))
 ]
 
 
@@ -44,6 +57,33 @@ class Narrow(get_method("fedavg")):
 def test_declares_its_replies_finds_a_declaration_that_is_missing_or_wrong(method, complaint):
     with pytest.raises(AssertionError, match=complaint):
         declares_its_replies(method)
+
+
+@dataclass(frozen=True)
+class Optional(get_method("fedavg")):
+    """Does what it should with its defaults, and declares nothing under an option."""
+
+    declared: bool = True
+    variants = {"undeclared": {"declared": False}}
+
+    def replies(self, handler, member, message, server):
+        return super().replies(handler, member, message, server) if self.declared else None
+
+
+def test_checks_of__notices_what_only_a_variant_does_wrong():
+    declares_its_replies(Optional)
+    (check,) = [found for found in checks_of(Optional) if found.name == "undeclared: declares_its_replies"]
+    assert check.variant == "undeclared"
+    with pytest.raises(AssertionError, match="local_update has no declaration of its reply"):
+        check.run()
+
+
+@pytest.mark.parametrize("variants", [{"same": {}}, {"one": {"declared": False}, "other": {"declared": False}}])
+def test_names_its_variants__refuses_those_that_check_nothing_new(variants, monkeypatch):
+    names_its_variants(Optional)
+    monkeypatch.setattr(Optional, "variants", variants)
+    with pytest.raises(AssertionError, match=f"the variant '{list(variants)[-1]}' is the same method as"):
+        names_its_variants(Optional)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -369,7 +369,7 @@ def test_a_run_that_goes_on_without_diverged_clients_says_so_and_counts_what_was
 
 
 def test_list_and_show__name_what_a_method_needs(potluck):
-    assert re.search(r"^fedmd .*\. Needs public data\.$", potluck("list", "methods").out, re.MULTILINE)
-    shown = potluck("show", "heterofl").out
+    assert re.search(r"^fedmd .*\. Needs public data\.$", potluck("list methods").out, re.MULTILINE)
+    shown = potluck("show heterofl").out
     assert "needs a model whose width can be cut: if not, choose another model" in shown
     assert "needs one architecture for all clients: if not, give federation.models one name" in shown

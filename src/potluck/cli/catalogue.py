@@ -92,7 +92,7 @@ def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
 def _print_needs(console: Console, cls: type[Method[Any]]) -> None:
     """What the method asks of a federation with its defaults, and what helps where there is none."""
     for need in sorted(cls().needs(), key=str):
-        console.print(f"needs {need}: if not, {need.advice}", highlight=False, markup=False)
+        console.print(f"needs {need}: if not, {need.advice}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_run(console: Console, folder: Path, digest: bool) -> None:

@@ -70,6 +70,9 @@ class Method(Checked, Generic[S]):
     """Whether the server builds clients' networks, for their first weights, their shapes or their replies. False where
     it never does, so that clients on other machines may have networks that the server has never seen."""
 
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Named options of the method: hyper-parameters by dotted key. The conformance suite checks each of them, too."""
+
     @property
     def keeps_model(self) -> bool:
         """Whether a client's model lasts from round to round. False where every round starts from what is sent."""

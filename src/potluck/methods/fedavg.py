@@ -57,6 +57,19 @@ class FedAvg(SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    variants = {
+        "uniform": {"sharing.weighting": "uniform"},
+        "by architecture": {"sharing.scope": "architecture"},
+        "local statistics": {"sharing.buffers": "local"},
+        "measured statistics": {"sharing.buffers": "drop"},
+        "median": {"sharing.combine.rule": "median"},
+        "lasting optimisers": {
+            "training.persist": True,
+            "training.schedule.rule": "cosine",
+            "training.schedule.rounds": 3,
+        },
+    }
+
     training: LocalTraining = LocalTraining()
     sharing: Sharing = Sharing()
 

@@ -100,6 +100,13 @@ class FeDepth(DepthWise, SharesWeights[State]):
         link: how Pi_j meets the classifier's size of image: every s-th row and column ("subsample"), or means.
     """
 
+    variants = {
+        "bypass": {"partial": "bypass"},
+        "without a buffer": {"buffer": False},
+        "averaging link": {"link": "average"},
+        "two models": {"models": 2},
+    }
+
     link: Link = "subsample"
 
     def needs(self) -> frozenset[Need]:

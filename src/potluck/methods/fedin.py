@@ -123,6 +123,15 @@ class FedIN(SharesWeights[State]):
         sharing: who averages with whom.
     """
 
+    variants = {
+        "exact": {"rule": "exact"},
+        "exact, whole": {"rule": "exact", "granularity": "whole"},
+        "sequential": {"optimization": "sequential"},
+        "noise": {"noise": 0.8},
+        "without features": {"feature_training": False},
+        "more batches": {"feature_batches": 4, "outside": "unit"},
+    }
+
     training: LocalTraining = LocalTraining()
     mu: Annotated[float, at_least(0)] = 0.1
     feature_training: bool = True

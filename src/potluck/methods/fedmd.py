@@ -71,6 +71,12 @@ class FedMD(Method[State]):
         combine: how the clients' logits become the consensus.
     """
 
+    variants = {
+        "squared": {"digest_loss": "mse"},
+        "without pre-training": {"pretrain": False},
+        "lasting optimisers": {"training.persist": True, "digestion.persist": True},
+    }
+
     builds_clients_models = False
     training: LocalTraining = LocalTraining()
     digestion: LocalTraining = LocalTraining(batch_size=128)

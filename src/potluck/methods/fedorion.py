@@ -20,6 +20,7 @@ Symbols
 Wire
     down      common |theta_g|
     up        own differs * |theta_i|, common |theta_g|, examples 1
+    with      aggregation=false also: up common at most |theta_g|
 
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true
@@ -101,6 +102,15 @@ class FedORION(Method[State]):
             clients of the federation train on would fill.
         combine: how the clients' copies of the global model become one.
     """
+
+    variants = {
+        "simultaneous": {"order": "simultaneous"},
+        "without mutual learning": {"mutual": False},
+        "without aggregation": {"aggregation": False},
+        "without distillation": {"distillation": False},
+        "weak clients": {"mutual_from": 0.75},
+        "lasting optimisers": {"training.persist": True},
+    }
 
     training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
     server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)

@@ -97,6 +97,16 @@ class Felo(SharesWeights[State]):
         combine: how what was reported of a class becomes one.
     """
 
+    variants = {
+        "shared weights": {"sharing.scope": "layer"},
+        "as the code trains": {
+            "training.persist": True,
+            "training.schedule.rule": "steps",
+            "training.schedule.factor": 0.1,
+            "training.schedule.milestones": [1],
+        },
+    }
+
     training: LocalTraining = LocalTraining()
     alpha: Annotated[float, at_least(0)] = 0.5
     warmup_rounds: Annotated[int, at_least(0)] = 1

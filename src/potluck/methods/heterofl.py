@@ -14,6 +14,7 @@ Symbols
 Wire
     down      weights |slice| + |w|, rate 1
     up        weights |slice|, labels classes * flag, statistics |b|, batches 1
+    with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
 
 Limits
     approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
@@ -89,6 +90,12 @@ class HeteroFL(Method[State]):
             such labels are left out of the mean in either case.
         combine: how the clients' values of a weight become one.
     """
+
+    variants = {
+        "dynamic": {"assignment": "dynamic"},
+        "unmasked": {"mask": False},
+        "median": {"combine.rule": "median"},
+    }
 
     training: LocalTraining = LocalTraining(clip_norm=1.0)
     levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)

@@ -41,6 +41,10 @@ class Local(Method[State]):
         training: a client's local training.
     """
 
+    variants = {
+        "lasting optimisers": {"training.persist": True},
+    }
+
     builds_clients_models = False
     training: LocalTraining = LocalTraining()
 

@@ -67,6 +67,12 @@ class State:
 class MFeDepth(DepthWise, SharesWeights[State]):
     """Hyper-parameters of m-FeDepth: those of FeDepth's `DepthWise`."""
 
+    variants = {
+        "bypass": {"partial": "bypass"},
+        "without a buffer": {"buffer": False},
+        "two models": {"models": 2},
+    }
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
 

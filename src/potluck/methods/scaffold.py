@@ -82,6 +82,16 @@ class Scaffold(SharesWeights[State]):
         sharing: who averages with whom.
     """
 
+    variants = {
+        "gradient": {"option": "gradient"},
+        "by samples": {"control_weighting": "samples"},
+        "gradient, falling rate": {
+            "option": "gradient",
+            "training.schedule.rule": "exponential",
+            "training.schedule.factor": 0.5,
+        },
+    }
+
     training: LocalTraining = LocalTraining()
     option: Literal["path", "gradient"] = "path"
     server_lr: Annotated[float, at_least(0)] = 1.0

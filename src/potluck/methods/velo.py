@@ -114,6 +114,12 @@ class Velo(SharesWeights[State]):
         combine: how what was reported of a class becomes one.
     """
 
+    variants = {
+        "replay": {"use": "replay"},
+        "shared weights": {"sharing.scope": "layer"},
+        "summed divergence": {"kl_reduction": "sum", "vae_every": 2},
+    }
+
     training: LocalTraining = LocalTraining()
     vae_training: LocalTraining = LocalTraining(epochs=10, batch_size=50)
     use: Literal["target", "replay"] = "target"

@@ -16,7 +16,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from potluck.engine.engine import Engine
 from potluck.methods.heterofl import level_within
 from potluck.models.contract import feature_shapes
 from potluck.testing.limits import section
+from potluck.testing.worlds import quick
 
 _NUMBER_BYTES = 8
 _BOUND = "at most "
@@ -116,6 +117,21 @@ def documented(method: type[Method[Any]]) -> list[Documented]:
         laid = {way: plain[way] | more.get(way, {}) for way in plain}
         found.append(Documented(tuple(shlex.split(overrides, posix=False)), **laid))
     return found
+
+
+def applying(method: type[Method[Any]], overrides: Sequence[str]) -> Documented:
+    """What is documented for these hyper-parameters: of the defaults, and of each "with" whose overrides they have.
+
+    Raises:
+        AssertionError: as `documented`.
+    """
+    plain, *others = documented(method)
+    subject, found = quick(method, overrides), {"down": dict(plain.down), "up": dict(plain.up)}
+    for other in others:
+        if quick(method, (*overrides, *other.overrides)) == subject:
+            found["down"] |= {name: size for name, size in other.down.items() if plain.down.get(name) != size}
+            found["up"] |= {name: size for name, size in other.up.items() if plain.up.get(name) != size}
+    return Documented(tuple(overrides), **found)
 
 
 def check_size(formula: str, sent: int, places: Iterable[Place]) -> str | None:

@@ -1,6 +1,7 @@
 """Toy federations: small enough to play a round in milliseconds, different enough to catch mistakes."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from math import ceil
@@ -157,6 +158,11 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
         return method
     tree = override({}, assignments)
     return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
+
+
+def assigned(variant: Mapping[str, Any]) -> tuple[str, ...]:
+    """A variant of a method as `key=value` overrides."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in variant.items())
 
 
 def play(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
