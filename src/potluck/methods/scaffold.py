@@ -58,6 +58,7 @@ from potluck.core.modes import mode
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, like
 from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
+from potluck.parts.normalised import effective_steps
 from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
@@ -181,10 +182,3 @@ def full_gradient(client: Client) -> Weights:
     gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
     net.zero_grad()
     return gradient
-
-
-def effective_steps(steps: int, momentum: float) -> float:
-    """How many plain steps of the learning rate `steps` steps with momentum amount to."""
-    if momentum == 0:
-        return steps
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
