@@ -2,8 +2,8 @@
 
 Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481. Algorithm 1.
 
-Clients take different numbers of local steps. The server averages their updates per step, and goes as many steps in this
-direction as they took in the mean; otherwise those that take many steps would decide where all end.
+Clients take different numbers of local steps. The server averages their updates per step, and goes as many steps in
+this direction as they took in the mean; otherwise those that take many steps would decide where all end.
 
 Symbols
     x         state.pool
@@ -81,7 +81,7 @@ class FedNova(SharesWeights[State]):
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         means = self.sharing.means(replies, server.roster, "d", "steps", "buffers")
-        d, tau = means.of("d"), means.of("steps")
+        d, tau = means.of("d"), means.of("steps")  # sum p_i d_i and tau_eff, by layer
         step = {group: {name: tau[group][name] * d[group][name] for name in d[group]} for group in d}
         moved = {
             group: plus(x, step.get(group, {}), -1.0) for group, x in state.pool.items()
@@ -90,13 +90,14 @@ class FedNova(SharesWeights[State]):
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         sent, d = self.sharing.expected(member, message), like(message["weights"])
-        return Schema(**{**sent, "weights": None, "d": d, "steps": number(1)})
+        most = (self.training.steps or self.training.epochs * member.examples) / (1 - self.training.momentum)
+        return Schema(**{**sent, "weights": None, "d": d, "steps": number(0.5, most)})
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         x = parameters_of(client.model)
         report = yield Fit(client.model, client.objective, client.train, self.training)
-        a = effective_steps(report.steps, self.training.momentum)
+        a = float(effective_steps(report.steps, self.training.momentum))
         d = {name: gap / a for name, gap in minus(x, parameters_of(client.model)).items()}
         return self.sharing.reply(client, weights=None, d=d, steps=a)
