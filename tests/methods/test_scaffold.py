@@ -9,7 +9,8 @@ from torch.testing import assert_close
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import load, minus, zeros_like
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.scaffold import Scaffold, effective_steps
+from potluck.methods.scaffold import Scaffold
+from potluck.parts.normalised import effective_steps
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}

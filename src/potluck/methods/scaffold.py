@@ -57,6 +57,7 @@ from potluck.core.requests import Gradient
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema, like
 from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
+from potluck.parts.normalised import effective_steps
 from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
@@ -185,10 +186,3 @@ def norm(control: GroupWeights) -> float:
     """The L2 norm of c, all layers and groups together."""
     tensors = [tensor for weights in control.values() for tensor in weights.values()]
     return float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]).norm())
-
-
-def effective_steps(steps: int, momentum: float) -> float:
-    """How many plain steps of the learning rate `steps` steps with momentum amount to."""
-    if momentum == 0:
-        return steps
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -10,6 +10,7 @@ from potluck.core.fit import Fit, Request
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Task, bundles
+from potluck.engine.executors.held import Held
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
@@ -64,10 +65,12 @@ class Stacked(Inner):
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
-        done: dict[int, Outcome] = {}
-        for bundle in bundles(tasks, self.at_once):
-            done |= zip(bundle, self.together(host, (tasks[place].make() for place in bundle)), strict=True)
-        return iter([done[place] for place in range(len(tasks))])
+        done, left = Held(), bundles(tasks, self.at_once)
+        for place in range(len(tasks)):
+            while place not in done:
+                bundle = left.pop(0)
+                done.update(zip(bundle, self.together(host, (tasks[place].make() for place in bundle)), strict=True))
+            yield done.pop(place)
 
     def together(self, host: ClientRuntime, jobs: Iterable[Job]) -> list[Outcome]:
         """One outcome a job. Fits of one kind that the jobs ask for at the same time are trained as one."""

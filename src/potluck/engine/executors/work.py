@@ -15,6 +15,7 @@ from potluck.core.roles import Failure
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call
 from potluck.engine.executors import Task, longest_last
+from potluck.engine.executors.held import Held
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Work:
     Every task is put together once, however often it is carried out, so that its bytes are booked once.
 
     Attributes:
-        done: outcomes by place of the task.
+        done: outcomes by place of the task, beyond some in files.
 
     Args:
         host: whose tasks they are.
@@ -69,7 +70,7 @@ class Work:
     """
 
     def __init__(self, host: ClientRuntime, tasks: Sequence[Task], at_once: int, tries: int) -> None:
-        self.done: dict[int, Outcome] = {}
+        self.done = Held()
         self._host = host
         self._tasks = tasks
         self._tries = tries
@@ -88,7 +89,7 @@ class Work:
         """Note what came of a bundle."""
         found = dict(zip(bundle.places, outcomes, strict=True))
         if bundle.search is None:
-            self.done |= found
+            self.done.update(found)
         else:
             self._note(bundle.search, found)
 
@@ -111,7 +112,7 @@ class Work:
         elif len(bundle.jobs) == 1 or bundle.cleared:
             then = "no more tries"
             together = f" {self._tries} times with {bundle.clients} together, and not alone" if bundle.cleared else ""
-            self.done |= self._failures(bundle, how + together)
+            self.done.update(self._failures(bundle, how + together))
         else:
             then = "each is tried alone, to find the one that ends it"
             search = _Search(bundle)
@@ -125,10 +126,10 @@ class Work:
         bundle = search.bundle
         if len(search.outcomes) < len(bundle.jobs):
             return
-        self.done |= {place: search.outcomes[place] for place in search.guilty}
+        self.done.update({place: search.outcomes[place] for place in search.guilty})
         others = {p: job for p, job in zip(bundle.places, bundle.jobs, strict=True) if p not in search.guilty}
         if len(others) == 1:  # it was alone already
-            self.done |= {place: search.outcomes[place] for place in others}
+            self.done.update({place: search.outcomes[place] for place in others})
         elif others:
             self._left.append(Bundle([*others], [*others.values()], cleared=not search.guilty))
 

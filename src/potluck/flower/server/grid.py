@@ -13,6 +13,7 @@ from potluck.core.roles import Failure
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Executor, Task
+from potluck.engine.executors.held import Held
 from potluck.flower import EVALUATION, JOB
 from potluck.flower.server.nodes import Nodes
 from potluck.flower.server.pulling import LONGEST_REPLY, Pulling
@@ -62,7 +63,7 @@ class GridExecutor(Executor):
         exchange = _Exchange(self._nodes, host, self._timeout)
         exchange.send(tasks, self._words)
         exchange.wait(self._poll)
-        return iter([exchange.outcomes[place] for place in range(len(tasks))])
+        return (exchange.outcomes.pop(place) for place in range(len(tasks)))
 
 
 @dataclass
@@ -79,7 +80,7 @@ class _Exchange:
     """Jobs that are out together."""
 
     def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float) -> None:
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes = Held()
         self._nodes = nodes
         self._host = host
         self._timeout = timeout
