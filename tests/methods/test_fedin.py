@@ -218,7 +218,7 @@ def test_where_the_local_gradient_vanishes_the_exact_rule_keeps_the_feature_grad
 def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
     federation = clouds("norm3", "norm3")
     run = play(FedIN(), federation)
-    net, batch, _ = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
+    net, batch = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
     extras = {"anchor": {n: p.detach() - 0.1 for n, p in net.named_parameters()}}
     extras["features"] = {"s_in": uniform(5, 8), "s_out": uniform(5, 8, seed=1)}
     losses = [LocalLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
