@@ -562,7 +562,7 @@ def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play
 def test_the_loss_and_the_upload_are_those_of_the_noisy_features(play, clouds):
     net = play(FedIN(), clouds("mlp2")).model(0)
     targets = torch.zeros(20, dtype=torch.int64)
-    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, (uniform(20, 6), targets), {})
+    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, Batch(uniform(20, 6), targets, {}), {})
     assert_close(loss, F.cross_entropy(net.head(seen["s_out"]), targets))
     run = play(FedIN(noise=5.0), clouds("mlp2"), rounds=1)
     pairs = run.wire.replied["local_update"][0][0]["features"]
