@@ -219,7 +219,7 @@ def test_where_the_local_gradient_vanishes_the_exact_rule_keeps_the_feature_grad
 def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
     federation = clouds("norm3", "norm3")
     run = play(FedIN(), federation)
-    net, batch, _ = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
+    net, batch = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
     extras = {"anchor": {n: p.detach() - 0.1 for n, p in net.named_parameters()}}
     extras["features"] = {"s_in": uniform(5, 8), "s_out": uniform(5, 8, seed=1)}
     losses = [LocalLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
@@ -563,7 +563,7 @@ def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play
 def test_the_loss_and_the_upload_are_those_of_the_noisy_features(play, clouds):
     net = play(FedIN(), clouds("mlp2")).model(0)
     targets = torch.zeros(20, dtype=torch.int64)
-    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, (uniform(20, 6), targets), {})
+    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, Batch(uniform(20, 6), targets, {}), {})
     assert_close(loss, F.cross_entropy(net.head(seen["s_out"]), targets))
     run = play(FedIN(noise=5.0), clouds("mlp2"), rounds=1)
     pairs = run.wire.replied["local_update"][0][0]["features"]
