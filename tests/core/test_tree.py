@@ -264,7 +264,7 @@ class Trap:
     def __reduce__(self):
         return Trap.sprung.append, (1,)
 
-    sprung = []  # noqa: RUF012
+    sprung = []
 
 
 def test_nothing_that_arrives_runs():
