@@ -134,7 +134,7 @@ def test_sums_of_real_predictions_are_possible_and_of_the_form_of_zeros(task):
     assert set(task.values(zeros).values()) == {None}
     assert task.fault(targets, WIDTHS[task.name]) is None
     assert task.width_for(targets) == WIDTHS[task.name]
-    assert task.output_shape(targets, WIDTHS[task.name]) == tuple(outputs.shape)
+    assert task.output_shape(torch.zeros(60, 6), WIDTHS[task.name]) == tuple(outputs.shape)
 
 
 def changed(sums, name, at, by):
@@ -188,7 +188,7 @@ def test_auroc_is_as_near_to_the_exact_one_as_its_bound_says_and_the_bound_is_sm
         histogram = Binary().sums(outputs, targets)["scores"][0]
         exact, bound = sk.roc_auc_score(targets.numpy(), outputs[:, 0].numpy()), auroc_error(histogram)
         assert abs(auroc(histogram) - exact) <= bound + 1e-12
-        assert bound < (0.1 if scale < 1 else 0.005)
+        assert bound < (0.1 if scale < 1 else 0.01)
 
 
 def test_auroc_of_scores_in_one_bin_is_a_half_and_its_bound_says_that_nothing_is_known():
@@ -325,11 +325,11 @@ def test_check_targets_refuses_what_the_task_cannot_use_in_one_line(task, target
     assert "{" not in str(caught.value)
 
 
-def test_strata_are_classes_and_nothing_else_has_any():
-    assert {name for name, task in TASKS.items() if task.strata(drawn(task, 5)[1]) is not None} == {
-        "classification",
-        "binary",
-    }
+def test_labels_are_the_targets_of_single_label_tasks_and_of_others_all_the_same():
+    for name, task in TASKS.items():
+        targets = drawn(task, 5)[1]
+        assert task.has_labels == (name in ("classification", "binary"))
+        assert torch.equal(task.labels(targets), targets if task.has_labels else torch.zeros(5, dtype=torch.int64))
 
 
 def test_task_named_knows_all_and_names_the_nearest():

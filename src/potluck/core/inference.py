@@ -1,10 +1,14 @@
 """Predictions without training: evaluation mode, no gradients, batch by batch."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from potluck.core.examples import Examples
 from potluck.core.modes import mode
+
+_AT_ONCE = 2**20
 
 
 def predict(net: nn.Module, examples: Examples, batch_size: int = 100) -> Tensor:
@@ -15,3 +19,21 @@ def predict(net: nn.Module, examples: Examples, batch_size: int = 100) -> Tensor
     """
     with mode(net, training=False), torch.no_grad():
         return torch.cat([net(inputs) for inputs, _ in examples.batches(batch_size)])
+
+
+def predictions(net: nn.Module, examples: Examples, batch_size: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs and targets of all examples in order, as many examples at once as have a million outputs or so.
+
+    As in `predict`, and never all of them in memory together; the net is in evaluation mode until the last is taken.
+    """
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    with mode(net, training=False), torch.no_grad():
+        for batch in examples.batches(batch_size):
+            outputs.append(net(batch[0]))
+            targets.append(batch[1])
+            if sum(output.numel() for output in outputs) >= _AT_ONCE:
+                yield torch.cat(outputs), torch.cat(targets)
+                outputs, targets = [], []
+        if outputs:
+            yield torch.cat(outputs), torch.cat(targets)

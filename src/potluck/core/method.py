@@ -28,6 +28,8 @@ class Need(Enum):
     WIDTH_SLICES = "a model whose width can be cut"
     PUBLIC_DATA = "public data"
     VALIDATION = "a validation part for every client"
+    CLASSES = "a task with one class for each example"
+    ONE_OUTPUT = "a task with one output for each example, not one for each position"
 
 
 def on_client(handler: Handler) -> Handler:

@@ -59,15 +59,21 @@ class Task(ABC):
         metrics: what is measured; the first is the primary one, by which rounds are chosen.
         has_classes: whether an output (width,) holds one logit for each class, and a target is one class. Methods that
             count, average or distil by class assume it.
+        has_labels: whether every example has one label, by which examples can be dealt unequally.
         by_position: whether there is an output (width,) for each position of an example rather than for the example.
-        targets: what targets have to be, in words.
+        targets: what targets have to be, in words with {0} for `width` - 1 and {1} for `width`.
+        dtypes: the types that targets may have.
+        axes: how many axes they may have.
     """
 
     name: ClassVar[str]
     metrics: tuple[Metric, ...]
     has_classes: ClassVar[bool] = False
+    has_labels: ClassVar[bool] = False
     by_position: ClassVar[bool] = False
     targets: ClassVar[str]
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.int64,)
+    axes: ClassVar[tuple[int, ...]] = (1,)
 
     @property
     def primary(self) -> Metric:
@@ -83,9 +89,17 @@ class Task(ABC):
     def fault(self, targets: Tensor, width: int) -> str | None:
         """What is wrong with targets (n, ...), at least one, for outputs of this width; None if nothing is."""
 
+    def form_fault(self, targets: Tensor) -> str | None:
+        """What is wrong with targets at any width: their type, or how many axes they have."""
+        return _kind_fault(targets, self.dtypes, self.axes)
+
+    def targets_for(self, width: int | None = None) -> str:
+        """What targets have to be, in words."""
+        return self.targets.format(*(("width - 1", "width") if width is None else (width - 1, width)))
+
     @abstractmethod
     def width_for(self, targets: Tensor) -> int:
-        """The width that outputs need for these training targets, which have no fault at some width."""
+        """The width that outputs need for these training targets, which have no fault of form."""
 
     @abstractmethod
     def zeros(self, width: int) -> dict[str, Tensor]:
@@ -109,13 +123,13 @@ class Task(ABC):
     def values(self, sums: Sums) -> Values:
         """Every metric by name; None where these sums do not define it."""
 
-    def strata(self, targets: Tensor) -> Tensor | None:
-        """A label (n,) for each example, by which examples can be dealt unequally; None where there is none."""
-        return None
+    def labels(self, targets: Tensor) -> Tensor:
+        """A label (n,), int64, for each example; the same one where the task has none."""
+        return targets if self.has_labels else torch.zeros(len(targets), dtype=torch.int64)
 
-    def output_shape(self, targets: Tensor, width: int) -> tuple[int, ...]:
-        """The shape that outputs must have for a batch of targets."""
-        return (*targets.shape[:2], width) if self.by_position else (len(targets), width)
+    def output_shape(self, inputs: Tensor, width: int) -> tuple[int, ...]:
+        """The shape that outputs must have for a batch of prepared inputs (n, ...)."""
+        return (*inputs.shape[:2], width) if self.by_position else (len(inputs), width)
 
     def check_targets(self, targets: Tensor, width: int, whose: str) -> None:
         """Refuse targets that this task cannot be trained or measured on.
@@ -129,7 +143,7 @@ class Task(ABC):
             DataError: they are no targets of this task; says what was found and what was expected.
         """
         if targets.numel() and (found := self.fault(targets, width)):
-            raise DataError(f"{whose} {found}; {self.name} expects {self.targets.format(last=width - 1, width=width)}")
+            raise DataError(f"{whose} {found}; {self.name} expects {self.targets_for(width)}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,8 @@ class Classification(Task):
 
     name = "classification"
     has_classes = True
-    targets = "one class number from 0 to {last} for each example (int64)"
+    has_labels = True
+    targets = "one class number from 0 to {0} for each example (int64)"
     scores: bool = False
 
     @property
@@ -163,15 +178,11 @@ class Classification(Task):
 
     def fault(self, targets: Tensor, width: int) -> str | None:
         """Anything but class numbers."""
-        return _kind_fault(targets, (torch.int64,), 1) or _range_fault(targets, 0, width - 1)
+        return self.form_fault(targets) or _range_fault(targets, 0, width - 1)
 
     def width_for(self, targets: Tensor) -> int:
         """One more than the largest class."""
         return int(targets.max()) + 1
-
-    def strata(self, targets: Tensor) -> Tensor | None:
-        """The classes."""
-        return targets
 
     def zeros(self, width: int) -> dict[str, Tensor]:
         """See `sums`."""
@@ -231,6 +242,7 @@ class Binary(Task):
 
     name = "binary"
     metrics = (ACCURACY, Metric("f1", "F1", percent=True), _BALANCED, _AUROC, _ECE)
+    has_labels = True
     targets = "0 or 1 for each example (int64), and networks with one output"
 
     @property
@@ -240,15 +252,11 @@ class Binary(Task):
 
     def fault(self, targets: Tensor, width: int) -> str | None:
         """Anything but 0 and 1."""
-        return _kind_fault(targets, (torch.int64,), 1) or _range_fault(targets, 0, 1) or _width_fault(width, 1)
+        return self.form_fault(targets) or _range_fault(targets, 0, 1) or _width_fault(width, 1)
 
     def width_for(self, targets: Tensor) -> int:
         """One."""
         return 1
-
-    def strata(self, targets: Tensor) -> Tensor | None:
-        """The targets."""
-        return targets
 
     def zeros(self, width: int) -> dict[str, Tensor]:
         """See `sums`."""
@@ -300,7 +308,9 @@ class MultiLabel(Task):
         _MACRO_F1,
         _AUROC,
     )
-    targets = "0 or 1 for each of {width} labels of an example, (n, {width})"
+    targets = "0 or 1 for each of {1} labels of an example, (n, {1})"
+    dtypes = (torch.float32, torch.int64, torch.uint8, torch.bool)
+    axes = (2,)
 
     @property
     def criterion(self) -> Criterion:
@@ -309,8 +319,7 @@ class MultiLabel(Task):
 
     def fault(self, targets: Tensor, width: int) -> str | None:
         """Anything but 0 and 1 for each label."""
-        kinds = (torch.int64, torch.float32, torch.uint8, torch.bool)
-        found = _kind_fault(targets, kinds, 2) or _width_fault(width, targets.shape[1])
+        found = self.form_fault(targets) or _width_fault(width, targets.shape[1])
         if not found and not bool(((targets == 0) | (targets == 1)).all()):
             found = "hold other numbers than 0 and 1"
         return found
@@ -380,7 +389,9 @@ class Regression(Task):
         Metric("rmse", "RMSE", higher_is_better=False),
         Metric("r2", "R2"),
     )
-    targets = "finite numbers (float32), (n,) for networks with one output or (n, {width})"
+    targets = "finite numbers (float32), (n,) for networks with one output or (n, {1})"
+    dtypes = (torch.float32, torch.float64)
+    axes = (1, 2)
 
     @property
     def criterion(self) -> Criterion:
@@ -389,8 +400,7 @@ class Regression(Task):
 
     def fault(self, targets: Tensor, width: int) -> str | None:
         """Anything but finite numbers, as many as there are outputs."""
-        found = _kind_fault(targets, (torch.float32, torch.float64), min(targets.dim(), 2) or 1)
-        found = found or _width_fault(width, self.width_for(targets))
+        found = self.form_fault(targets) or _width_fault(width, self.width_for(targets))
         return found or (None if bool(targets.isfinite().all()) else "hold NaN or infinity")
 
     def width_for(self, targets: Tensor) -> int:
@@ -451,7 +461,8 @@ class NextToken(Task):
     name = "next_token"
     metrics = (Metric("perplexity", "perplexity", higher_is_better=False), ACCURACY)
     by_position = True
-    targets = f"a token from 0 to {{last}}, or {IGNORED} for none, for each position of an example (int64), (n, t)"
+    targets = f"a token from 0 to {{0}}, or {IGNORED} for none, for each position of an example (int64), (n, t)"
+    axes = (2,)
 
     @property
     def criterion(self) -> Criterion:
@@ -460,7 +471,7 @@ class NextToken(Task):
 
     def fault(self, targets: Tensor, width: int) -> str | None:
         """Anything but tokens."""
-        return _token_fault(targets, width)
+        return self.form_fault(targets) or _range_fault(torch.where(targets == IGNORED, 0, targets), 0, width - 1)
 
     def width_for(self, targets: Tensor) -> int:
         """One more than the largest token."""
@@ -509,7 +520,8 @@ class TokenClassification(Task):
     name = "token_classification"
     metrics = _CLASS_METRICS
     by_position = True
-    targets = f"a class from 0 to {{last}}, or {IGNORED} for none, for each position of an example (int64), (n, t)"
+    targets = f"a class from 0 to {{0}}, or {IGNORED} for none, for each position of an example (int64), (n, t)"
+    axes = (2,)
 
     @property
     def criterion(self) -> Criterion:
@@ -518,7 +530,7 @@ class TokenClassification(Task):
 
     def fault(self, targets: Tensor, width: int) -> str | None:
         """Anything but classes."""
-        return _token_fault(targets, width)
+        return self.form_fault(targets) or _range_fault(torch.where(targets == IGNORED, 0, targets), 0, width - 1)
 
     def width_for(self, targets: Tensor) -> int:
         """One more than the largest class."""
@@ -604,8 +616,8 @@ def _that_count(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs[counts], targets[counts]
 
 
-def _kind_fault(targets: Tensor, dtypes: tuple[torch.dtype, ...], dimensions: int) -> str | None:
-    if targets.dtype in dtypes and targets.dim() == dimensions:
+def _kind_fault(targets: Tensor, dtypes: tuple[torch.dtype, ...], axes: tuple[int, ...]) -> str | None:
+    if targets.dtype in dtypes and targets.dim() in axes:
         return None
     return f"are {str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
 
@@ -617,12 +629,6 @@ def _range_fault(targets: Tensor, least: int, most: int) -> str | None:
 
 def _width_fault(width: int, needed: int) -> str | None:
     return None if width == needed else f"need networks with {needed} outputs, and these have {width}"
-
-
-def _token_fault(targets: Tensor, width: int) -> str | None:
-    if found := _kind_fault(targets, (torch.int64,), 2):
-        return found
-    return _range_fault(torch.where(targets == IGNORED, 0, targets), 0, width - 1)
 
 
 def _counts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.method import Need
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.task import CLASSIFICATION, Task
 from potluck.core.weights import learnt_of
 from potluck.models.contract import split
 
@@ -27,6 +28,7 @@ class Offer:
         server_architecture: of the common or global model.
         public: whether there are public examples.
         unvalidated: clients without a validation part.
+        task: what outputs mean.
     """
 
     architectures: Mapping[str, Builder]
@@ -34,6 +36,7 @@ class Offer:
     server_architecture: str
     public: bool
     unvalidated: tuple[ClientId, ...]
+    task: Task = CLASSIFICATION
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -44,6 +47,7 @@ class Offer:
             server_architecture=federation.server_architecture,
             public=federation.public is not None,
             unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
+            task=federation.task,
         )
 
     @cached_property
@@ -135,6 +139,24 @@ def _validation(offer: Offer) -> str | None:
     )
 
 
+def _classes(offer: Offer) -> str | None:
+    if offer.task.has_classes:
+        return None
+    return (
+        f"it works class by class, and {offer.task.name} has no single class for each example; use a method that takes"
+        " any task, such as fedavg, scaffold or fedin"
+    )
+
+
+def _one_output(offer: Offer) -> str | None:
+    if not offer.task.by_position:
+        return None
+    return (
+        f"it exchanges one output for each example, and {offer.task.name} has one for each position; use a method that"
+        " takes any task, such as fedavg, scaffold or fedin"
+    )
+
+
 _CHECKS: dict[Need, Callable[[Offer], str | None]] = {
     Need.ONE_ARCHITECTURE: _one_architecture,
     Need.NESTED_LAYERS: _nested_layers,
@@ -142,4 +164,6 @@ _CHECKS: dict[Need, Callable[[Offer], str | None]] = {
     Need.WIDTH_SLICES: _width_slices,
     Need.PUBLIC_DATA: _public_data,
     Need.VALIDATION: _validation,
+    Need.CLASSES: _classes,
+    Need.ONE_OUTPUT: _one_output,
 }

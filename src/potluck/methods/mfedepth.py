@@ -69,7 +69,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
     """Hyper-parameters of m-FeDepth: those of FeDepth's `DepthWise`."""
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.ONE_OUTPUT, *([Need.CLASSES] if self.models > 1 else [])}
 
     def init(self, server: Server) -> State:
         self.check_budgets(server)
