@@ -7,7 +7,7 @@ import torch
 from potluck.core.errors import DataError
 from potluck.core.examples import Examples
 from potluck.engine.engine import Engine
-from potluck.engine.inspection import check_class_targets, check_inputs, not_finite
+from potluck.engine.inspection import check_targets, check_inputs, not_finite
 from potluck.methods import get_method
 from potluck.testing.worlds import CLASSES, World, quadratics, quick, toy_federation
 
@@ -69,13 +69,13 @@ def test_inputs_stored_as_bytes_are_fine():
 )
 def test_targets_that_are_no_classes_are_refused(targets, why):
     with pytest.raises(DataError, match=rf"^client 2: the targets of its training {why}"):
-        check_class_targets(changed(2, "train", targets=targets))
+        check_targets(changed(2, "train", targets=targets))
 
 
 def test_class_targets_are_fine_and_regression_is_not():
-    check_class_targets(toy_federation(World()))
+    check_targets(toy_federation(World()))
     with pytest.raises(DataError, match="other tasks cannot be run"):
-        check_class_targets(quadratics())
+        check_targets(quadratics())
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,8 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
         console.print(f"Global model on the common test set: {_of(metric)}{metric.text(value)}", highlight=False)
     if best and best.best_round is not None and best.best_validation is not None:
         console.print(
-            f"Best round on validation data: {best.best_round} ({_of(metric)}{metric.text(best.best_validation)} there)",
+            f"Best round on validation data: {best.best_round}"
+            f" ({_of(metric)}{metric.text(best.best_validation)} there)",
             highlight=False,
         )
     failed = sum(len(record.failed) for record in result.rounds)

@@ -33,7 +33,7 @@ class Evaluation:
     missing: int = 0
     task: Task = CLASSIFICATION
     pooled: Values | None = None
-    sums: Sums = field(default_factory=dict[str, Any])
+    sums: Sums = field(default_factory=dict[str, Any], compare=False)
 
     @property
     def primary(self) -> Metric:
