@@ -137,7 +137,7 @@ def test_a_run_to_compare_with_must_be_there(run):
 
 
 def test_a_curve_has_the_evaluated_rounds_over_what_was_sent_until_then(run):
-    points = curve([run], lambda record: accuracy(record, "personal"))
+    points = curve([run], lambda record: record.value("personal", "accuracy"))
     assert [point.round for point in points] == [2, 4, 6]
     assert [point.megabytes for point in points] == pytest.approx([4.0, 8.0, 13.5])
     assert [point.value.mean for point in points] == pytest.approx([0.4, 0.6, 0.55])
