@@ -23,8 +23,8 @@ SETTINGS = (
     "federation.models=['mlp2', 'mlp3', 'mlp4']",
     "federation.public=holdout",
     "federation.public_fraction=0.2",
-    "method.training.epochs=5",
-    "run.rounds=15",
+    "method.training.epochs=3",
+    "run.rounds=6",
     "run.workers=1",
 )
 
