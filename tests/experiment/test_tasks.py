@@ -177,7 +177,7 @@ def settings(place, **federation: Any):
 
 
 def test_numbers_to_predict_are_refused_until_the_task_is_named(numbers):
-    with pytest.raises(DataError, match="expected whole-number labels.*federation.task = 'regression'"):
+    with pytest.raises(DataError, match=r"expected whole-number labels.*federation\.task = 'regression'"):
         assemble(resolve(settings(numbers)))
     found = assemble(resolve(settings(numbers, task="regression"))).federation
     assert (found.task.name, found.num_classes) == ("regression", 1)
@@ -199,7 +199,7 @@ def test_a_task_is_named_in_a_word_or_a_table_and_a_wrong_one_is_refused(numbers
     assert resolve(named.tree()).task == named.task
     with pytest.raises(ConfigError, match="unknown task 'regresion'; nearest: regression"):
         resolve(settings(numbers, task="regresion"))
-    with pytest.raises(ConfigError, match="federation.task"):
+    with pytest.raises(ConfigError, match=r"federation\.task"):
         resolve(settings(numbers, task={"name": "regression", "scores": True}))
     with pytest.raises(DataError, match="digits: training part: its targets go from 0 to 9; binary expects 0 or 1"):
         assemble(resolve(settings("digits", task="binary")))
