@@ -97,7 +97,7 @@ def intermediate_names(net: nn.Module) -> frozenset[str]:
 
 
 def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
-    """Shapes of one example's features before and after the intermediate layers; an extractor that embeds reads tokens."""
+    """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens."""
     parts = split(net)
     with mode(net, training=False), torch.no_grad():
         tokens = any(isinstance(module, nn.Embedding) for module in parts.extractor.modules())
