@@ -51,9 +51,9 @@ class Reader(nn.Module):
 class CausalConvolution(nn.Conv1d):
     """A convolution (n, t, width) over the last tokens, this one included."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """As many positions as came in."""
-        return super().forward(F.pad(x.transpose(1, 2), (self.kernel_size[0] - 1, 0))).transpose(1, 2)
+        return super().forward(F.pad(input.transpose(1, 2), (self.kernel_size[0] - 1, 0))).transpose(1, 2)
 
 
 class Attention(nn.Module):

@@ -100,7 +100,7 @@ def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, 
     """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens."""
     parts = split(net)
     with mode(net, training=False), torch.no_grad():
-        tokens = any(isinstance(module, nn.Embedding) for module in parts.extractor.modules())
+        tokens = any(isinstance(module, nn.Embedding) for module in net.modules())
         s_in = parts.extractor(torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else None))
         return s_in.shape[1:], parts.intermediate(s_in).shape[1:]
 
