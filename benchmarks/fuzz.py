@@ -91,7 +91,7 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
     outcomes = [
         Answer(0, b"", record, (0.5, 1 / 3)),
         Failure(0, "FedAvg.local_update", "ValueError: no", "Traceback\n  File"),
-        EvalResult(0, "ab" * 16, {"own": 0.5}, b""),
+        EvalResult(0, "ab" * 16, b""),
     ]
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     introduction = Introduction("cnn2(width=8)", 0.5, Network.of(net), 30, 3, 5, (1, 8, 8), 10)

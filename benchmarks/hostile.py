@@ -520,7 +520,7 @@ def _replies() -> Iterator[Attack]:
     yield Attack(
         at,
         "a result for an answer",
-        instead({"client": HOSTILE, "result": {"model": "ab", "shares": {"own": 1.0}}}, pack(None)),
+        instead({"client": HOSTILE, "result": {"model": "ab"}}, pack({})),
     )
     yield Attack(at, "words that are a list", instead([]))
     yield Attack(at, "words 900 deep", instead(nested(900)))

@@ -9,10 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
+from potluck.core.metric import ACCURACY as ACCURACY
+from potluck.core.metric import Metric as Metric
 
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
@@ -24,13 +26,23 @@ CHECKPOINT_SCHEMA = 3
 """Of `last.json` and `best.json`; the first schema knew nothing of the records and the configuration, the second
 had the state in one file."""
 
+Measure = Literal["validation", "personal", "pooled", "common", "global"]
+"""Whose predictions, and on what: of the clients' models, mean over clients, on their own validation parts, their own
+test parts, and the common test set; on all own test parts as if they were one; of the server's model on the common set.
+"""
+Values = dict[str, float | None]
+"""By name of a metric."""
+
 _NO_MATTER = ("seed", "rounds", "executor", "workers")
 """Of a run: what does not make it another experiment."""
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was evaluated.
+    """One line of `rounds.jsonl`.
+
+    The fields named accuracy hold shares between 0 and 1; they are None where nothing was evaluated, and for tasks
+    other than classification. `metrics` holds what is measured of any task.
 
     Attributes:
         round: counted from 1.
@@ -47,6 +59,10 @@ class RoundRecord:
         accuracy_common_mean: mean over clients on the common test set.
         accuracy_common_by_architecture: mean over an architecture's clients on the common test set.
         accuracy_global: the server's model on the common test set.
+        metrics: by measure, every metric of the task, None where the data do not define it; also `personal_std`, the
+            standard deviation over clients, and `personal_worst`, the worst client's, which for a metric of errors is
+            the largest. None where nothing was evaluated, and in runs of earlier versions.
+        metrics_by_architecture: mean over an architecture's clients, by measure ("personal", "common") and name.
         lost: why the round changed nothing, neither the state nor what clients keep; the line has no such entry
             otherwise.
         notes: numbers that the method reported: the server's by name, and as `clients/NAME` the mean over the clients
@@ -71,13 +87,40 @@ class RoundRecord:
     accuracy_common_mean: float | None
     accuracy_common_by_architecture: dict[str, float] | None
     accuracy_global: float | None
+    metrics: dict[str, Values] | None = None
+    metrics_by_architecture: dict[str, dict[str, Values]] | None = None
     lost: str | None = None
     notes: dict[str, float] | None = None
 
     @property
     def evaluated(self) -> bool:
         """Whether models were evaluated after this round."""
-        return self.accuracy_personal_by_architecture is not None
+        return self.metrics is not None or self.accuracy_personal_by_architecture is not None
+
+    def value(self, measure: Measure | Literal["personal_std", "personal_worst"], metric: str) -> float | None:
+        """A metric after this round, also of a run of an earlier version; None where it was not measured."""
+        if self.metrics is not None:
+            return self.metrics.get(measure, {}).get(metric)
+        earlier = {
+            "validation": self.accuracy_validation_mean,
+            "personal": self.accuracy_personal_mean,
+            "personal_std": self.accuracy_personal_std,
+            "personal_worst": self.accuracy_personal_worst,
+            "common": self.accuracy_common_mean,
+            "global": self.accuracy_global,
+        }
+        return earlier.get(measure) if metric == ACCURACY.name else None
+
+    def by_architecture(self, measure: Measure, metric: str) -> dict[str, float]:
+        """The mean over each architecture's clients of a metric, for those that have it; also of an earlier version."""
+        if self.metrics_by_architecture is not None:
+            found = self.metrics_by_architecture.get(measure, {}).items()
+            return {name: value for name, values in found if (value := values.get(metric)) is not None}
+        earlier = {
+            "personal": self.accuracy_personal_by_architecture,
+            "common": self.accuracy_common_by_architecture,
+        }
+        return dict(earlier.get(measure) or {}) if metric == ACCURACY.name else {}
 
 
 @dataclass(frozen=True)
@@ -87,7 +130,9 @@ class ClientRecord:
     Attributes:
         accuracy_personal: on the client's own test part, which has the mixture of classes of its training data.
         accuracy_common: on the whole common test set.
-        accuracy_validation: on the part of its own data that it does not train on.
+        accuracy_validation: on the part of its own data that it does not train on. All three are None for tasks other
+            than classification.
+        metrics: by measure ("personal", "common", "validation"; no others), every metric of the task.
     """
 
     round: int
@@ -98,6 +143,13 @@ class ClientRecord:
     accuracy_personal: float | None
     accuracy_common: float | None
     accuracy_validation: float | None
+    metrics: dict[str, Values] | None = None
+
+    def value(self, measure: str, metric: str) -> float | None:
+        """A metric of this client's model; None where it was not measured."""
+        if self.metrics is not None:
+            return self.metrics.get(measure, {}).get(metric)
+        return getattr(self, f"accuracy_{measure}", None) if metric == ACCURACY.name else None
 
 
 @dataclass(frozen=True)
@@ -123,7 +175,7 @@ class Checkpoint:
         round: the last round that is complete.
         state: files of the method's state; up to the second schema one, of the whole.
         clients: by client, the file of what it keeps.
-        best_validation: the highest mean validation accuracy so far.
+        best_validation: the best mean of the primary metric on validation parts so far.
         best_round: the first round with it.
         records: by file of records, how far it reached; None in a checkpoint of the first schema.
         config: what the run was configured with, as far as it matters to what it computes; None likewise.

@@ -5,12 +5,10 @@ from potluck.analysis.tables import (
     NoteRow,
     Spread,
     TrafficRow,
-    accuracy,
     architecture_table,
     curve,
     group_table,
     note_table,
-    personal_of,
     rounds_to,
     run_table,
     spread,
@@ -141,18 +139,18 @@ def test_a_run_to_compare_with_must_be_there(run):
 
 
 def test_a_curve_has_the_evaluated_rounds_over_what_was_sent_until_then(run):
-    points = curve([run], lambda record: accuracy(record, "personal"))
+    points = curve([run], lambda record: record.value("personal", "accuracy"))
     assert [point.round for point in points] == [2, 4, 6]
     assert [point.megabytes for point in points] == pytest.approx([4.0, 8.0, 13.5])
-    assert [point.accuracy.mean for point in points] == pytest.approx([0.4, 0.6, 0.55])
+    assert [point.value.mean for point in points] == pytest.approx([0.4, 0.6, 0.55])
 
 
 def test_a_curve_over_seeds_has_the_points_that_all_have(seeds, run):
-    (point,) = curve(seeds, personal_of("small"))
-    assert point.accuracy == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
+    (point,) = curve(seeds, lambda record: record.by_architecture("personal", "accuracy").get("small"))
+    assert point.value == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
     assert point.megabytes == pytest.approx(2.5)
-    assert curve([run, seeds[0]], personal_of("small")) == []
-    assert curve([run], personal_of("tiny")) == []
+    assert curve([run, seeds[0]], lambda record: record.by_architecture("personal", "accuracy").get("small")) == []
+    assert curve([run], lambda record: record.by_architecture("personal", "accuracy").get("tiny")) == []
 
 
 def test_note_table__has_a_row_for_each_run_and_note_with_its_last_value(store_run, make_round):

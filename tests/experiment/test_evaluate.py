@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from potluck.core.inference import predict
+from potluck.core.inference import predict, predictions
 from potluck.core.method import on_client
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack
@@ -45,11 +45,11 @@ def test_equal_models_are_run_once(evaluated, monkeypatch):
     engine, state = evaluated
     seen = []
 
-    def counting(net, examples, batch_size=250):
+    def counting(net, examples, batch_size=100):
         seen.append(len(examples))
-        return predict(net, examples, batch_size)
+        return predictions(net, examples, batch_size)
 
-    monkeypatch.setattr("potluck.engine.client.runtime.predict", counting)
+    monkeypatch.setattr("potluck.engine.client.runtime.predictions", counting)
     evaluate(engine, state)
     whole = len(engine.federation.test)
     assert seen.count(whole) == 2, "two architectures share layers, so there are two different models"
@@ -92,7 +92,12 @@ class Evaluating(Sequential):
 
 def all_wrong(result):
     """As if the model were the others', which is where equal models once spoke for each other, and always wrong."""
-    return result if result.common is None else replace(result, payload=pack((result.common + 1) % CLASSES))
+    if "common" not in result.sums:
+        return result
+    table = result.sums["common"]["confusion"]
+    wrong = torch.zeros_like(table)
+    wrong[torch.arange(CLASSES), (torch.arange(CLASSES) + 1) % CLASSES] = table.sum(1)
+    return replace(result, payload=pack({**result.sums, "common": {"confusion": wrong}}))
 
 
 def evaluation_of(executor, **options):
@@ -133,7 +138,7 @@ def test_a_client_that_cannot_be_judged_costs_its_own_row(trusted, liar):
 
 def test_a_client_that_fails_over_the_common_set_costs_nobody_else_that_number():
     def fails(result):
-        return result if result.common is None else Failure(result.client, "evaluation", "MemoryError: none left")
+        return result if "common" not in result.sums else Failure(result.client, "evaluation", "MemoryError: none left")
 
     honest = rows(evaluation_of(Sequential()))
     lacking = rows(evaluation_of(Evaluating(True, fails), tolerate_failures=True))

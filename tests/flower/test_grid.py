@@ -94,7 +94,7 @@ def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():
 
 
 def test_verdicts_and_failures_cross_as_they_are():
-    result = EvalResult(0, "model", {"own": 0.1 + 0.2}, b"classes")
+    result = EvalResult(0, "model", b"sums")
     assert play({"a": answering(result)}, [EvalRequest(0, EMPTY, None, ("own",))])[0] == [result]
     failure = Failure(0, "Method.work", "ValueError: no", "trace")
     assert play({"a": answering(failure)}, [call()])[0] == [failure]
@@ -126,7 +126,7 @@ def empty(message):
         (raising, "its app raised: MemoryError: full"),
         (nonsense, "not an outcome of Potluck's"),
         (empty, "its reply is empty"),
-        (answering(EvalResult(0, "model", {}, EMPTY)), "evaluates its model where it was called"),
+        (answering(EvalResult(0, "model", EMPTY)), "evaluates its model where it was called"),
         (answering(Answer(7, EMPTY, None, ())), "its node answers for client 7"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_node_has_as_many_threads_as_the_run_whatever_the_machine_has(tmp_path
     class Host:
         def execute(self, job):
             seen.append(torch.get_num_threads())
-            return EvalResult(job.client, "model", {}, b"")
+            return EvalResult(job.client, "model", b"")
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -73,11 +73,13 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     assert len(answer[1]["answer"]["losses"]) == 1
     assert dict(Message.decode(answer[2])) == {}
     assert result[1].keys() == {"client", "result"}
-    assert result[1]["result"].keys() == {"model", "shares"}
-    assert result[1]["result"]["shares"].keys() <= {"own", "validation", "common"}
-    common = unpack(result[2])
-    assert (common.dtype, common.dim()) == (torch.int64, 1)
-    assert set(common.tolist()) <= set(range(10))
+    assert result[1]["result"].keys() == {"model"}
+    sums = unpack(result[2])
+    assert sums.keys() <= {"own", "validation", "common"}
+    for of_part in sums.values():
+        assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in of_part.items()} == {
+            "confusion": (torch.int64, (10, 10))
+        }
 
 
 @pytest.mark.parametrize("sent", [LOUD, LOUD * 10_000, "x" * 2**20, ("y" * 100 + "\n") * 10_000, "\r" * 10_000])

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.records import (
+    ACCURACY,
     CHECKPOINT,
     CLIENTS,
     CONFIG,
@@ -18,6 +19,7 @@ from potluck.records import (
     ROUNDS,
     Checkpoint,
     ClientRecord,
+    Metric,
     RoundRecord,
     check_is_run,
     check_schema,
@@ -43,6 +45,7 @@ class StoredRun:
         rounds: the finished rounds, from the first on.
         clients: one record a client and evaluated round.
         digests: by file, of what was recorded; and of the last checkpoint if it is there.
+        metrics: of its task, the primary one first.
     """
 
     folder: Path
@@ -56,6 +59,12 @@ class StoredRun:
     rounds: tuple[RoundRecord, ...]
     clients: tuple[ClientRecord, ...]
     digests: dict[str, str]
+    metrics: tuple[Metric, ...] = (ACCURACY,)
+
+    @property
+    def metric(self) -> Metric:
+        """The primary one: what headlines give and the round is chosen by."""
+        return self.metrics[0]
 
     @property
     def client_count(self) -> int:
@@ -113,6 +122,7 @@ def read_run(folder: Path) -> StoredRun:
         rounds=tuple(rounds),
         clients=tuple(clients),
         digests={**digests, **({"checkpoint": checkpoint.digest} if checkpoint else {})},
+        metrics=_metrics(folder / MANIFEST, manifest),
     )
 
 
@@ -122,15 +132,15 @@ def last(run: StoredRun) -> RoundRecord | None:
 
 
 def chosen(run: StoredRun) -> RoundRecord | None:
-    """The first round with the best mean validation accuracy; None if there was nothing to validate on.
+    """The first round with the best mean of the primary metric on validation parts; None if there are none.
 
-    Test accuracies have no say in it.
+    Test examples have no say in it.
     """
-    best, best_accuracy = None, -1.0
+    best, best_value = None, None
     for record in run.rounds:
-        accuracy = record.accuracy_validation_mean
-        if accuracy is not None and accuracy > best_accuracy:
-            best, best_accuracy = record, accuracy
+        value = record.value("validation", run.metric.name)
+        if value is not None and run.metric.better(value, best_value):
+            best, best_value = record, value
     return best
 
 
@@ -154,6 +164,15 @@ def _manifest(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
     return manifest
+
+
+def _metrics(path: Path, manifest: dict[str, Any]) -> tuple[Metric, ...]:
+    """What a run measures; an earlier version's, accuracy alone."""
+    try:
+        facts = manifest["task"]["metrics"] if "task" in manifest else [ACCURACY.facts()]
+        return tuple(Metric.of(metric) for metric in facts)
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tables of stored runs, as plain data.
 
-Accuracies are shares between 0 and 1. Megabytes are 10^6 bytes, all clients together, training messages only.
+Values are those of a run's primary metric; accuracies are shares between 0 and 1. Megabytes are 10^6 bytes, all clients
+together, training messages only.
 """
 
 from collections import Counter
@@ -8,15 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
-from typing import Literal
 
 from potluck.analysis.groups import group, labels
 from potluck.analysis.read import StoredRun, chosen, last
 from potluck.core.errors import CheckpointError, nearest
-from potluck.records import RoundRecord
+from potluck.records import Measure, Metric, RoundRecord
 
 BYTES_PER_MEGABYTE = 10**6
-Measure = Literal["personal", "common", "global"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,26 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
+class MetricRow:
+    """One metric of an experiment at the last evaluated round, over its seeds.
+
+    Attributes:
+        metric: its name, direction and format.
+        personal: mean over clients on their own test parts; `worst` of the worst client.
+        pooled: on all own test parts as if they were one.
+        common: mean over clients on the common test set.
+        global_model: the server's model on the common test set.
+    """
+
+    metric: Metric
+    personal: Spread | None
+    worst: Spread | None
+    pooled: Spread | None
+    common: Spread | None
+    global_model: Spread | None
+
+
+@dataclass(frozen=True)
 class TrafficRow:
     """What one entry of the messages weighs a round."""
 
@@ -129,11 +148,11 @@ class NoteRow:
 
 @dataclass(frozen=True)
 class TargetRow:
-    """When a run first reached an accuracy.
+    """When a run first reached a value of its primary metric.
 
     Attributes:
         name: of the run, and its `label` and `seed`.
-        reached: the first evaluated round at or above the target; None if there was none until round `until`.
+        reached: the first evaluated round that is as good as the target; None if there was none until round `until`.
         until: the last evaluated round; None if there is none.
         speedup: the reference run's rounds divided by this run's; None if either did not reach the target.
     """
@@ -155,11 +174,11 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """An evaluated round: its number, megabytes sent until then in both directions, and an accuracy over seeds."""
+    """An evaluated round: its number, megabytes sent until then in both directions, and a metric over seeds."""
 
     round: int
     megabytes: float
-    accuracy: Spread
+    value: Spread
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -170,11 +189,19 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
-def accuracy(record: RoundRecord, measure: Measure) -> float | None:
-    """One of the three test accuracies: clients' models on their own parts or on the common set, or the server's."""
-    if measure == "personal":
-        return record.accuracy_personal_mean
-    return record.accuracy_common_mean if measure == "common" else record.accuracy_global
+def metric_of(runs: Sequence[StoredRun]) -> Metric:
+    """The primary metric of all these runs.
+
+    Raises:
+        CheckpointError: they have several, which no table or picture can compare.
+    """
+    metrics = {run.metric: run for run in reversed(runs)}
+    if len(metrics) > 1:
+        (first, one), (second, other), *_ = metrics.items()
+        raise CheckpointError(
+            f"{one.name} measures {first.label} and {other.name} {second.label}; report runs of one task at a time"
+        )
+    return runs[0].metric
 
 
 def megabytes(run: StoredRun) -> tuple[float, float]:
@@ -188,23 +215,18 @@ def architecture_table(runs: Sequence[StoredRun]) -> list[ArchitectureRow]:
     """The architectures of one experiment; means over its seeds. Empty if nothing was evaluated."""
     at_last = [record for run in runs if (record := last(run))]
     at_chosen = [record for run in runs if (record := chosen(run))]
-    counts = _clients_by_architecture(runs)
+    counts, metric = _clients_by_architecture(runs), metric_of(runs)
     return [
         ArchitectureRow(
             architecture=name,
             clients=count,
-            personal_last=spread(personal_of(name)(record) for record in at_last),
-            common_last=spread(_common_of(name)(record) for record in at_last),
-            personal_chosen=spread(personal_of(name)(record) for record in at_chosen),
-            common_chosen=spread(_common_of(name)(record) for record in at_chosen),
+            personal_last=spread(record.by_architecture("personal", metric.name).get(name) for record in at_last),
+            common_last=spread(record.by_architecture("common", metric.name).get(name) for record in at_last),
+            personal_chosen=spread(record.by_architecture("personal", metric.name).get(name) for record in at_chosen),
+            common_chosen=spread(record.by_architecture("common", metric.name).get(name) for record in at_chosen),
         )
         for name, count in counts.items()
     ]
-
-
-def personal_of(architecture: str) -> Callable[[RoundRecord], float | None]:
-    """What reads an architecture's mean accuracy on its clients' own test parts from a round."""
-    return lambda record: (record.accuracy_personal_by_architecture or {}).get(architecture)
 
 
 def run_table(runs: Sequence[StoredRun]) -> list[RunRow]:
@@ -237,13 +259,30 @@ def group_table(runs: Sequence[StoredRun]) -> list[GroupRow]:
             experiment_id=members.runs[0].experiment_id,
             seeds=members.seeds,
             rounds=members.rounds,
-            last=_headline(last(run) for run in members.runs),
-            chosen=_headline(chosen(run) for run in members.runs),
+            last=_headline([last(run) for run in members.runs], members.runs[0].metric),
+            chosen=_headline([chosen(run) for run in members.runs], members.runs[0].metric),
             megabytes_down=fmean(megabytes(run)[0] for run in members.runs),
             megabytes_up=fmean(megabytes(run)[1] for run in members.runs),
         )
         for members in group(runs)
     ]
+
+
+def metric_table(runs: Sequence[StoredRun]) -> list[MetricRow]:
+    """Every metric that was measured in one experiment, at its last evaluated round; means over its seeds."""
+    records = [record for run in runs if (record := last(run))]
+    rows = [
+        MetricRow(
+            metric=metric,
+            personal=spread(record.value("personal", metric.name) for record in records),
+            worst=spread(record.value("personal_worst", metric.name) for record in records),
+            pooled=spread(record.value("pooled", metric.name) for record in records),
+            common=spread(record.value("common", metric.name) for record in records),
+            global_model=spread(record.value("global", metric.name) for record in records),
+        )
+        for metric in runs[0].metrics
+    ]
+    return [row for row in rows if row.personal or row.pooled or row.common or row.global_model]
 
 
 def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
@@ -270,10 +309,10 @@ def note_table(runs: Sequence[StoredRun]) -> list[NoteRow]:
 
 
 def rounds_to(run: StoredRun, target: float, measure: Measure = "personal") -> int | None:
-    """The first evaluated round with at least this accuracy, unsmoothed; None if there is none."""
+    """The first evaluated round at which the primary metric is as good as this, unsmoothed; None if there is none."""
     for record in run.rounds:
-        share = accuracy(record, measure)
-        if share is not None and share >= target:
+        value = record.value(measure, run.metric.name)
+        if value is not None and not run.metric.better(target, value):
             return record.round
     return None
 
@@ -281,12 +320,12 @@ def rounds_to(run: StoredRun, target: float, measure: Measure = "personal") -> i
 def target_table(
     runs: Sequence[StoredRun], target: float, measure: Measure = "personal", against: str | None = None
 ) -> list[TargetRow]:
-    """Rounds to an accuracy, run by run.
+    """Rounds to a value of the primary metric, run by run.
 
     Args:
         runs: to compare.
-        target: the accuracy to reach, a share between 0 and 1.
-        measure: whose accuracy, and on what.
+        target: the value to reach; an accuracy is a share between 0 and 1.
+        measure: whose predictions, and on what.
         against: name of the run, among these, that the others' speed-up is measured against.
 
     Raises:
@@ -311,7 +350,7 @@ def target_table(
 
 
 def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None]) -> list[CurvePoint]:
-    """How an accuracy of one experiment grows, at the rounds where every one of its runs has it."""
+    """How a metric of one experiment develops, at the rounds where every one of its runs has it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         sent = accumulate(record.bytes_down + record.bytes_up for record in run.rounds)
@@ -333,18 +372,14 @@ def _clients_by_architecture(runs: Sequence[StoredRun]) -> dict[str, int]:
     return {}
 
 
-def _common_of(architecture: str) -> Callable[[RoundRecord], float | None]:
-    return lambda record: (record.accuracy_common_by_architecture or {}).get(architecture)
-
-
-def _headline(records: Iterable[RoundRecord | None]) -> Headline:
+def _headline(records: Iterable[RoundRecord | None], metric: Metric) -> Headline:
     known = [record for record in records if record]
     return Headline(
         rounds=tuple(record.round for record in known),
-        personal=spread(record.accuracy_personal_mean for record in known),
-        worst=spread(record.accuracy_personal_worst for record in known),
-        common=spread(record.accuracy_common_mean for record in known),
-        global_model=spread(record.accuracy_global for record in known),
+        personal=spread(record.value("personal", metric.name) for record in known),
+        worst=spread(record.value("personal_worst", metric.name) for record in known),
+        common=spread(record.value("common", metric.name) for record in known),
+        global_model=spread(record.value("global", metric.name) for record in known),
     )
 
 

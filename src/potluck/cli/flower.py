@@ -12,7 +12,7 @@ from rich.console import Console
 from potluck.analysis.read import read_run
 from potluck.cli.display import Progress, print_result
 from potluck.core.errors import ConfigError, PotluckError
-from potluck.experiment.assemble import assemble_server
+from potluck.experiment.assemble import assemble_server, task_of
 from potluck.experiment.config import Experiment, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
@@ -187,9 +187,9 @@ def _print_stored(run: Path, experiment: Experiment) -> None:
     stored = read_run(run)
     last = stored.rounds[-1]
     scores = [score for score in stored.clients if score.round == last.round]
-    result = Result(
-        list(stored.rounds), Evaluation(scores, last.accuracy_global), Checkpoint.read(run / CHECKPOINT / LAST)
-    )
+    metrics = last.metrics or {}
+    evaluation = Evaluation(scores, metrics.get("global"), task=task_of(experiment), pooled=metrics.get("pooled"))
+    result = Result(list(stored.rounds), evaluation, Checkpoint.read(run / CHECKPOINT / LAST))
     print_result(run, experiment, result, stored.manifest.get("privacy"))
 
 

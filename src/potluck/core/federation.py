@@ -1,7 +1,7 @@
 """Who takes part: every client's data, model and capacity, and what the server has."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,11 +10,11 @@ from torch import Size, Tensor, nn
 from potluck.core.examples import Examples
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.task import CLASSIFICATION, Criterion, Task
 from potluck.core.weights import frozen_names, parameters_of
 
 ClientId = int
 Builder = Callable[..., nn.Module]
-Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Member:
 Roster = Mapping[ClientId, Member]
 
 
+def _the_tasks_own(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Stands for a criterion that nobody gave."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Federation:
     """Dataset x partition x models x capacities.
@@ -83,19 +88,25 @@ class Federation:
             `requires_grad` are frozen, and so are layers that it leaves in evaluation mode inside a net in training
             mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.
-        criterion: (outputs, targets) to a scalar; the task's loss.
+        task: what outputs mean, how they are measured, and what targets must be.
+        criterion: (outputs, targets) to a scalar, which training minimises; the task's own unless another is given.
         public: unlabelled examples that everyone has; their targets are never read.
         test: the common test set.
-        num_classes: classes of the task.
+        num_classes: the width of an output: of a classification its classes, of other tasks labels, numbers, tokens.
     """
 
     sites: Mapping[ClientId, Site]
     architectures: Mapping[str, Builder]
     server_architecture: str
     num_classes: int
-    criterion: Criterion = field(default=nn.functional.cross_entropy)
+    criterion: Criterion = _the_tasks_own
     public: Examples | None = None
     test: Examples | None = None
+    task: Task = CLASSIFICATION
+
+    def __post_init__(self) -> None:
+        if self.criterion is _the_tasks_own:
+            object.__setattr__(self, "criterion", self.task.criterion)
 
     def build(self, architecture: str | None, key: Key, rate: float = 1.0) -> nn.Module:
         """A new module, initialised by draws from `key` alone; None for the server's architecture."""

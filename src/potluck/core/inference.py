@@ -1,12 +1,14 @@
 """Predictions without training: evaluation mode, no gradients, batch by batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from potluck.core.examples import Examples
 from potluck.core.modes import mode
+
+_AT_ONCE = 2**20
 
 
 def predict(net: nn.Module, examples: Examples, batch_size: int = 100) -> Tensor:
@@ -33,3 +35,21 @@ def forward(
     with mode(net, training=False), torch.no_grad():
         found = [compute(batch.inputs) for batch in examples.batches(batch_size)]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+def predictions(net: nn.Module, examples: Examples, batch_size: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs and targets of all examples in order, as many examples at once as have a million outputs or so.
+
+    As in `predict`, and never all of them in memory together; the net is in evaluation mode until the last is taken.
+    """
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    with mode(net, training=False), torch.no_grad():
+        for batch in examples.batches(batch_size):
+            outputs.append(net(batch.inputs))
+            targets.append(batch.targets)
+            if sum(output.numel() for output in outputs) >= _AT_ONCE:
+                yield torch.cat(outputs), torch.cat(targets)
+                outputs, targets = [], []
+        if outputs:
+            yield torch.cat(outputs), torch.cat(targets)

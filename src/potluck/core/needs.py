@@ -10,6 +10,7 @@ from torch import nn
 from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.task import CLASSIFICATION, Task
 from potluck.core.weights import learnt_of
 
 _NAMED = 5  # clients in an error, before the rest are counted
@@ -25,6 +26,7 @@ class Offer:
         server_architecture: of the common or global model.
         public: whether there are public examples.
         unvalidated: clients without a validation part.
+        task: what outputs mean.
     """
 
     architectures: Mapping[str, Builder]
@@ -32,6 +34,7 @@ class Offer:
     server_architecture: str
     public: bool
     unvalidated: tuple[ClientId, ...]
+    task: Task = CLASSIFICATION
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -42,6 +45,7 @@ class Offer:
             server_architecture=federation.server_architecture,
             public=federation.public is not None,
             unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
+            task=federation.task,
         )
 
     @cached_property
@@ -80,6 +84,8 @@ class Need:
     WIDTH_SLICES: ClassVar["Need"]
     PUBLIC_DATA: ClassVar["Need"]
     VALIDATION: ClassVar["Need"]
+    CLASSES: ClassVar["Need"]
+    ONE_OUTPUT: ClassVar["Need"]
 
     def __str__(self) -> str:
         return self.text
@@ -155,6 +161,19 @@ def _validation(offer: Offer) -> str | None:
     return f"it needs validation data at every client, and there are none at {named}{more}"
 
 
+def _classes(offer: Offer) -> str | None:
+    if offer.task.has_classes:
+        return None
+    return f"it works class by class, and {offer.task.name} has no single class for each example"
+
+
+def _one_output(offer: Offer) -> str | None:
+    if not offer.task.by_position:
+        return None
+    return f"it exchanges one output for each example, and {offer.task.name} has one for each position"
+
+
+_ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin"
 Need.ONE_ARCHITECTURE = Need(
     "one architecture for all clients",
     _one_architecture,
@@ -177,3 +196,5 @@ Need.VALIDATION = Need(
     _validation,
     "raise federation.validation_fraction, or deal these clients more examples",
 )
+Need.CLASSES = Need("a task with one class for each example", _classes, _ANY_TASK)
+Need.ONE_OUTPUT = Need("a task with one output for each example, not one for each position", _one_output, _ANY_TASK)

@@ -19,15 +19,21 @@ _SHOWN = 12
 class Task:
     """What the clients of a federation have in common: its classes, whoever holds examples of them.
 
-    Classes are matched by name. A data set whose classes have numbers only means those of the common data set.
+    Classes are matched by name. A data set whose classes have numbers only means those of the common data set. Where
+    the task has no classes, what each place of an output means is the same everywhere.
 
     Attributes:
         common: the data set whose test part is everyone's.
-        classes: names of the federation's classes, in the order of their numbers.
+        classes: names of the federation's classes, in the order of their numbers; none where the task has no classes.
     """
 
     common: Description
     classes: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """Of an output."""
+        return len(self.classes) if self.common.task.has_classes else self.common.num_classes
 
     @classmethod
     def matching(cls, common: Description, own: Mapping[str, Description] | None = None) -> "Task":
@@ -42,6 +48,8 @@ class Task:
         Raises:
             DataError: one data set names its classes where another numbers them, or two spell one name differently.
         """
+        if not common.task.has_classes:
+            return cls(common, ())
         holders = dict.fromkeys(common.class_names, common.name)
         for who, description in (own or {}).items():
             for name in _names(description, common, who):
@@ -55,8 +63,10 @@ class Task:
         """A data set with the federation's numbers for its classes; `who` names it in a message.
 
         Raises:
-            DataError: it has a class that is none of the federation's.
+            DataError: it has a class that is none of the federation's, or targets that do not fit its outputs.
         """
+        if not self.common.task.has_classes:
+            return replace(dataset, num_classes=self.common.num_classes)
         names, number = _names(dataset.description, self.common, who), {name: i for i, name in enumerate(self.classes)}
         strange = [name for name in names if name not in number]
         if strange:

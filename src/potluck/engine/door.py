@@ -8,9 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from potluck.core.federation import Member
+from potluck.core.federation import Federation, Member
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.notes import Notes
@@ -18,24 +16,25 @@ from potluck.core.roles import Failure, Server
 from potluck.core.schema import (
     LARGEST,
     Kind,
+    Layers,
     Look,
     Misfit,
     NotFinite,
     Schema,
-    Tensors,
     Undeclared,
     number,
     optional,
     text,
 )
+from potluck.core.task import Sums
 from potluck.core.text import one_line
-from potluck.core.tree import unpack
 from potluck.engine.client.runtime import EvalResult, Part
 from potluck.engine.client.session import Answer
 
 _MOST_LOSSES = 1000
 _MODEL_NAME = 64  # characters
 _NOTE_SHOWN = 80  # characters
+_LARGEST_SUM = 1e300  # finite; what a task's sums may be is the task's to say
 
 
 class Door:
@@ -76,28 +75,32 @@ class Door:
         expected.check(reply, "", look)
         return reply
 
-    def check_evaluation(self, result: EvalResult, sizes: Mapping[Part, int], classes: int) -> None:
+    def check_evaluation(self, result: EvalResult, sizes: Mapping[Part, int], federation: Federation) -> None:
         """Refuse what a client says of its model if it cannot be true.
 
         Args:
             result: what it says.
             sizes: by part that was asked for, how many examples are in it.
-            classes: of the task.
+            federation: whose task says which sums there are, and which no predictions have.
 
         Raises:
             Misfit: it cannot be true.
         """
-        look = Look(self._largest)
+        look = Look(_LARGEST_SUM)
         text(_MODEL_NAME).check(result.model, "the model's name", look)
         if not result.model.isalnum():
             raise Misfit("the model's name has other characters than letters and digits")
-        share = number(0, 1)
-        shares = {part: optional(share) if part == "common" or not size else share for part, size in sizes.items()}
-        Schema(**shares).check(result.shares, "accuracy", look)
-        said = Tensors(torch.int64, (sizes.get("common", 0),), 0, classes - 1)
-        common = _unpacked(result.payload, said)
-        if common is not None:
-            said.check(common, "classes of the common test set", look)
+        task, form = federation.task, Layers(federation.task.zeros(federation.num_classes))
+        # A client may have no copy of the common test set.
+        said = Schema(**{part: optional(form) if part == "common" else form for part, size in sizes.items() if size})
+        _check_length(result.payload, said)
+        sums = _sums_of(result)
+        said.check(sums, "its evaluation", look)
+        positions = federation.input_shape[0] if task.by_position else 1
+        for part, found in sums.items():
+            counts = {name: tensor.double() for name, tensor in found.items()}  # which no huge number makes wrap around
+            if wrong := task.impossible(counts, sizes[part], positions):
+                raise Misfit(f"its evaluation: {part}: {wrong}")
 
 
 def refusal(client: int, handler: str, misfit: Misfit) -> Failure:
@@ -119,10 +122,9 @@ def _opened(payload: bytes, kind: Kind) -> Message:
         raise Misfit(f"{type(error).__name__}: {error}") from error
 
 
-def _unpacked(payload: bytes, kind: Kind) -> Any:
-    _check_length(payload, kind)
+def _sums_of(result: EvalResult) -> Mapping[Part, Sums]:
     try:
-        return unpack(payload)
+        return result.sums
     except Exception as error:
         raise Misfit(f"{type(error).__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from potluck.core.errors import DivergenceError, PotluckError
 from potluck.core.examples import Examples
@@ -19,6 +19,7 @@ from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
 from potluck.core.roles import Arriving, ClientFailure, Failure, Replies, Server
 from potluck.core.schema import LARGEST, Kind, Misfit
+from potluck.core.task import Sums
 from potluck.core.text import ON_SCREEN, one_line, quoted
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call, ContractError
@@ -227,9 +228,9 @@ class Engine:
                 results.append(outcome)
         return results
 
-    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
-        """The class (n,) that a model predicts for each example, computed in this process."""
-        return self._host.classes(model, examples)
+    def sums(self, model: nn.Module, examples: Examples) -> Sums:
+        """The task's sums over a model's predictions for the examples, computed in this process."""
+        return self._host.sums(model, examples)
 
     def global_model(self, state: Any) -> nn.Module | None:
         """The server's model, if the method has one."""
@@ -303,7 +304,7 @@ class Engine:
         try:
             if not isinstance(outcome, EvalResult):
                 raise Misfit("it was asked to evaluate a model and sent a reply")
-            self._door.check_evaluation(outcome, {part: sizes[part] for part in parts}, self.federation.num_classes)
+            self._door.check_evaluation(outcome, {part: sizes[part] for part in parts}, self.federation)
         except Misfit as misfit:
             return refusal(outcome.client, "evaluation", misfit)
         return outcome

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from potluck.core.errors import DataError
@@ -29,20 +28,21 @@ def check_inputs(federation: Federation) -> None:
             _check_inputs(examples, f"the {part}", clean)
 
 
-def check_class_targets(federation: Federation) -> None:
-    """Refuse targets that are no classes, which could be trained on and not be evaluated.
+def check_targets(federation: Federation) -> None:
+    """Refuse targets that are none of the federation's task; a tensor that clients share is looked at once.
 
     Raises:
-        DataError: there are some.
+        DataError: there are some; says whose, what was found and what was expected.
     """
+    task, width = federation.task, federation.num_classes
     checked: set[int] = set()
     for client, site in sorted(federation.sites.items()):
         for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
             if id(examples.targets) not in checked:
-                _check_targets(examples.targets, federation.num_classes, f"client {client}: the targets of its {part}")
+                task.check_targets(examples.targets, width, f"client {client}: the targets of its {part} part")
                 checked.add(id(examples.targets))
     if federation.test is not None:
-        _check_targets(federation.test.targets, federation.num_classes, "the common test set: its targets")
+        task.check_targets(federation.test.targets, width, "the common test set: its targets")
 
 
 def not_finite(state: Any, before: Any) -> str | None:
@@ -71,18 +71,6 @@ def _check_inputs(examples: Examples, whose: str, clean: dict[int, bool]) -> Non
             f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs, first in number {first};"
             " expected finite numbers: mend these data or leave them out"
         )
-
-
-def _check_targets(targets: Tensor, classes: int, whose: str) -> None:
-    if targets.numel() == 0:
-        return
-    wanted = f"expected one class number from 0 to {classes - 1} for each example (int64); other tasks cannot be run"
-    if targets.dtype != torch.int64 or targets.dim() != 1:
-        kind = str(targets.dtype).removeprefix("torch.")
-        raise DataError(f"{whose} are {kind} of shape {tuple(targets.shape)}; {wanted}")
-    low, high = extremes(targets)
-    if low < 0 or high >= classes:
-        raise DataError(f"{whose} go from {low:.0f} to {high:.0f}; {wanted}")
 
 
 def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:

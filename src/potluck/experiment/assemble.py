@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from potluck.core import task as core
 from potluck.core.digest import digest
 from potluck.core.errors import ConfigError, DataError, PotluckError, explained
 from potluck.core.examples import Examples
@@ -53,7 +54,7 @@ def assemble(experiment: Experiment) -> Assembly:
     """
     config = experiment.federation
     matched = _matched(experiment)
-    task = (len(matched.classes), matched.common.input_shape)
+    task = (matched.width, matched.common.input_shape)
     architectures, server_architecture = architectures_of(experiment, *task)
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
     offer = Offer(
@@ -62,10 +63,12 @@ def assemble(experiment: Experiment) -> Assembly:
         server_architecture=server_architecture,
         public=config.public != "none",
         unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
+        task=matched.common.task,
     )
     check_needs(experiment.method.needs(), experiment.method_name, offer)
+    _check_partition(experiment, matched.common.task)
 
-    dataset = load(config.dataset, augmentation=config.augmentation)
+    dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)
     if config.data:
         dataset = matched.relabelled(dataset, dataset.name)
     private, public = _private_and_public(experiment, dataset)
@@ -82,8 +85,14 @@ def assemble(experiment: Experiment) -> Assembly:
         num_classes=dataset.num_classes,
         public=public,
         test=dataset.test,
+        task=dataset.task,
     )
     return Assembly(federation, dataset.checksum, dealt.fingerprint, matched.classes)
+
+
+def task_of(experiment: Experiment) -> core.Task:
+    """The task of the experiment's data set, or the one that it names."""
+    return experiment.task or describe(experiment.federation.dataset).task
 
 
 def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]:
@@ -93,7 +102,8 @@ def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]
         DataError: public examples are needed and not there.
     """
     try:
-        dataset = load(experiment.federation.dataset, augmentation=experiment.federation.augmentation)
+        config = experiment.federation
+        dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)
     except DataError:
         if experiment.federation.public != "none":
             raise
@@ -108,7 +118,7 @@ def assemble_server(experiment: Experiment) -> Federation:
         ConfigError: there is no such data set, or a model cannot be built.
         DataError: public examples are needed and not there.
     """
-    description = describe(experiment.federation.dataset)
+    description = describe(experiment.federation.dataset, experiment.task)
     task = (description.num_classes, description.input_shape)
     public, test = common_of(experiment)
     architectures, server_architecture = architectures_of(experiment, *task)
@@ -119,7 +129,22 @@ def assemble_server(experiment: Experiment) -> Federation:
         num_classes=description.num_classes,
         public=public,
         test=test,
+        task=description.task,
     )
+
+
+def _check_partition(experiment: Experiment, task: core.Task) -> None:
+    """Refuse to deal by label what has none.
+
+    Raises:
+        ConfigError: the partition would.
+    """
+    if experiment.federation.data is None and not task.has_labels and getattr(experiment.partition, "by_label", True):
+        name = experiment.federation.partition.get("name", "dirichlet")
+        raise ConfigError(
+            f"federation.partition: {name} deals examples by their label, and those of a {task.name} have none; use"
+            " federation.partition=iid, or give each client its own federation.data"
+        )
 
 
 def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Examples | None]:
@@ -140,15 +165,14 @@ class _Dealt:
 def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     """Shares of one data set."""
     config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
-    parts = [
-        private[part]
-        for part in experiment.partition(dataset.train_targets[private], config.clients, key.fold("partition"))
-    ]
-    tests = matching_test_parts(dataset.train_targets, parts, dataset.test_targets, key.fold("test"))
+    train_labels, test_labels = (dataset.task.labels(of) for of in (dataset.train_targets, dataset.test_targets))
+    dealt = experiment.partition(train_labels[private], config.clients, key.fold("partition"))
+    parts = [private[part] for part in dealt]
+    tests = matching_test_parts(train_labels, parts, test_labels, key.fold("test"))
     found: list[tuple[Examples, Examples, Examples]] = []
     for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
         fraction, draw = config.validation_fraction, key.fold("validation", client)
-        train, validation = split_validation(part, dataset.train_targets, fraction, draw)
+        train, validation = split_validation(part, train_labels, fraction, draw)
         found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
     return _Dealt(found, fingerprint(parts))
 
@@ -156,8 +180,9 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
 def _matched(experiment: Experiment) -> Task:
     """The classes of the data set, and those that clients with data of their own bring, none of which is loaded."""
     places = experiment.federation.data or ()
-    own = {_named(client, place): describe(place) for client, place in enumerate(places)}
-    return Task.matching(describe(experiment.federation.dataset), own)
+    common = describe(experiment.federation.dataset, experiment.task)
+    own = {_named(client, place): describe(place, experiment.task) for client, place in enumerate(places)}
+    return Task.matching(common, own)
 
 
 def _named(client: ClientId, place: str | Path) -> str:
@@ -184,14 +209,15 @@ def load_own(experiment: Experiment, client: ClientId, place: str | Path, matche
     Raises:
         DataError: the data cannot be read, or have a class that is none of the federation's.
     """
-    matched = Task.matching(describe(experiment.federation.dataset)) if matched is None else matched
-    dataset = load(place, augmentation=experiment.federation.augmentation)
+    if matched is None:
+        matched = Task.matching(describe(experiment.federation.dataset, experiment.task))
+    dataset = load(place, augmentation=experiment.federation.augmentation, task=matched.common.task)
     return matched.relabelled(dataset, _named(client, place))
 
 
 def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
     """What a client trains on, chooses by and is tested on, of data that `load_own` gave."""
-    common = describe(experiment.federation.dataset)
+    common = describe(experiment.federation.dataset, experiment.task)
     found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
     if found != expected:
         raise DataError(
@@ -200,7 +226,7 @@ def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tup
     draw = fold_in(experiment.run.seed, "federation", "validation", client)
     rows = torch.arange(len(dataset.train_targets))
     fraction = experiment.federation.validation_fraction
-    train, validation = split_validation(rows, dataset.train_targets, fraction, draw)
+    train, validation = split_validation(rows, dataset.task.labels(dataset.train_targets), fraction, draw)
     return dataset.train.take(train), dataset.train.take(validation), dataset.test
 
 

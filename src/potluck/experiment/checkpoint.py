@@ -58,7 +58,7 @@ class Checkpoints:
         Args:
             number: of the round.
             state: the method's.
-            best_validation: highest mean validation accuracy so far; None if there is none.
+            best_validation: the best mean of the primary metric on validation parts so far; None if there is none.
             best_round: the first round with it.
             records: how far those reach that the checkpoint stands on.
             config: what is played.

@@ -25,6 +25,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.core.schema import LARGEST
+from potluck.core.task import Task, task_named
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
@@ -60,7 +61,11 @@ class FederationConfig(Checked):
         augmentation: of training images: the "paper"'s, or "none".
         train_fraction: share of the training set that is used at all, drawn at random; for small trials.
         clients: how many.
-        partition: a scheme of `potluck list partitions` and its parameters.
+        task: what targets mean: "classification", "binary", "multilabel", "regression", "next_token" or
+            "token_classification", or a table with the name and options (`{ name = "classification", scores = true }`).
+            Default: what the data set says, which for data of one's own is a classification.
+        partition: a scheme of `potluck list partitions` and its parameters. Default: Dirichlet, and IID for a named
+            task whose examples have no label.
         models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
             depths of one family that suits the inputs; one sliceable net for methods that cut widths, and one of many
             stages for methods that train nets in pieces, if `capacities` are left open too.
@@ -84,6 +89,7 @@ class FederationConfig(Checked):
     validation_fraction: _Part = 0.1
     public: str = "none"
     public_fraction: _Part = 0.1
+    task: str | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         own = self.data is None or len(self.data) == self.clients
@@ -155,6 +161,7 @@ class Experiment:
 
     Attributes:
         preset: by dotted key, the defaults that a preset has replaced, as the one of the demonstration does.
+        task: what targets mean; None for what the data set says.
     """
 
     federation: FederationConfig
@@ -165,6 +172,7 @@ class Experiment:
     method: Method[Any]
     run: RunConfig
     preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    task: Task | None = None
 
     @property
     def named_models(self) -> tuple[ModelSpec, ...]:
@@ -307,16 +315,19 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     method = typed(get_method(method_name), method_tree, "method", source)
     run = typed(RunConfig, _table(tree, "run", source), "run", source)
     federation = typed(FederationConfig, _table(tree, "federation", source), "federation", source)
+    task = _task(federation.task, source)
+    if task is not None and not task.has_labels and "partition" not in _table(tree, "federation", source):
+        federation = dataclasses.replace(federation, partition={"name": "iid"})
     partition_tree = dict(federation.partition)
     partition_name = partition_tree.pop("name", "dirichlet")
     if not isinstance(partition_name, str):
         raise ConfigError(f"{source}: federation.partition.name: expected a name; all: potluck list partitions")
     partition = typed(get_partition(partition_name), partition_tree, "federation.partition", source)
-    federation = _with_defaults(federation, method)
+    federation = _with_defaults(federation, method, task)
     models = tuple(_model(model, source) for model in federation.models or ())
     server_model = None if federation.server_model is None else _model(federation.server_model, source)
     preset = _table(tree, "preset", source)
-    return Experiment(federation, partition, models, server_model, method_name, method, run, preset)
+    return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
 
 
 def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
@@ -335,12 +346,23 @@ def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
     return found
 
 
-def _with_defaults(federation: FederationConfig, method: Method[Any]) -> FederationConfig:
+def _task(chosen: str | Tree | None, source: str) -> Task | None:
+    """The task that the configuration names."""
+    if chosen is None:
+        return None
+    options = {} if isinstance(chosen, str) else dict(chosen)
+    name = chosen if isinstance(chosen, str) else options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
+    return typed(type(task_named(name)), options, "federation.task", source)
+
+
+def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task | None) -> FederationConfig:
     """Models and capacities where the configuration leaves them open."""
     slices = Need.WIDTH_SLICES in method.needs()
     models, capacities = federation.models, federation.capacities
     if models is None:
-        shape = describe(federation.dataset).input_shape
+        shape = describe(federation.dataset, task).input_shape
         in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
         models = _models_of_many_stages(shape) if in_pieces else _default_models(shape, slices)
     if capacities is None:

@@ -100,7 +100,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
             )
     start = {} if "started" in before else _start(folder, experiment)
     before.pop("ended", None)
-    members = assembly.federation.roster.values()
+    members, task = assembly.federation.roster.values(), assembly.federation.task
     manifest = {
         "schema_version": SCHEMA_VERSION,
         **start,
@@ -112,6 +112,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
+        "task": {"name": task.name, "metrics": [metric.facts() for metric in task.metrics]},
         "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }

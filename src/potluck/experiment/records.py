@@ -11,10 +11,11 @@ from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
+from potluck.core.metric import ACCURACY
 from potluck.engine.engine import RoundReport
 from potluck.engine.files import append, make_folder, rename, sync, write_atomically
 from potluck.experiment.evaluate import Evaluation
-from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, RoundRecord
+from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, Measure, RoundRecord, Values
 
 _MARK = 4  # hex digits a round, to find the damaged one of a file that is known to be damaged
 _NO_LINE = Extent(0, digest(b""), "")
@@ -22,7 +23,8 @@ _NO_LINE = Extent(0, digest(b""), "")
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
     """The record of a round from what the engine and the evaluation saw."""
-    traffic, evaluated = report.traffic, evaluation
+    traffic = report.traffic
+    evaluated = evaluation if evaluation and evaluation.task.has_classes else None
     return RoundRecord(
         round=number,
         cohort=list(report.cohort),
@@ -36,15 +38,42 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         loss_local=report.loss_local,
         accuracy_validation_mean=evaluated.mean("accuracy_validation") if evaluated else None,
         accuracy_personal_mean=evaluated.mean("accuracy_personal") if evaluated else None,
-        accuracy_personal_std=evaluated.personal_std if evaluated else None,
-        accuracy_personal_worst=evaluated.personal_worst if evaluated else None,
+        accuracy_personal_std=evaluated.spread(ACCURACY)[0] if evaluated else None,
+        accuracy_personal_worst=evaluated.spread(ACCURACY)[1] if evaluated else None,
         accuracy_personal_by_architecture=evaluated.by_architecture("accuracy_personal") if evaluated else None,
         accuracy_common_mean=evaluated.mean("accuracy_common") if evaluated else None,
         accuracy_common_by_architecture=evaluated.by_architecture("accuracy_common") if evaluated else None,
         accuracy_global=evaluated.accuracy_global if evaluated else None,
+        metrics=_metrics(evaluation) if evaluation else None,
+        metrics_by_architecture=_metrics_by_architecture(evaluation) if evaluation else None,
         lost=report.lost,
         notes=report.notes or None,
     )
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, Values]:
+    """Every metric of the task by measure, and how it varies over clients."""
+    metrics = evaluation.task.metrics
+    measures: tuple[Measure, ...] = ("validation", "personal", "pooled", "common", "global")
+    found: dict[str, Values] = {
+        measure: {metric.name: evaluation.value(measure, metric.name) for metric in metrics} for measure in measures
+    }
+    spreads = {metric.name: evaluation.spread(metric) for metric in metrics}
+    found["personal_std"] = {name: std for name, (std, _) in spreads.items()}
+    found["personal_worst"] = {name: worst for name, (_, worst) in spreads.items()}
+    return {measure: values for measure, values in found.items() if any(v is not None for v in values.values())}
+
+
+def _metrics_by_architecture(evaluation: Evaluation) -> dict[str, dict[str, Values]]:
+    found: dict[str, dict[str, Values]] = {}
+    for measure in ("personal", "common"):
+        by_name = {metric.name: evaluation.by_architecture(measure, metric.name) for metric in evaluation.task.metrics}
+        architectures = dict.fromkeys(name for values in by_name.values() for name in values)
+        found[measure] = {
+            architecture: {name: values.get(architecture) for name, values in by_name.items()}
+            for architecture in architectures
+        }
+    return found
 
 
 class Records:

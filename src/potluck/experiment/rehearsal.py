@@ -69,12 +69,17 @@ class _Rehearsal:
             raise self._wrong(
                 f"cannot read inputs of shape {_shown(self._inputs)} {when}: {explained(error)}"
             ) from error
-        expected = f"logits of shape (batch, {self._federation.num_classes})"
+        task, width = self._federation.task, self._federation.num_classes
+        wanted = task.output_shape(self._inputs, width)
+        expected = f"{'logits' if task.has_classes else 'outputs'} of shape (batch, {', '.join(map(str, wanted[1:]))})"
         if not isinstance(outputs, Tensor):
             raise self._wrong(f"returns {type(outputs).__name__}; expected {expected}: {_advice(outputs)}")
-        if tuple(outputs.shape) != (2, self._federation.num_classes):
+        if tuple(outputs.shape) != wanted:
             found = f"returns a tensor of shape {_shown(outputs)}"
-            raise self._wrong(f"{found}; expected {expected}: give its last layer one output a class")
+            per = (
+                "one output a class" if task.has_classes else f"{width} output{'s' if width > 1 else ''} ({task.name})"
+            )
+            raise self._wrong(f"{found}; expected {expected}: give its last layer {per}")
         if not outputs.is_floating_point():
             raise self._wrong(f"returns {outputs.dtype}; expected {expected}, of floating point")
         if self._sound and not outputs.isfinite().all():

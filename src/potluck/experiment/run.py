@@ -22,7 +22,7 @@ from potluck.core.roles import ClientFailure
 from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import Choice, choose_executor
 from potluck.engine.files import append, make_folder
-from potluck.engine.inspection import check_class_targets
+from potluck.engine.inspection import check_targets
 from potluck.engine.ledger import Ledger
 from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
@@ -72,7 +72,7 @@ class Run:
 
     Raises:
         ConfigError: a client's model, or the server's, cannot be trained on its data.
-        DataError: a client's data hold targets that are no classes.
+        DataError: a client's data hold targets that are none of the task.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
-        check_class_targets(federation)
+        check_targets(federation)
         rehearse(federation)
         self._config = config
         self._folder = folder
@@ -131,7 +131,7 @@ class Run:
 
         Raises:
             ConfigError: the federation does not offer what the method needs.
-            DataError: its data hold NaN, or targets that are no classes.
+            DataError: its data hold NaN.
             CheckpointError: the folder's checkpoint or the records before it are damaged, or it is another run's.
         """
         method = self._engine.method
@@ -214,7 +214,9 @@ class Run:
                 "seconds_total": time.perf_counter() - started,
             }
             append(self._folder / TIMINGS, lines_of([timing]))
-        log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
+        metric = self._engine.federation.task.primary
+        reached = record.value("personal", metric.name)
+        log.info("round %d: loss %s, personal %s %s", number, record.loss_local, metric.label, reached)
         return evaluation, record
 
     def _check_not_stalled(self, record: RoundRecord) -> None:
@@ -243,8 +245,9 @@ class Run:
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)
-        validation = record.accuracy_validation_mean
-        if validation is not None and (best is None or validation > best):
+        metric = self._engine.federation.task.primary
+        validation = record.value("validation", metric.name)
+        if validation is not None and metric.better(validation, best):
             best, best_round = validation, record.round
         extents = self._records.sync()
         self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings)

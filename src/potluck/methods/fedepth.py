@@ -110,7 +110,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
     link: Link = "subsample"
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, *([Need.CLASSES] if self.models > 1 else [])}
 
     def init(self, server: Server) -> State:
         self.check_budgets(server)

@@ -86,7 +86,7 @@ class FedMD(Method[State]):
     combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA})
+        return frozenset({Need.PUBLIC_DATA, Need.ONE_OUTPUT})
 
     def init(self, server: Server) -> State:
         return State()

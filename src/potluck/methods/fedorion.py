@@ -66,7 +66,7 @@ from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fields import at_least, at_most, require
 from potluck.core.fit import Extras, Fit, LocalTraining
 from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, on_client
+from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.roles import Client, Cohort, Replies, Server
 from potluck.core.schema import Schema, count, like
 from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present, outline
@@ -128,6 +128,9 @@ class FedORION(Method[State]):
         require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         if not (self.aggregation or self.distillation):
             raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.CLASSES})
 
     def init(self, server: Server) -> State:
         if self.distillation:

@@ -116,7 +116,7 @@ class Felo(SharesWeights[State]):
     combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 
     def init(self, server: Server) -> State:
         architectures = sorted({member.architecture for member in server.roster.values()})

@@ -113,7 +113,7 @@ class HeteroFL(Method[State]):
         return False
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
+        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *([Need.CLASSES] if self.mask else [])})
 
     def init(self, server: Server) -> State:
         self._say_who_trains_more_than_it_can(server)

@@ -74,7 +74,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
     }
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.ONE_OUTPUT, *([Need.CLASSES] if self.models > 1 else [])}
 
     def init(self, server: Server) -> State:
         self.check_budgets(server)

@@ -141,7 +141,7 @@ class Velo(SharesWeights[State]):
         require(vae_size >= 2, "vae_training.batch_size", "at least 2, which have batch statistics", vae_size)
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 
     def init(self, server: Server) -> State:
         architectures = sorted({member.architecture for member in server.roster.values()})

@@ -114,10 +114,11 @@ def intermediate_names(net: nn.Module) -> frozenset[str]:
 
 
 def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
-    """Shapes of one example's features, before and after the intermediate layers."""
+    """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens."""
     parts = split(net)
     with mode(net, training=False), torch.no_grad():
-        s_in = parts.extractor(torch.zeros(1, *input_shape))
+        tokens = any(isinstance(module, nn.Embedding) for module in net.modules())
+        s_in = parts.extractor(torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else None))
         return s_in.shape[1:], parts.intermediate(s_in).shape[1:]
 
 

@@ -6,11 +6,13 @@ an object, has `describe()` and `load(augmentation)` (see `Source`).
 
 import importlib
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from potluck.core.discovery import matching, module_names, plugins, unknown
 from potluck.core.errors import ConfigError, DataError
+from potluck.core.task import Task
 from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.datasets._files import FolderSource, NpzSource
 from potluck.data.datasets._torch import from_torch
@@ -29,17 +31,21 @@ def list_datasets(pattern: str = "*") -> list[str]:
     return matching(sorted({*module_names(__name__), *plugins(_GROUP)}), pattern)
 
 
-def describe(name_or_path: str | Path) -> Description:
+def describe(name_or_path: str | Path, task: Task | None = None) -> Description:
     """Input shape and classes of a data set, without reading the inputs.
+
+    Args:
+        name_or_path: as for `load`.
+        task: likewise; some data have to be read for another than their own.
 
     Raises:
         ConfigError: no data set has this name.
         DataError: the path leads to nothing that can be read.
     """
-    return _source(name_or_path).describe()
+    return _source(name_or_path, task).describe()
 
 
-def load(name_or_path: str | Path, *, augmentation: str = "paper") -> Dataset:
+def load(name_or_path: str | Path, *, augmentation: str = "paper", task: Task | None = None) -> Dataset:
     """A data set by name, or from a folder of images or an `.npz` file.
 
     A name goes before a path; write `./digits` for a folder called digits.
@@ -50,17 +56,50 @@ def load(name_or_path: str | Path, *, augmentation: str = "paper") -> Dataset:
             classes in an array of text, `classes`.
         augmentation: "paper" augments training images as the papers do; "none" leaves all that is random out.
             What is not random, normalisation and size, is the same for both.
+        task: what the targets mean; by default what the data set says, or a classification.
 
     Raises:
         ConfigError: no data set has this name, or the augmentation is neither.
-        DataError: the data are not there, cannot be reached, or are not as they should be.
+        DataError: the data are not there, cannot be reached, or are not as they should be, or as the task wants them.
     """
     if augmentation not in AUGMENTATIONS:
         raise ConfigError(f"augmentation: expected 'paper' or 'none', found {augmentation!r}")
-    return _source(name_or_path).load(augmentation)
+    return _source(name_or_path, task).load(augmentation)
 
 
-def _source(name_or_path: str | Path) -> Source:
+@dataclass(frozen=True)
+class _Meant:
+    """A source whose targets are meant for a task that it may know nothing of."""
+
+    source: Source
+    task: Task
+
+    def describe(self) -> Description:
+        """Reads the data if their own task is another one."""
+        found = self.source.describe()
+        if found.task.name == self.task.name:
+            return replace(found, task=self.task)
+        return self.load("none").description
+
+    def load(self, augmentation: str) -> Dataset:
+        """The data with this task, if their targets are such."""
+        found = self.source.load(augmentation)
+        if found.task.name == self.task.name:
+            return replace(found, task=self.task)
+        if wrong := self.task.form_fault(found.train_targets):
+            raise DataError(f"{found.name}: its training targets {wrong}, which is nothing for {self.task.name}")
+        return replace(found, task=self.task, num_classes=self.task.width_for(found.train_targets), classes=None)
+
+
+def _source(name_or_path: str | Path, task: Task | None) -> Source:
+    """Where a data set comes from, for a task if one is named."""
+    source = _found(name_or_path)
+    if task is None:
+        return source
+    return replace(source, task=task) if isinstance(source, NpzSource) else _Meant(source, task)
+
+
+def _found(name_or_path: str | Path) -> Source:
     name = str(name_or_path)
     if not isinstance(name_or_path, Path):
         if name in module_names(__name__):

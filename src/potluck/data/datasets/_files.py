@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from potluck.core.errors import DataError
 from potluck.core.machine import check_fits
+from potluck.core.task import CLASSIFICATION, Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, opened, plain, stacked
 
@@ -64,33 +66,73 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class NpzSource:
-    """An `.npz` file with the arrays x_train, y_train, x_test and y_test, and if it likes `classes`, their names."""
+    """An `.npz` file with the arrays x_train, y_train, x_test and y_test, and if it likes `classes`, their names.
+
+    Targets are whole-number labels, or what the task has instead, and so are inputs: tokens for tasks by position.
+    """
 
     path: Path
+    task: Task = CLASSIFICATION
 
     def describe(self) -> Description:
-        """Reads the arrays' headers, labels and names."""
+        """Reads the arrays' headers, targets and names; inputs too where they are tokens."""
         shape, kind = _headers(self.path)["x_train"]
-        sample = as_inputs(np.zeros((1, *shape[1:]), kind), f"{self.path}: x_train")
-        arrays = _read_arrays(self.path, ("y_train", _NAMES))
-        return Description(self.path.stem, tuple(sample.shape[1:]), *_counted(arrays, self.path))
+        sample = self._inputs(np.zeros((1, *shape[1:]), kind), "x_train")
+        names = ("y_train", _NAMES, *(("x_train",) if self.task.by_position else ()))
+        counted = self._counted(_read_arrays(self.path, names))
+        return Description(self.path.stem, tuple(sample.shape[1:]), *counted, task=self.task)
 
     def load(self, augmentation: str) -> Dataset:
         """All arrays; classes are those named, or 0 to the largest training label. There is nothing to augment."""
         _headers(self.path)
         arrays = _read_arrays(self.path, (*_ARRAYS, _NAMES))
-        num_classes, names = _counted(arrays, self.path)
-        train_inputs = as_inputs(arrays["x_train"], f"{self.path}: x_train")
+        num_classes, names = self._counted(arrays)
+        train_inputs = self._inputs(arrays["x_train"], "x_train")
         return Dataset(
             name=self.path.stem,
             train_inputs=train_inputs,
-            train_targets=as_targets(arrays["y_train"], f"{self.path}: y_train"),
-            test_inputs=as_inputs(arrays["x_test"], f"{self.path}: x_test"),
-            test_targets=as_targets(arrays["y_test"], f"{self.path}: y_test"),
+            train_targets=self._targets(arrays["y_train"], "y_train"),
+            test_inputs=self._inputs(arrays["x_test"], "x_test"),
+            test_targets=self._targets(arrays["y_test"], "y_test"),
             num_classes=num_classes,
             preprocess=plain(train_inputs),
             classes=names,
+            task=self.task,
         )
+
+    def _inputs(self, array: np.ndarray, name: str) -> Tensor:
+        """Tokens as they are, if there can be any; else images or features."""
+        if self.task.by_position and np.issubdtype(array.dtype, np.integer):
+            return torch.from_numpy(array.astype(np.int64))
+        return as_inputs(array, f"{self.path}: {name}")
+
+    def _targets(self, array: np.ndarray, name: str) -> Tensor:
+        """Targets in the type that the task has them in; whether they are its targets is looked at later."""
+        where = f"{self.path}: {name}"
+        if self.task.has_labels:
+            return as_targets(array, where)
+        if array.dtype.kind not in "buif":
+            raise DataError(f"{where}: expected {self.task.targets_for()}, found {array.dtype}; convert them")
+        if self.task.by_position:
+            if array.dtype.kind not in "iu":
+                raise DataError(f"{where}: expected whole numbers of shape (n, t), found {array.dtype}; convert them")
+            return torch.from_numpy(array.astype(np.int64))
+        flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 and self.task.name == "regression" else array
+        with np.errstate(over="ignore"):
+            return torch.from_numpy(flat.astype(np.float32))
+
+    def _counted(self, arrays: dict[str, np.ndarray]) -> tuple[int, tuple[str, ...] | None]:
+        """The width of an output, and the names of its entries if they have any."""
+        if self.task.has_classes or _NAMES in arrays:
+            return _counted(arrays, self.path)
+        targets = self._targets(arrays["y_train"], "y_train")
+        if len(targets) == 0:
+            raise DataError(f"{self.path}: training part: no examples; give at least one")
+        if wrong := self.task.form_fault(targets):
+            raise DataError(f"{self.path}: y_train: they {wrong}; {self.task.name} expects {self.task.targets_for()}")
+        width = self.task.width_for(targets)
+        tokens = self.task.name == "next_token" and arrays["x_train"].dtype.kind in "iu"
+        return (max(width, int(arrays["x_train"].max()) + 1) if tokens else width), None
 
 
 def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -94,7 +94,14 @@ def as_targets(labels: np.ndarray, where: str) -> Tensor:
         DataError: the labels are no whole numbers; `where` opens the message.
     """
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{where}: expected whole-number labels, found {labels.dtype}; number the classes from 0")
+        other = (
+            "; for numbers to predict, name the task: federation.task = 'regression'"
+            if labels.dtype.kind == "f"
+            else ""
+        )
+        raise DataError(
+            f"{where}: expected whole-number labels, found {labels.dtype}; number the classes from 0{other}"
+        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     return torch.from_numpy(labels.astype(np.int64))

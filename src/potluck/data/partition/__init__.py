@@ -17,7 +17,10 @@ _GROUP = "potluck.partitions"
 
 
 class Partition(Protocol):
-    """A frozen dataclass of a scheme's parameters that divides examples when called."""
+    """A frozen dataclass of a scheme's parameters that divides examples when called.
+
+    One that takes no notice of labels says `by_label: ClassVar[bool] = False`; only such serve tasks without labels.
+    """
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
         """Disjoint, sorted, non-empty int64 indices into `targets`, one tensor a client.

@@ -4,6 +4,7 @@ All examples are given out; sizes differ by at most one. (HeteroFL drops the rem
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,8 @@ from potluck.data.partition._division import check_enough, sorted_indices
 @dataclass(frozen=True)
 class IID:
     """Shuffle and cut in nearly equal parts."""
+
+    by_label: ClassVar[bool] = False
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
         """One part a client; together they cover all examples."""

@@ -6,22 +6,23 @@ it is.
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial, reduce
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from potluck.core.digest import digest
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.fit import Fit, Request
-from potluck.core.inference import predict
+from potluck.core.inference import predictions
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
+from potluck.core.task import Sums, added
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, weights_of
 from potluck.engine.client.modules import ModulePool
@@ -50,22 +51,20 @@ class EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What it says. Of a client's own examples no more is told than how often it is right.
+    """What it says. Of a client's own examples no more is told than the sums by which their task is measured.
 
     Attributes:
         model: a name that only equal models share.
-        shares: by part, the share of its examples whose class is predicted; a part without examples has none.
-        payload: packed, the class (n,) predicted for each example of the common test set, int64, if that was asked.
+        payload: packed, by part that was asked and has examples, the task's sums over them.
     """
 
     client: ClientId
     model: str
-    shares: Mapping[Part, float]
     payload: bytes
 
-    @property
-    def common(self) -> Tensor | None:
-        """The class (n,) predicted for each example of the common test set, int64; None if that was not asked."""
+    @cached_property
+    def sums(self) -> Mapping[Part, Sums]:
+        """What the payload holds."""
         return unpack(self.payload)
 
 
@@ -134,23 +133,21 @@ class ClientRuntime:
         examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
         message = Message.decode(request.payload)
         model = self.inference_model(request.client, message, request.record, request.round)
-        shares: dict[Part, float] = {}
-        classes: Tensor | None = None
-        for part in request.parts:
-            if (chosen := examples[part]) is not None and len(chosen):
-                found = self.classes(model, chosen)
-                shares[part] = share_right(found, chosen)
-                classes = found if part == "common" else classes
-        return EvalResult(request.client, name_of(model), shares, pack(classes))
+        chosen = {part: found for part in request.parts if (found := examples[part]) is not None and len(found)}
+        sums = {part: self.sums(model, found) for part, found in chosen.items()}
+        return EvalResult(request.client, name_of(model), pack(sums))
 
     def carry_out(self, request: Request, key: Key) -> Any:
         """What a handler or the server asks for, as the run computes."""
         return carry_out(request, key, self.computing)
 
-    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
-        """The class (n,) that a model predicts for each example."""
+    def sums(self, model: nn.Module, examples: Examples) -> Sums:
+        """The task's sums over a model's predictions for the examples, at least one."""
+        task = self._federation.task
         with torch.inference_mode(), self.computing.arranged(model), self.computing.cast():
-            return predict(model, examples).argmax(1)
+            found = predictions(model, examples)
+            total = reduce(added, (task.sums(outputs, targets) for outputs, targets in found))
+        return {name: tensor.cpu() for name, tensor in total.items()}
 
     def inference_model(
         self, client_id: ClientId, message: Message, record: bytes | None, round_number: int
@@ -239,8 +236,3 @@ class ClientRuntime:
 def name_of(model: nn.Module) -> str:
     """A name that only models of equal layers and equal weights share."""
     return digest(pack([repr(model), weights_of(model)]))
-
-
-def share_right(classes: Tensor, examples: Examples) -> float:
-    """Share of the examples whose class was predicted."""
-    return float(torch.eq(classes, examples.labels).double().mean())

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.errors import ConfigError
+from potluck.core.errors import ConfigError, DataError
+from potluck.core.task import TASKS
+from potluck.data.dataset import Dataset
 from potluck.data.datasets import load
 from potluck.experiment.assemble import builder_of
 from potluck.experiment.config import ModelSpec
@@ -69,7 +71,7 @@ class NodeConfig:
             if self.model is not None or self.capacity is not None:
                 raise ConfigError(NOTHING_OF_ITS_OWN)
             return
-        dataset = load(self.data, augmentation="none")
+        dataset = _of_any_task(self.data)
         if self.model is not None:
             builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
         if self.capacity is not None and not 0 < self.capacity <= 1:
@@ -82,3 +84,18 @@ class NodeConfig:
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
         found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "code": code}
         return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_any_task(place: Path) -> Dataset:
+    """The data there, for the first task that they are of; which it is to be, the server says later.
+
+    Raises:
+        DataError: they are of none.
+    """
+    refused: list[DataError] = []
+    for task in (None, *TASKS.values()):
+        try:
+            return load(place, augmentation="none", task=task)
+        except DataError as error:
+            refused.append(error)
+    raise refused[0]

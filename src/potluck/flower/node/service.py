@@ -15,7 +15,7 @@ from potluck.core.rng import Key
 from potluck.data.datasets import list_datasets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
-from potluck.engine.inspection import check_class_targets, check_inputs
+from potluck.engine.inspection import check_inputs, check_targets
 from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.rehearsal import rehearse
@@ -144,7 +144,7 @@ def node_at(home: NodeConfig, words: Mapping[str, Any]) -> tuple[Node, Introduct
     experiment = resolve(tree, "the server's experiment")
     federation, data = federation_at(home, experiment, said.client)
     check_inputs(federation)
-    check_class_targets(federation)
+    check_targets(federation)
     rehearse(federation)
     host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(said.client, federation, host, store, experiment.run.threads)
@@ -185,6 +185,7 @@ def federation_at(home: NodeConfig, experiment: Experiment, client: ClientId) ->
         num_classes=dataset.num_classes,
         public=public,
         test=test,
+        task=dataset.task,
     )
     return federation, dataset.checksum
 

@@ -169,9 +169,10 @@ class _Meeting:
         if isinstance(found, str):
             return found
         task = self._task
+        what = "classes" if task.task.has_classes else "outputs"
         if (found.input_shape, found.num_classes) != (tuple(task.input_shape), task.num_classes):
             return (
-                f"it has inputs of shape {found.input_shape} and {found.num_classes} classes; expected"
+                f"it has inputs of shape {found.input_shape} and {found.num_classes} {what}; expected"
                 f" {tuple(task.input_shape)} and {task.num_classes}, as in {task.name}"
             )
         if (ours := self._networks.get(found.architecture)) is not None:
@@ -186,7 +187,7 @@ class _Meeting:
 
     @cached_property
     def _task(self) -> Description:
-        return describe(self.experiment.federation.dataset)
+        return describe(self.experiment.federation.dataset, self.experiment.task)
 
     @cached_property
     def _networks(self) -> dict[str, Network]:
@@ -269,8 +270,9 @@ def remote_assembly(
         num_classes=base.num_classes,
         public=base.public,
         test=base.test,
+        task=base.task,
         members=members,
-        shape=tuple(describe(experiment.federation.dataset).input_shape),
+        shape=tuple(describe(experiment.federation.dataset, experiment.task).input_shape),
     )
     told = {str(client): of.words() for client, of in introductions.items()}
     facts = digest(json.dumps(told, sort_keys=True).encode())

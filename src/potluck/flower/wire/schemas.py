@@ -39,7 +39,6 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Words(BaseModel):
@@ -83,7 +82,6 @@ class _FailureWords(Words):
 
 class _ResultWords(Words):
     model: Name
-    shares: dict[Part, Share]
 
 
 class _Answered(Words):
@@ -152,8 +150,7 @@ def from_outcome(outcome: Outcome) -> Parcel:
     if isinstance(outcome, Failure):
         words = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
         return {"client": outcome.client, "failure": words}, b""
-    words = {"model": outcome.model, "shares": dict(outcome.shares)}
-    return {"client": outcome.client, "result": words}, outcome.payload
+    return {"client": outcome.client, "result": {"model": outcome.model}}, outcome.payload
 
 
 def to_outcome(parcel: Parcel) -> Outcome:
@@ -171,7 +168,7 @@ def to_outcome(parcel: Parcel) -> Outcome:
         kind: FailureKind = "divergence" if said.kind == "divergence" else "error"
         return Failure(found.client, said.handler, said.reason, said.trace, kind=kind)
     if isinstance(found, _Evaluated):
-        return EvalResult(found.client, found.result.model, found.result.shares, payload)
+        return EvalResult(found.client, found.result.model, payload)
     assert isinstance(found, _Answered)
     answer = found.answer
     record, losses = _bytes(answer.record), tuple(answer.losses)
