@@ -10,44 +10,226 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library stays
 
 # Names are imported when they are first used: `import potluck` and `potluck --help` must not wait for torch.
 _HOMES = {
-    "Client": "core.roles",
-    "Cohort": "core.roles",
-    "Server": "core.roles",
+    "BATCH_NORMS": "core.batchnorm",
+    "batch_norms": "core.batchnorm",
+    "keep_statistics": "core.batchnorm",
+    "measure_statistics": "core.batchnorm",
+    "ConfigError": "core.errors",
+    "PotluckError": "core.errors",
+    "PotluckWarning": "core.errors",
+    "Batch": "core.examples",
     "Examples": "core.examples",
+    "ClientId": "core.federation",
+    "Criterion": "core.federation",
     "Federation": "core.federation",
+    "Member": "core.federation",
     "Site": "core.federation",
+    "above": "core.fields",
+    "at_least": "core.fields",
+    "at_most": "core.fields",
+    "require": "core.fields",
+    "Extras": "core.fit",
     "Fit": "core.fit",
     "LocalTraining": "core.fit",
+    "Observed": "core.fit",
+    "Request": "core.fit",
+    "predict": "core.inference",
     "Message": "core.message",
+    "ClientWork": "core.method",
     "Method": "core.method",
-    "Need": "core.needs",
+    "Releases": "core.method",
     "on_client": "core.method",
-    "Sharing": "parts.sharing",
-    "PotluckError": "core.errors",
-    "Run": "experiment.run",
+    "mode": "core.modes",
+    "Need": "core.needs",
+    "Gradient": "core.requests",
+    "Measure": "core.requests",
+    "Predict": "core.requests",
+    "Key": "core.rng",
+    "fold_in": "core.rng",
+    "isolated": "core.rng",
+    "Client": "core.roles",
+    "Cohort": "core.roles",
+    "Replies": "core.roles",
+    "Server": "core.roles",
+    "ClassCounts": "core.schema",
+    "LARGEST": "core.schema",
+    "Labels": "core.schema",
+    "Schema": "core.schema",
+    "UpTo": "core.schema",
+    "booleans": "core.schema",
+    "count": "core.schema",
+    "floats": "core.schema",
+    "like": "core.schema",
+    "number": "core.schema",
+    "optional": "core.schema",
+    "some_of": "core.schema",
+    "Weights": "core.weights",
+    "buffers_of": "core.weights",
+    "cut": "core.weights",
+    "frozen_names": "core.weights",
+    "learnt_of": "core.weights",
+    "load": "core.weights",
+    "mean": "core.weights",
+    "mean_where_covered": "core.weights",
+    "mean_where_present": "core.weights",
+    "minus": "core.weights",
+    "outline": "core.weights",
+    "parameters_of": "core.weights",
+    "pick": "core.weights",
+    "plus": "core.weights",
+    "weights_of": "core.weights",
+    "zeros_like": "core.weights",
     "RunConfig": "experiment.config",
+    "Run": "experiment.run",
     "get_method": "methods",
     "list_methods": "methods",
+    "GlobalPool": "models.contract",
+    "StagedNet": "models.contract",
+    "classifier_names": "models.contract",
+    "feature_shapes": "models.contract",
+    "intermediate_names": "models.contract",
+    "split": "models.contract",
+    "ConditionalVAE": "parts.cvae",
+    "VAELoss": "parts.cvae",
+    "DepthWise": "parts.depthwise",
+    "staged": "parts.depthwise",
+    "drawn": "parts.features",
+    "observed": "parts.features",
+    "signature": "parts.features",
+    "with_pairs": "parts.features",
+    "distillation": "parts.losses",
+    "masked_cross_entropy": "parts.losses",
+    "soft_cross_entropy": "parts.losses",
+    "squared_distance": "parts.losses",
+    "Mean": "parts.means",
+    "MemoryModel": "parts.memory",
+    "Piece": "parts.memory",
+    "Kind": "parts.noise",
+    "noise_examples": "parts.noise",
+    "effective_steps": "parts.normalised",
+    "FeaturePrivacy": "parts.privacy",
+    "Reconcile": "parts.projection",
+    "Rows": "parts.prototypes",
+    "Table": "parts.prototypes",
+    "averages": "parts.prototypes",
+    "distance": "parts.prototypes",
+    "means_by_class": "parts.prototypes",
+    "one_each": "parts.prototypes",
+    "stored": "parts.prototypes",
+    "GroupWeights": "parts.sharing",
+    "SharesWeights": "parts.sharing",
+    "Sharing": "parts.sharing",
 }
 
 if TYPE_CHECKING:
+    from potluck.core.batchnorm import BATCH_NORMS as BATCH_NORMS
+    from potluck.core.batchnorm import batch_norms as batch_norms
+    from potluck.core.batchnorm import keep_statistics as keep_statistics
+    from potluck.core.batchnorm import measure_statistics as measure_statistics
+    from potluck.core.errors import ConfigError as ConfigError
     from potluck.core.errors import PotluckError as PotluckError
+    from potluck.core.errors import PotluckWarning as PotluckWarning
+    from potluck.core.examples import Batch as Batch
     from potluck.core.examples import Examples as Examples
+    from potluck.core.federation import ClientId as ClientId
+    from potluck.core.federation import Criterion as Criterion
     from potluck.core.federation import Federation as Federation
+    from potluck.core.federation import Member as Member
     from potluck.core.federation import Site as Site
+    from potluck.core.fields import above as above
+    from potluck.core.fields import at_least as at_least
+    from potluck.core.fields import at_most as at_most
+    from potluck.core.fields import require as require
+    from potluck.core.fit import Extras as Extras
     from potluck.core.fit import Fit as Fit
     from potluck.core.fit import LocalTraining as LocalTraining
+    from potluck.core.fit import Observed as Observed
+    from potluck.core.fit import Request as Request
+    from potluck.core.inference import predict as predict
     from potluck.core.message import Message as Message
+    from potluck.core.method import ClientWork as ClientWork
     from potluck.core.method import Method as Method
+    from potluck.core.method import Releases as Releases
     from potluck.core.method import on_client as on_client
+    from potluck.core.modes import mode as mode
     from potluck.core.needs import Need as Need
+    from potluck.core.requests import Gradient as Gradient
+    from potluck.core.requests import Measure as Measure
+    from potluck.core.requests import Predict as Predict
+    from potluck.core.rng import Key as Key
+    from potluck.core.rng import fold_in as fold_in
+    from potluck.core.rng import isolated as isolated
     from potluck.core.roles import Client as Client
     from potluck.core.roles import Cohort as Cohort
+    from potluck.core.roles import Replies as Replies
     from potluck.core.roles import Server as Server
+    from potluck.core.schema import LARGEST as LARGEST
+    from potluck.core.schema import ClassCounts as ClassCounts
+    from potluck.core.schema import Labels as Labels
+    from potluck.core.schema import Schema as Schema
+    from potluck.core.schema import UpTo as UpTo
+    from potluck.core.schema import booleans as booleans
+    from potluck.core.schema import count as count
+    from potluck.core.schema import floats as floats
+    from potluck.core.schema import like as like
+    from potluck.core.schema import number as number
+    from potluck.core.schema import optional as optional
+    from potluck.core.schema import some_of as some_of
+    from potluck.core.weights import Weights as Weights
+    from potluck.core.weights import buffers_of as buffers_of
+    from potluck.core.weights import cut as cut
+    from potluck.core.weights import frozen_names as frozen_names
+    from potluck.core.weights import learnt_of as learnt_of
+    from potluck.core.weights import load as load
+    from potluck.core.weights import mean as mean
+    from potluck.core.weights import mean_where_covered as mean_where_covered
+    from potluck.core.weights import mean_where_present as mean_where_present
+    from potluck.core.weights import minus as minus
+    from potluck.core.weights import outline as outline
+    from potluck.core.weights import parameters_of as parameters_of
+    from potluck.core.weights import pick as pick
+    from potluck.core.weights import plus as plus
+    from potluck.core.weights import weights_of as weights_of
+    from potluck.core.weights import zeros_like as zeros_like
     from potluck.experiment.config import RunConfig as RunConfig
     from potluck.experiment.run import Run as Run
     from potluck.methods import get_method as get_method
     from potluck.methods import list_methods as list_methods
+    from potluck.models.contract import GlobalPool as GlobalPool
+    from potluck.models.contract import StagedNet as StagedNet
+    from potluck.models.contract import classifier_names as classifier_names
+    from potluck.models.contract import feature_shapes as feature_shapes
+    from potluck.models.contract import intermediate_names as intermediate_names
+    from potluck.models.contract import split as split
+    from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
+    from potluck.parts.cvae import VAELoss as VAELoss
+    from potluck.parts.depthwise import DepthWise as DepthWise
+    from potluck.parts.depthwise import staged as staged
+    from potluck.parts.features import drawn as drawn
+    from potluck.parts.features import observed as observed
+    from potluck.parts.features import signature as signature
+    from potluck.parts.features import with_pairs as with_pairs
+    from potluck.parts.losses import distillation as distillation
+    from potluck.parts.losses import masked_cross_entropy as masked_cross_entropy
+    from potluck.parts.losses import soft_cross_entropy as soft_cross_entropy
+    from potluck.parts.losses import squared_distance as squared_distance
+    from potluck.parts.means import Mean as Mean
+    from potluck.parts.memory import MemoryModel as MemoryModel
+    from potluck.parts.memory import Piece as Piece
+    from potluck.parts.noise import Kind as Kind
+    from potluck.parts.noise import noise_examples as noise_examples
+    from potluck.parts.normalised import effective_steps as effective_steps
+    from potluck.parts.privacy import FeaturePrivacy as FeaturePrivacy
+    from potluck.parts.projection import Reconcile as Reconcile
+    from potluck.parts.prototypes import Rows as Rows
+    from potluck.parts.prototypes import Table as Table
+    from potluck.parts.prototypes import averages as averages
+    from potluck.parts.prototypes import distance as distance
+    from potluck.parts.prototypes import means_by_class as means_by_class
+    from potluck.parts.prototypes import one_each as one_each
+    from potluck.parts.prototypes import stored as stored
+    from potluck.parts.sharing import GroupWeights as GroupWeights
+    from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing
 
 

@@ -34,11 +34,19 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Message,
+    Server,
+    SharesWeights,
+    Sharing,
+    on_client,
+)
 
 
 @dataclass(frozen=True)

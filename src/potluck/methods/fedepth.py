@@ -72,15 +72,24 @@ import torch
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.federation import Member
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema
-from potluck.models.contract import StagedNet
-from potluck.parts.depthwise import DepthWise, staged
-from potluck.parts.memory import MemoryModel, Piece
-from potluck.parts.sharing import GroupWeights, SharesWeights
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    DepthWise,
+    GroupWeights,
+    Member,
+    MemoryModel,
+    Message,
+    Need,
+    Piece,
+    Schema,
+    Server,
+    SharesWeights,
+    StagedNet,
+    on_client,
+    staged,
+)
 
 Link = Literal["subsample", "average"]
 

@@ -43,15 +43,34 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from potluck.core.federation import Member
-from potluck.core.fields import at_least, at_most
-from potluck.core.fit import Fit, LocalTraining, Request
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.requests import Predict
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import LARGEST, Schema, like, number
-from potluck.core.weights import Weights, learnt_of, load, mean_where_present, outline, parameters_of, pick
+from potluck import (
+    LARGEST,
+    Client,
+    ClientWork,
+    Cohort,
+    Fit,
+    LocalTraining,
+    Member,
+    Message,
+    Method,
+    Need,
+    Predict,
+    Request,
+    Schema,
+    Server,
+    Weights,
+    at_least,
+    at_most,
+    learnt_of,
+    like,
+    load,
+    mean_where_present,
+    number,
+    on_client,
+    outline,
+    parameters_of,
+    pick,
+)
 
 Affinity = dict[str, dict[str, float]]
 

@@ -54,19 +54,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import Criterion, Member
-from potluck.core.fields import at_least, require
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import ClassCounts, Schema
-from potluck.core.weights import Weights, learnt_of, load
-from potluck.models.contract import feature_shapes, staged
-from potluck.parts.losses import soft_cross_entropy
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Batch,
+    ClassCounts,
+    Client,
+    ClientWork,
+    Cohort,
+    ConfigError,
+    Criterion,
+    Examples,
+    Extras,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Need,
+    Replies,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Weights,
+    at_least,
+    feature_shapes,
+    learnt_of,
+    load,
+    on_client,
+    require,
+    soft_cross_entropy,
+    staged,
+)
 
 
 @dataclass(frozen=True)

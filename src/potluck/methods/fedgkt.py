@@ -45,19 +45,39 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import above, at_least
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.requests import Predict
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Labels, Schema, UpTo, floats
-from potluck.core.weights import Weights, learnt_of, load
-from potluck.models.contract import StagedNet, feature_shapes, staged
-from potluck.parts.losses import distillation
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    ConfigError,
+    Criterion,
+    Examples,
+    Extras,
+    Fit,
+    Labels,
+    LocalTraining,
+    Member,
+    Message,
+    Method,
+    Need,
+    Predict,
+    Schema,
+    Server,
+    StagedNet,
+    UpTo,
+    Weights,
+    above,
+    at_least,
+    distillation,
+    feature_shapes,
+    floats,
+    learnt_of,
+    load,
+    on_client,
+    staged,
+)
 
 
 @dataclass(frozen=True)

@@ -66,23 +66,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, Releases, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, UpTo, floats
-from potluck.core.weights import parameters_of
-from potluck.models.contract import feature_shapes, intermediate_names, split
-from potluck.parts.features import drawn, observed, signature, with_pairs
-from potluck.parts.losses import squared_distance
-from potluck.parts.privacy import FeaturePrivacy
-from potluck.parts.projection import Reconcile
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    ConfigError,
+    Criterion,
+    Examples,
+    Extras,
+    FeaturePrivacy,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Need,
+    Observed,
+    Reconcile,
+    Releases,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    UpTo,
+    at_least,
+    drawn,
+    feature_shapes,
+    floats,
+    intermediate_names,
+    keep_statistics,
+    observed,
+    on_client,
+    parameters_of,
+    signature,
+    split,
+    squared_distance,
+    with_pairs,
+)
 
 
 @dataclass(frozen=True)

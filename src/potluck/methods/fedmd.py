@@ -41,16 +41,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import Member
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.requests import Predict
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, floats
-from potluck.parts.means import Mean
+from potluck import (
+    Batch,
+    Client,
+    ClientWork,
+    Cohort,
+    Examples,
+    Extras,
+    Fit,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Method,
+    Need,
+    Predict,
+    Schema,
+    Server,
+    at_least,
+    floats,
+    on_client,
+)
 
 
 @dataclass(frozen=True)

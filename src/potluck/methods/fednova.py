@@ -39,16 +39,29 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck.core.federation import Member
-from potluck.core.fields import require
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, like, number
-from potluck.core.weights import minus, parameters_of, plus
-from potluck.parts.normalised import effective_steps
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    count,
+    effective_steps,
+    like,
+    minus,
+    number,
+    on_client,
+    parameters_of,
+    plus,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -90,14 +103,15 @@ class FedNova(SharesWeights[State]):
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         sent, d = self.sharing.expected(member, message), like(message["weights"])
-        most = (self.training.steps or self.training.epochs * member.examples) / (1 - self.training.momentum)
-        return Schema(**{**sent, "weights": None, "d": d, "steps": number(0.5, most)})
+        most, momentum = self.training.steps or self.training.epochs * member.examples, self.training.momentum
+        steps = number(0.5, most / (1 - momentum)) if momentum else count(most)
+        return Schema(**{**sent, "weights": None, "d": d, "steps": steps})
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         x = parameters_of(client.model)
         report = yield Fit(client.model, client.objective, client.train, self.training)
-        a = float(effective_steps(report.steps, self.training.momentum))
+        a = effective_steps(report.steps, self.training.momentum)
         d = {name: gap / a for name, gap in minus(x, parameters_of(client.model)).items()}
         return self.sharing.reply(client, weights=None, d=d, steps=a)

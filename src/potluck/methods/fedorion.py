@@ -59,20 +59,45 @@ from typing import Annotated, Literal
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import at_least, at_most, require
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Schema, count, like
-from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present, outline
-from potluck.parts.losses import soft_cross_entropy
-from potluck.parts.means import Mean
-from potluck.parts.noise import Kind, noise_examples
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    ConfigError,
+    Criterion,
+    Examples,
+    Extras,
+    Fit,
+    Kind,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Method,
+    Need,
+    Replies,
+    Schema,
+    Server,
+    Weights,
+    at_least,
+    at_most,
+    batch_norms,
+    count,
+    frozen_names,
+    keep_statistics,
+    learnt_of,
+    like,
+    load,
+    mean,
+    mean_where_present,
+    noise_examples,
+    on_client,
+    outline,
+    require,
+    soft_cross_entropy,
+)
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,25 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from potluck.core.examples import Batch
-from potluck.core.federation import Criterion
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.weights import parameters_of
-from potluck.parts.losses import squared_distance
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Batch,
+    Client,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Extras,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Message,
+    Server,
+    SharesWeights,
+    Sharing,
+    at_least,
+    on_client,
+    parameters_of,
+    squared_distance,
+)
 
 
 @dataclass(frozen=True)

@@ -52,18 +52,41 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck.core.examples import Batch
-from potluck.core.federation import Criterion, Member
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import ClassCounts, Schema, UpTo, floats
-from potluck.models.contract import feature_shapes, split
-from potluck.parts.means import Mean
-from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Batch,
+    ClassCounts,
+    Client,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Extras,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Need,
+    Observed,
+    Replies,
+    Rows,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Table,
+    UpTo,
+    at_least,
+    averages,
+    distance,
+    feature_shapes,
+    floats,
+    means_by_class,
+    on_client,
+    one_each,
+    split,
+    stored,
+)
 
 
 @dataclass(frozen=True)

@@ -44,30 +44,45 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS
-from potluck.core.errors import PotluckWarning
-from potluck.core.examples import Batch
-from potluck.core.federation import ClientId, Member
-from potluck.core.fields import above, at_most, require
-from potluck.core.fit import Extras, Fit, LocalTraining, Request
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.requests import Measure
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Schema, booleans, count, like
-from potluck.core.weights import (
+from potluck import (
+    BATCH_NORMS,
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    Extras,
+    Fit,
+    LocalTraining,
+    Mean,
+    Measure,
+    Member,
+    Message,
+    Method,
+    Need,
+    PotluckWarning,
+    Replies,
+    Request,
+    Schema,
+    Server,
     Weights,
+    above,
+    at_most,
+    booleans,
     buffers_of,
+    classifier_names,
+    count,
     cut,
+    like,
     load,
+    masked_cross_entropy,
     mean,
     mean_where_covered,
+    on_client,
     outline,
     parameters_of,
+    require,
 )
-from potluck.models.contract import classifier_names
-from potluck.parts.losses import masked_cross_entropy
-from potluck.parts.means import Mean
 
 
 @dataclass(frozen=True)

@@ -42,17 +42,31 @@ from functools import partial
 
 from torch import Size, nn
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.federation import Member
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, optional, some_of
-from potluck.core.weights import load, parameters_of, pick
-from potluck.models.contract import GlobalPool, StagedNet
-from potluck.parts.depthwise import DepthWise, staged
-from potluck.parts.memory import MemoryModel, Piece
-from potluck.parts.sharing import GroupWeights, SharesWeights
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    DepthWise,
+    GlobalPool,
+    GroupWeights,
+    Member,
+    MemoryModel,
+    Message,
+    Need,
+    Piece,
+    Schema,
+    Server,
+    SharesWeights,
+    StagedNet,
+    batch_norms,
+    load,
+    on_client,
+    optional,
+    parameters_of,
+    pick,
+    some_of,
+    staged,
+)
 
 
 @dataclass(frozen=True)

@@ -41,16 +41,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Batch
-from potluck.core.federation import Criterion
-from potluck.core.fields import above, at_least
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.weights import learnt_of, load
-from potluck.models.contract import split
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Batch,
+    Client,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Extras,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Message,
+    Need,
+    Server,
+    SharesWeights,
+    Sharing,
+    above,
+    at_least,
+    learnt_of,
+    load,
+    on_client,
+    split,
+)
 
 
 @dataclass(frozen=True)

@@ -48,17 +48,32 @@ from typing import Annotated, Literal
 
 import torch
 
-from potluck.core.federation import Member
-from potluck.core.fields import at_least, require
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, on_client
-from potluck.core.requests import Gradient
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, like
-from potluck.core.weights import Weights, minus, parameters_of, plus, zeros_like
-from potluck.parts.normalised import effective_steps
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Extras,
+    Fit,
+    Gradient,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Weights,
+    at_least,
+    effective_steps,
+    like,
+    minus,
+    on_client,
+    parameters_of,
+    plus,
+    require,
+    zeros_like,
+)
 
 
 @dataclass(frozen=True)

@@ -53,22 +53,50 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import Criterion, Member
-from potluck.core.fields import at_least, require
-from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Labels, Schema, UpTo, floats
-from potluck.core.weights import Weights, load, weights_of
+from potluck import (
+    Batch,
+    Client,
+    ClientWork,
+    Cohort,
+    ConditionalVAE,
+    Criterion,
+    Examples,
+    Extras,
+    Fit,
+    GroupWeights,
+    Labels,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Need,
+    Observed,
+    Replies,
+    Rows,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Table,
+    UpTo,
+    VAELoss,
+    Weights,
+    at_least,
+    averages,
+    distance,
+    feature_shapes,
+    floats,
+    keep_statistics,
+    load,
+    means_by_class,
+    on_client,
+    one_each,
+    require,
+    split,
+    stored,
+    weights_of,
+)
 from potluck.methods.felo import LocalLoss, signature
-from potluck.models.contract import feature_shapes, split
-from potluck.parts.cvae import ConditionalVAE, VAELoss
-from potluck.parts.means import Mean
-from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
-from potluck.parts.sharing import GroupWeights, SharesWeights, Sharing
 
 
 @dataclass(frozen=True)
