@@ -26,6 +26,7 @@ from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, we
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.session import Answer, Call, Session, failure, full_name
 from potluck.engine.client.training import train
+from potluck.engine.numerics.device import CPU, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 Part = Literal["validation", "own", "common"]
@@ -142,8 +143,9 @@ class ClientRuntime:
 
     def classes(self, model: nn.Module, examples: Examples) -> Tensor:
         """The class (n,) that a model predicts for each example."""
-        with torch.inference_mode(), self.computing.arranged(model), self.computing.cast():
-            return predict(model, examples).argmax(1)
+        with self.computing.arranged(model), self.computing.cast():
+            found = predict(model, resident(examples, self.computing.place), placed=self.computing.laid_out)
+            return found.argmax(1).to(CPU)
 
     def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
         """The model that a client would use now; whatever the handler changes is forgotten."""

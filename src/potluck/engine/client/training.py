@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import takes_batch_statistics
 from potluck.core.examples import Batch
-from potluck.core.fit import Fit, FitReport, LocalTraining, Objective, Observed
+from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
+from potluck.engine.numerics.device import CPU, drawing_on, moved, networks_in, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 
@@ -30,15 +31,22 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     order = [positions for epoch in epochs for positions in epoch]
     observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
-    with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
+    data, forward = resident(fit.data, computing.place), key.fold("forward")
+    nets = fit.net, *networks_in(fit.extras)
+    with (
+        isolated(forward),
+        drawing_on(computing.place, forward),
+        computing.arranged(*nets),
+        _training(fit, computing) as turns,
+    ):
         for step, positions in enumerate(order):
-            inputs, targets = fit.data.batch(positions, key.fold("augment", step))
-            batch = computing.laid_out(inputs), targets
+            inputs, targets = data.batch(positions, key.fold("augment", step))
+            batch = computing.laid_out(inputs), moved(targets, computing.place)
             steps = [turn.step(batch) for turn in turns]
             observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
             losses.append(steps[0][0])
     fit.done = True
-    loss = float(torch.stack(losses).mean())
+    loss = float(torch.stack(losses).mean())  # the one wait for the device
     return FitReport(loss, len(order), sum(map(len, order)), observer.collected())
 
 
@@ -92,7 +100,7 @@ class Observer:
     def collected(self) -> Observed:
         """The kept rows of every observation, in the order visited."""
         names = self.kept[0] if self.kept else {}
-        return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
+        return {name: torch.cat([rows[name] for rows in self.kept]).to(CPU) for name in names}
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -105,6 +113,7 @@ class _Turn:
     """Objectives that step together, and the weights and optimiser of their own that they step with."""
 
     fit: Fit
+    extras: Extras
     objectives: tuple[Objective, ...]
     weights: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
@@ -130,7 +139,7 @@ class _Turn:
         losses: list[Tensor] = []
         observed: Observed = {}
         for objective in self.objectives:
-            result = objective(self.fit.net, batch, self.fit.extras)
+            result = objective(self.fit.net, batch, self.extras)
             loss, seen = (result, {}) if isinstance(result, Tensor) else result
             losses.append(loss)
             observed |= seen
@@ -150,7 +159,7 @@ class _Turn:
             gradients.append({name: gradient for name, gradient in named if gradient is not None})
         clipped = self.fit.training.clip_norm is not None
         with torch.no_grad():
-            combined = self.fit.combine(gradients, self.fit.extras)
+            combined = self.fit.combine(gradients, self.extras)
         for name, weight in self.weights.items():
             gradient = combined.get(name)
             # Clipping works in place; what `combine` returned may be one of the extras.
@@ -161,7 +170,7 @@ class _Turn:
             return
         with torch.no_grad():
             current: Weights = dict(self.weights)
-            corrected = self.fit.after_step(current, self.fit.extras, self.fit.training.lr)
+            corrected = self.fit.after_step(current, self.extras, self.fit.training.lr)
             for name, weight in self.weights.items():
                 weight.copy_(corrected[name])
 
@@ -187,6 +196,7 @@ def _training(fit: Fit, computing: Numerics) -> Generator[list[_Turn]]:
 
 def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
     """One turn for all objectives, or one for each."""
+    extras = moved(fit.extras, computing.place)
     plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
     if fit.turns is not None:
         plan = [((objective,), prefixes) for objective, prefixes in zip(fit.losses, fit.turns, strict=True)]
@@ -194,7 +204,7 @@ def _turns(fit: Fit, trainable: dict[str, nn.Parameter], computing: Numerics) ->
         mine = {name: weight for name, weight in trainable.items() if prefixes is None or name.startswith(prefixes)}
         if not mine:
             raise ValueError(f"{_untrained(fit.net, prefixes)}; there is nothing to train")
-        yield _Turn(fit, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
+        yield _Turn(fit, extras, objectives, mine, _optimizer(fit.training, list(mine.values())), computing)
 
 
 def _untrained(net: nn.Module, prefixes: tuple[str, ...] | None) -> str:

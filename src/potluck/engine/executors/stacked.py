@@ -9,7 +9,6 @@ from potluck.core.fit import Fit, FitReport
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Task, bundles
-from potluck.engine.numerics.numerics import PLAIN
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
 
@@ -99,9 +98,9 @@ class Stacked(Inner):
         fits = [fit for _, fit in members]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
-                if host.computing != PLAIN:
+                if not host.computing.stacks:
                     raise CannotStack("run.computing is not plain")
-                return [*train_stacked(fits, [session.fit_key for session, _ in members])]
+                return [*train_stacked(fits, [session.fit_key for session, _ in members], host.computing)]
             except (CannotStack, ValueError) as error:
                 self._tell(f"{type(fits[0].net).__name__} is trained one client at a time: {error}")
         return [_alone(host, session, fit) for session, fit in members]
