@@ -2,7 +2,8 @@
 
 Inside `PretendDevice()`, tensors can be moved to the device "pretend". The processor computes with them, so results
 have its bits; an operation on tensors of two devices raises as it would with a GPU; and what comes back to the
-processor is counted. Its own draws, such as Dropout's, come from the processor's generator.
+processor is counted. Its own draws, such as Dropout's, come from the processor's generator. Torch looks for devices at
+a process's first backward pass: call `register` before it, where a test module is imported for instance.
 """
 
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ class PretendDevice(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        _register()
+        register()
         self.counted = Counted()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,14 +81,14 @@ class _OnDevice(Tensor):
         return _carried_out(func, args, kwargs or {}, Counted())
 
 
-def _register() -> None:
-    """Add the device to torch, once in a process; it has no generator of its own, which torch asks for."""
+def register() -> None:
+    """Add the device to torch, once in a process."""
     try:
         torch.device(NAME)
     except RuntimeError:
         backend_registration._setup_privateuseone_for_python_backend(NAME)
         module = getattr(torch, NAME)
-        module.get_rng_state, module.set_rng_state = _no_state, _set_no_state
+        module.get_rng_state, module.set_rng_state = _no_state, _set_no_state  # which torch asks for
 
 
 def _no_state(device: Any = None) -> Tensor:
