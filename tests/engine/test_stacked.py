@@ -352,9 +352,9 @@ def test_how_many_workers_stack_does_not_matter():
 def test_clients_with_one_kind_of_net_are_trained_together(monkeypatch):
     groups = []
 
-    def counting(fits, keys):
+    def counting(fits, keys, computing):
         groups.append(len(fits))
-        return train_stacked(fits, keys)
+        return train_stacked(fits, keys, computing)
 
     monkeypatch.setattr("potluck.engine.executors.stacked.train_stacked", counting)
     replies(Stacked())

@@ -188,6 +188,7 @@ def join(
         str | None, typer.Option(help="Own model: of `potluck list models`, or path/to/file.py:function.")
     ] = None,
     capacity: Annotated[float | None, typer.Option(help="Share of the full model that fits in this machine.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, auto, cuda, cuda:1, mps or xpu.")] = "cpu",
     allow_code: Annotated[
         list[Path] | None,
         typer.Option(help="Own copy of a Python file that the server may name as method or model."),
@@ -205,6 +206,7 @@ def join(
         data=data,
         model=model,
         capacity=capacity,
+        device=device,
         code=allow_code or [],
     )
 

@@ -122,19 +122,20 @@ def take_part(
     data: Path | None,
     model: str | None,
     capacity: float | None,
+    device: str,
     code: Sequence[Path],
 ) -> None:
     """Be a node until interrupted.
 
     Raises:
-        ConfigError: the data cannot be read, the model cannot be built, keys are missing.
+        ConfigError: there is no such device, the data cannot be read, the model cannot be built, keys are missing.
         Refused: the server does not want this node.
     """
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.join import Credentials, stay
 
     _address(address)
-    credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, tuple(code))
+    credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, device, tuple(code))
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends with us
     try:

@@ -37,17 +37,25 @@ def forward(
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
 
-def predictions(net: nn.Module, examples: Examples, batch_size: int = 100) -> Iterator[tuple[Tensor, Tensor]]:
+def predictions(
+    net: nn.Module, examples: Examples, placed: Callable[[Tensor], Tensor], batch_size: int = 100
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs and targets of all examples in order, as many examples at once as have a million outputs or so.
 
     As in `predict`, and never all of them in memory together; the net is in evaluation mode until the last is taken.
+
+    Args:
+        net: anywhere.
+        examples: to predict for.
+        placed: brings tensors to where the net is.
+        batch_size: examples that pass together.
     """
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
     with mode(net, training=False), torch.no_grad():
         for batch in examples.batches(batch_size):
-            outputs.append(net(batch.inputs))
-            targets.append(batch.targets)
+            outputs.append(net(placed(batch.inputs)))
+            targets.append(placed(batch.targets))
             if sum(output.numel() for output in outputs) >= _AT_ONCE:
                 yield torch.cat(outputs), torch.cat(targets)
                 outputs, targets = [], []

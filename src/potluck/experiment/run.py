@@ -85,6 +85,7 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
+        choice = _chosen(config, federation) if choice is None else choice
         check_targets(federation)
         rehearse(federation)
         self._config = config
@@ -95,7 +96,7 @@ class Run:
             make_folder(folder)
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
-        self.choice = _chosen(config, federation) if choice is None else choice
+        self.choice = choice
         self._engine = Engine(
             method,
             federation,
@@ -305,4 +306,4 @@ def _close(engine: Engine, process: int) -> None:
 
 def _chosen(config: RunConfig, federation: Federation) -> Choice:
     nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
-    return choose_executor(config.executor, config.workers, config.threads, nets)
+    return choose_executor(config.executor, config.workers, config.threads, nets, config.computing.place)

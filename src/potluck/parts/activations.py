@@ -90,6 +90,8 @@ class RowsOnDisk:
     read and not mapped, so that none stays in this process's memory after its batch.
     """
 
+    on_host = True  # whose inputs are row numbers, not to be moved to a device
+
     file: IO[bytes]
     shape: Size
     dtype: torch.dtype

@@ -1,5 +1,6 @@
 """How the requests of `potluck.core.requests` are carried out, at clients and on the server."""
 
+from contextlib import ExitStack
 from functools import singledispatch
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from potluck.core.requests import Gradient, Measure, NetPart, Parted, Predict
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
 from potluck.engine.client.training import reading, train, widened
+from potluck.engine.numerics.device import CPU, moved, resident
 from potluck.engine.numerics.numerics import Numerics
 
 
@@ -49,25 +51,28 @@ def _(request: Predict, key: Key, computing: Numerics) -> Tensor | tuple[Tensor,
         return (net(laid),) if names == ("outputs",) else _parts(net, laid, names)
 
     with isolated(key.fold("forward")), computing.arranged(net), computing.cast():
-        found = forward(net, request.examples, compute, request.batch_size)
-    wide = tuple(widened(tensor).contiguous() for tensor in found)
+        found = forward(net, resident(request.examples, computing.place), compute, request.batch_size)
+    wide = tuple(widened(tensor).contiguous().to(CPU) for tensor in found)
     return wide if isinstance(parts, tuple) else wide[0]
 
 
 @_carried_out.register
 def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
     net, whole = request.net, len(request.data)
-    weights = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
-    if not whole or not weights:
-        raise ValueError(f"{whole} examples and {len(weights)} parameters; expected at least 1 of each")
-    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    running = isolated(key.fold("forward")), computing.arranged(net), mode(net, training=True), keep_statistics(net)
-    with running[0], running[1], running[2], running[3], reading(request.frozen, net, computing) as frozen:
+    with ExitStack() as running:
+        for context in (isolated(key.fold("forward")), computing.arranged(net), mode(net, training=True)):
+            running.enter_context(context)
+        running.enter_context(keep_statistics(net))
+        frozen = running.enter_context(reading(request.frozen, net, computing))
+        weights = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
+        if not whole or not weights:
+            raise ValueError(f"{whole} examples and {len(weights)} parameters; expected at least 1 of each")
+        total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        extras = {**moved(request.extras, computing.place), **frozen}
         for batch in request.data.batches(request.batch_size):
+            batch = moved(batch, computing.place)
             with computing.cast():
-                found = request.objective(
-                    net, batch._replace(inputs=computing.laid_out(batch.inputs)), {**request.extras, **frozen}
-                )
+                found = request.objective(net, batch._replace(inputs=computing.laid_out(batch.inputs)), extras)
             loss = found if isinstance(found, Tensor) else found[0]
             if loss.requires_grad:
                 share = loss * (len(batch.inputs) / whole)
@@ -75,7 +80,7 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
                 for name, gradient in zip(weights, cast("tuple[Tensor | None, ...]", gradients), strict=True):
                     if gradient is not None:
                         total[name] += gradient
-    return {name: gradient.contiguous() for name, gradient in total.items()}
+    return {name: gradient.contiguous().to(CPU) for name, gradient in total.items()}
 
 
 @_carried_out.register

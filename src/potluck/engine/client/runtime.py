@@ -28,6 +28,7 @@ from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, we
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
+from potluck.engine.numerics.device import CPU, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 Part = Literal["validation", "own", "common"]
@@ -143,11 +144,11 @@ class ClientRuntime:
 
     def sums(self, model: nn.Module, examples: Examples) -> Sums:
         """The task's sums over a model's predictions for the examples, at least one."""
-        task = self._federation.task
-        with torch.inference_mode(), self.computing.arranged(model), self.computing.cast():
-            found = predictions(model, examples)
+        task, computing = self._federation.task, self.computing
+        with torch.no_grad(), computing.arranged(model), computing.cast():
+            found = predictions(model, resident(examples, computing.place), computing.laid_out)
             total = reduce(added, (task.sums(outputs, targets) for outputs, targets in found))
-        return {name: tensor.cpu() for name, tensor in total.items()}
+        return {name: tensor.to(CPU) for name, tensor in total.items()}
 
     def inference_model(
         self, client_id: ClientId, message: Message, record: bytes | None, round_number: int

@@ -14,6 +14,7 @@ from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Moments, Obj
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
+from potluck.engine.numerics.device import CPU, drawing_on, moved, networks_in, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 
@@ -30,18 +31,25 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     order = [positions for epoch in epochs for positions in epoch]
     observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
-    with isolated(key.fold("forward")), computing.arranged(fit.net), _training(fit, computing) as turns:
+    data, forward = resident(fit.data, computing.place), key.fold("forward")
+    nets = fit.net, *networks_in(fit.extras)
+    with (
+        isolated(forward),
+        drawing_on(computing.place, forward),
+        computing.arranged(*nets),
+        _training(fit, computing) as turns,
+    ):
         for turn, known in zip(turns, fit.moments or [], strict=False):
             turn.remember(known)
         for step, positions in enumerate(order):
-            batch = fit.data.batch(positions, key.fold("augment", step))
+            batch = moved(data.batch(positions, key.fold("augment", step)), computing.place)
             batch = batch._replace(inputs=computing.laid_out(batch.inputs))
             steps = [turn.step(batch) for turn in turns]
             observer.see(step, positions, {name: seen for _, observed in steps for name, seen in observed.items()})
             losses.append(steps[0][0])
     fit.done = True
     fit.moments = [turn.moments for turn in turns] if fit.training.persist else None
-    loss = float(torch.stack(losses).mean())
+    loss = float(torch.stack(losses).mean())  # the one wait for the device
     combined = {name: mean for turn in turns for name, mean in means(turn.combined).items()}
     return FitReport(loss, len(order), sum(map(len, order)), observer.collected(), combined)
 
@@ -96,7 +104,7 @@ class Observer:
     def collected(self) -> Observed:
         """The kept rows of every observation, in the order visited."""
         names = self.kept[0] if self.kept else {}
-        return {name: torch.cat([rows[name] for rows in self.kept]) for name in names}
+        return {name: torch.cat([rows[name] for rows in self.kept]).to(CPU) for name in names}
 
 
 def and_seen(combined: Weights | tuple[Weights, Observed]) -> tuple[Weights, Observed]:
@@ -131,13 +139,13 @@ class _Turn:
         """What the optimiser knows of each weight, and what it is an optimiser of."""
         known = {name: self.optimizer.state.get(weight, {}) for name, weight in self.weights.items()}
         state = {n: {key: found for key, found in of_one.items() if found is not None} for n, of_one in known.items()}
-        return {"of": self._what, "state": state}
+        return {"of": self._what, "state": moved(state, CPU)}
 
     def remember(self, moments: Moments) -> None:
         """Take up what an optimiser knew, unless it was another, or of weights of other names or shapes."""
         if moments["of"] == self._what:
             for name, known in moments["state"].items():
-                self.optimizer.state[self.weights[name]].update(known)
+                self.optimizer.state[self.weights[name]].update(moved(known, self.computing.place))
 
     @property
     def _what(self) -> dict[str, str]:
@@ -184,7 +192,7 @@ class _Turn:
             gradients.append({name: gradient for name, gradient in named if gradient is not None})
         clipped = self.fit.training.clip_norm is not None
         with torch.no_grad():
-            combined, seen = and_seen(self.fit.combine(gradients, self.fit.extras))
+            combined, seen = and_seen(self.fit.combine(gradients, self.extras))
         if seen:
             self.combined.append(seen)
         for name, weight in self.weights.items():
@@ -197,7 +205,7 @@ class _Turn:
             return
         with torch.no_grad():
             current: Weights = dict(self.weights)
-            corrected = self.fit.after_step(current, self.fit.extras, self.fit.training.lr)
+            corrected = self.fit.after_step(current, self.extras, self.fit.training.lr)
             for name, weight in self.weights.items():
                 weight.copy_(corrected[name])
 
@@ -228,17 +236,17 @@ def reading(frozen: Mapping[str, nn.Module], net: nn.Module, computing: Numerics
         ValueError: one shares a parameter that requires a gradient with `net`.
     """
     learning = {id(parameter) for parameter in net.parameters() if parameter.requires_grad}
-    parameters = [parameter for one in frozen.values() for parameter in one.parameters()]
     for name, one in frozen.items():
         if any(id(parameter) in learning for parameter in one.parameters()):
             raise ValueError(f"frozen: {name!r} shares weights with the net that is trained; give it a copy")
-    before = [(parameter, parameter.requires_grad) for parameter in parameters]
     with ExitStack() as stack:
         for one in frozen.values():
             stack.enter_context(mode(one, training=False))
             stack.enter_context(computing.arranged(one))
+        # On a device a net may have other parameters.
+        before = [(parameter, parameter.requires_grad) for one in frozen.values() for parameter in one.parameters()]
         try:
-            for parameter in parameters:
+            for parameter, _ in before:
                 parameter.requires_grad_(False)
             yield frozen
         finally:
@@ -248,6 +256,7 @@ def reading(frozen: Mapping[str, nn.Module], net: nn.Module, computing: Numerics
 
 def _turns(fit: Fit, extras: Extras, trainable: dict[str, nn.Parameter], computing: Numerics) -> Iterator[_Turn]:
     """One turn for all objectives, or one for each."""
+    extras = moved(extras, computing.place)
     plan: list[tuple[tuple[Objective, ...], tuple[str, ...] | None]] = [(fit.losses, fit.trainable)]
     if fit.turns is not None:
         plan = [((objective,), prefixes) for objective, prefixes in zip(fit.losses, fit.turns, strict=True)]

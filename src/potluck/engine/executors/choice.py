@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from potluck.core.errors import ConfigError
@@ -12,6 +13,7 @@ from potluck.engine.executors.ray import RayActors
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked, always, pays, small_products
 from potluck.engine.executors.workers import Workers, can_fork, cores, why_not
+from potluck.engine.numerics.device import CPU
 
 ExecutorName = Literal["auto", "sequential", "workers", "stacked", "ray"]
 
@@ -37,7 +39,9 @@ class Choice:
         return {"executor": self.name, "processes": self.processes, "executor_reason": self.reason}
 
 
-def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
+def choose_executor(
+    name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module], device: torch.device = CPU
+) -> Choice:
     """The executor of this name.
 
     "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
@@ -49,13 +53,21 @@ def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets:
         workers: how many processes; None for one a core.
         threads: of torch; with more than one there are no workers.
         nets: one of each architecture.
+        device: where networks are computed; forked processes cannot share an accelerator.
 
     Raises:
-        ConfigError: workers are asked for on a system that cannot fork, or Ray is and is not installed.
+        ConfigError: workers are asked for on a system that cannot fork, or beside an accelerator, or Ray is and is not
+            installed.
     """
     if name == "ray":
         return Choice(RayActors(workers), "ray", workers or 0, "run.executor is ray")
-    against = f"run.threads is {threads}" if threads > 1 else why_not()
+    if device != CPU and (name == "workers" or (workers or 1) > 1):
+        found = "run.executor: found 'workers'" if name == "workers" else f"run.workers: found {workers}"
+        raise ConfigError(
+            f"{found} with run.computing.device = '{device}', which forked processes cannot share; expected one"
+            " process: run.executor 'sequential', 'stacked' or 'auto', without run.workers"
+        )
+    against = _against_workers(threads, device)
     if name == "workers" and not can_fork():
         raise ConfigError("run.executor: found 'workers', but this system cannot fork; expected 'sequential' or 'auto'")
     alone = name == "sequential" or (name != "workers" and against is not None)
@@ -70,3 +82,10 @@ def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets:
         reasons.append(against if alone and against else f"{cores()} cores")
     label = "stacked" if stacks else "sequential" if alone else "workers"
     return Choice(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))
+
+
+def _against_workers(threads: int, device: torch.device) -> str | None:
+    """Why there are no workers; None if there can be."""
+    if device != CPU:
+        return f"networks are computed on {device}"
+    return f"run.threads is {threads}" if threads > 1 else why_not()

@@ -11,7 +11,6 @@ from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Task, bundles
 from potluck.engine.executors.held import Held
-from potluck.engine.numerics.numerics import PLAIN
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
 
@@ -104,9 +103,9 @@ class Stacked(Inner):
         fits = [request for _, request in members if isinstance(request, Fit)]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
-                if host.computing != PLAIN:
+                if not host.computing.stacks:
                     raise CannotStack("run.computing is not plain")
-                return [*train_stacked(fits, [session.request_key for session, _ in members])]
+                return [*train_stacked(fits, [session.request_key for session, _ in members], host.computing)]
             except (CannotStack, ValueError) as error:
                 self._tell(f"{type(fits[0].net).__name__} is trained one client at a time: {error}")
         return [_alone(host, session, request) for session, request in members]

@@ -7,7 +7,6 @@ optimiser states agree with those of training one by one up to rounding.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,8 @@ from potluck.core.modes import mode
 from potluck.core.rng import Key
 from potluck.core.weights import Weights
 from potluck.engine.client.training import Observer, and_seen, means, reading, schedule
-from potluck.engine.numerics.numerics import PLAIN
+from potluck.engine.numerics.device import CPU, moved, networks_in, resident
+from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.stacking.end_to_end import (
     goes_end_to_end,
     losses_end_to_end,
@@ -57,12 +57,13 @@ def kind_of(fit: Fit) -> tuple[Any, ...]:
     )
 
 
-def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
+def train_stacked(fits: Sequence[Fit], keys: Sequence[Key], computing: Numerics = PLAIN) -> list[FitReport]:
     """Train all nets in place, as `engine.client.training.train` does with each fit and its key, and report.
 
     Args:
         fits: of one `kind_of` fit.
         keys: of each fit's draws.
+        computing: where; precision and layout are the plain ones.
 
     Raises:
         CannotStack: objectives take turns, draw at random, or do what cannot be done for several clients at once.
@@ -76,13 +77,13 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key]) -> list[FitReport]:
         raise CannotStack("its optimiser lasts from round to round")
     if not fits[0].trained():
         raise CannotStack("there is nothing to train")
-    stack = _Stack(fits, keys)
-    with ExitStack() as modes:
-        modes.enter_context(mode(stack.fit.net, training=True))
-        modes.enter_context(reading(stack.fit.frozen, stack.fit.net, PLAIN))
-        for step in range(stack.longest):
-            stack.step(step)
-    stack.unstack()
+    nets = [net for fit in fits for net in (fit.net, *fit.frozen.values(), *networks_in(fit.extras))]
+    with computing.arranged(*nets):
+        stack = _Stack(fits, keys, computing.place)
+        with mode(stack.fit.net, training=True), reading(stack.fit.frozen, stack.fit.net, PLAIN):
+            for step in range(stack.longest):
+                stack.step(step)
+        stack.unstack()
     return stack.reports()
 
 
@@ -93,12 +94,12 @@ class _Stack:
         fit: whose nets all clients' weights go through in turn.
     """
 
-    def __init__(self, fits: Sequence[Fit], keys: Sequence[Key]) -> None:
+    def __init__(self, fits: Sequence[Fit], keys: Sequence[Key], device: torch.device) -> None:
         normed = takes_batch_statistics(fits[0].net)
         plans = [schedule(len(f.data), f.training, k.fold("order"), normed) for f, k in zip(fits, keys, strict=True)]
         steps = [sum(map(len, plan)) for plan in plans]
         self._order = sorted(range(len(fits)), key=lambda place: (-steps[place], place))
-        self._clients = [_Client(fits[place], plans[place], keys[place]) for place in self._order]
+        self._clients = [_Client(fits[place], plans[place], keys[place], device) for place in self._order]
         fit = self.fit = self._clients[0].fit
         self._objectives = [_Objective(fit, objective) for objective in fit.losses]
         self._end_to_end: bool | None = None  # not known before there is a batch
@@ -106,7 +107,7 @@ class _Stack:
         self._weights = _stacked([dict(net.named_parameters()) for net in nets])
         self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
         self._frozen = _stacked([_frozen_tensors(client.fit) for client in self._clients])
-        self._extras = _stacked_tree([client.fit.extras for client in self._clients])
+        self._extras = moved(_stacked_tree([client.fit.extras for client in self._clients]), device)
         self._optimizer = _Optimizer(fit.training, {name: self._weights[name] for name in fit.trained()})
 
     @property
@@ -170,7 +171,7 @@ class _Stack:
         if not everyone:
             for name, buffer in buffers.items():
                 self._buffers[name][rows] = buffer
-        for place, (client, loss) in enumerate(zip(clients, losses[0].tolist(), strict=True)):
+        for place, (client, loss) in enumerate(zip(clients, losses[0].detach(), strict=True)):
             client.losses.append(loss)
             client.see(number, {name: tensor[place] for name, tensor in seen.items()})
         return losses
@@ -220,13 +221,19 @@ class _Stack:
 class _Client:
     """One client of a stack: its batches, and what is noted of it."""
 
-    def __init__(self, fit: Fit, plan: list[list[Tensor]], key: Key) -> None:
+    def __init__(self, fit: Fit, plan: list[list[Tensor]], key: Key, device: torch.device) -> None:
         self.fit = fit
+        self._device = device
+        self._data = resident(fit.data, device)
         self.key = key
         self.batches = [positions for epoch in plan for positions in epoch]
-        self.losses: list[float] = []
+        self.losses: list[Tensor] = []
         self.combined: list[Observed] = []
         self._observer = Observer.of_last_epoch(fit, plan, key.fold("keep"))
+
+    def batch(self, number: int) -> Batch:
+        """The batch of this number, on the device."""
+        return moved(self._data.batch(self.batches[number], self.key.fold("augment", number)), self._device)
 
     def see(self, number: int, observed: Observed) -> None:
         """Note what the objectives observed of a batch."""
@@ -235,7 +242,8 @@ class _Client:
     def report(self) -> FitReport:
         """What the engine answers to the fit."""
         count = len(self.batches)
-        loss, examples = sum(self.losses) / count, sum(map(len, self.batches))
+        losses: list[float] = torch.stack(self.losses).to(CPU).tolist()
+        loss, examples = sum(losses) / count, sum(map(len, self.batches))
         return FitReport(loss, count, examples, self._observer.collected(), means(self.combined))
 
 
@@ -264,7 +272,7 @@ class _Optimizer:
         self._training = training
         self._weights = weights
         self._first, self._second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-        self._steps = {name: torch.zeros(()) for name in weights}
+        self._steps = {name: torch.zeros((), device=w.device) for name, w in weights.items()}
 
     def step(self, gradients: Weights, active: int) -> None:
         """One step of the first `active` clients; weights without a gradient stay."""
@@ -316,7 +324,7 @@ def _gradients(total: Tensor, trained: Weights) -> Weights:
 
 def _batches(clients: list[_Client], number: int) -> Batch:
     """The clients' batches of this number, with tensors (clients, batch, ...)."""
-    found = [client.fit.data.batch(client.batches[number], client.key.fold("augment", number)) for client in clients]
+    found = [client.batch(number) for client in clients]
     columns = {name: torch.stack([batch.columns[name] for batch in found]) for name in found[0].columns}
     return Batch(
         torch.stack([batch.inputs for batch in found]), torch.stack([batch.targets for batch in found]), columns

@@ -10,6 +10,7 @@ from potluck.core.errors import ConfigError, DataError
 from potluck.core.task import TASKS
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import load
+from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.assemble import builder_of
 from potluck.experiment.config import ModelSpec
 
@@ -25,6 +26,7 @@ class NodeConfig:
         data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
         model: its own model; None for the one that the experiment has for it.
         capacity: share of the full model that it can train; None for the experiment's.
+        device: where its network is computed; see `potluck.engine.numerics.numerics.Numerics`.
         code: Python files that the server may have this node run; its own model's needs no mention.
         simulated: whether server and node are one program of one person, who need not be asked.
     """
@@ -33,6 +35,7 @@ class NodeConfig:
     data: Path | None = None
     model: str | None = None
     capacity: float | None = None
+    device: str = "cpu"
     code: tuple[Path, ...] = ()
     simulated: bool = False
 
@@ -55,16 +58,19 @@ class NodeConfig:
             data=None if data is None else Path(str(data)),
             model=None if model is None else str(model),
             capacity=None if capacity is None else float(capacity),
+            device=str(config.get("device", "cpu")),
             code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
         )
 
     def check(self) -> None:
-        """Whether data, model and code can be had, before a server asks for them.
+        """Check that device, data, model and code can be had, before a server asks for them.
 
         Raises:
-            ConfigError: the model cannot be built, or there is one without data; a file is missing.
+            ConfigError: there is no such device; the model cannot be built, or there is one without data; a file is
+                missing.
             DataError: the data cannot be read.
         """
+        _ = Numerics(device=self.device).place
         if missing := [str(place) for place in self.code if not place.is_file()]:
             raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
         if self.data is None:
@@ -82,7 +88,7 @@ class NodeConfig:
         places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
-        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "code": code}
+        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "device": self.device, "code": code}
         return {name: value for name, value in found.items() if value is not None}
 
 

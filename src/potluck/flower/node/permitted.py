@@ -45,7 +45,10 @@ def permitted(tree: Mapping[str, Any], home: NodeConfig, client: ClientId, code:
     if home.data is None and federation.get("data") is not None:
         raise ConfigError(f"the server's federation.data names files; {_JOIN_WITH_DATA}")
     federation.pop("data", None)
-    return {**tree, "federation": federation, "method": method}
+    run = dict(_table({"run": {}, **tree}, "run"))
+    computing = _table({"computing": {}, **run}, "computing")
+    run["computing"] = {**computing, "device": home.device}  # the server's need not be here
+    return {**tree, "federation": federation, "method": method, "run": run}
 
 
 _JOIN_WITH_DATA = "which data a node has is for its owner to say: potluck join --data ..."
