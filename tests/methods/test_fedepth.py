@@ -60,7 +60,7 @@ def sub_problems(run, id):
 
     The reply comes last.
     """
-    client = run.engine._host._open(id, run.engine.store.read(id), fold_in(0, "by hand", id))
+    client = run.engine._host._open(id, run.engine.store.read(id), fold_in(0, "by hand", id), 1)
     work = run.engine.method.local_update(client, run.wire.sent["local_update"][-1][id])
     report = None
     while True:

@@ -400,7 +400,7 @@ def test_a_round_leaves_the_state_it_was_given_unchanged(play, clouds):
 
 
 def test_needs_and_levels_are_stated():
-    assert HeteroFL().needs() == {Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES}
+    assert HeteroFL().needs() == {Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, Need.CLASSES}
     assert HeteroFL().levels == (1.0, 0.5, 0.25, 0.125, 0.0625)
     assert HeteroFL().training.clip_norm == 1.0
     for levels, expected in [((), "at least one rate"), ((1.0, 0.0), "above 0 and"), ((1.5,), "above 0 and at most 1")]:

@@ -38,7 +38,7 @@ def images(*capacities, build=SMALL):
 
 def fits_of(run, id):
     """A client's handler played by hand on the message it was sent last: each fit before it is done."""
-    client = run.engine._host._open(id, run.engine.store.read(id), fold_in(0, "by hand", id))
+    client = run.engine._host._open(id, run.engine.store.read(id), fold_in(0, "by hand", id), 1)
     work = run.engine.method.local_update(client, run.wire.sent["local_update"][-1][id])
     report = None
     while isinstance(fit := next(work, None) if report is None else resumed(work, report), Fit):

@@ -371,8 +371,8 @@ def test_with_sharing_and_without_alpha_it_is_felo_with_sharing_bit_for_bit(play
 
 
 def test_models_must_split():
-    assert Velo().needs() == {Need.SPLIT_MODEL}
-    assert Velo(sharing=Sharing()).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS}
+    assert Velo().needs() == {Need.SPLIT_MODEL, Need.CLASSES}
+    assert Velo(sharing=Sharing()).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS, Need.CLASSES}
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_split_composes_to_the_network(name):
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_net_of_one_stage_cannot_be_split(name):
-    with pytest.raises(TypeError, match="StagedNet has 1 stages, its extractor 1; expected at least one stage"):
+    with pytest.raises(TypeError, match="StagedNet has 1 stages, its extractor 1; there must be at least one stage"):
         split(build(name))
 
 

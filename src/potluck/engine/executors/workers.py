@@ -54,6 +54,8 @@ def why_not() -> str | None:
         return "there is one core"
     if not can_fork():
         return "this system cannot fork"
+    if torch.accelerator.is_available():
+        return "torch has an accelerator, and a fork cannot train after a process that trained"
     if threading.active_count() > 1:
         return "other threads run in this process, whose locks a fork would copy"
     return None
