@@ -11,6 +11,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
+from potluck.core.needs import Need
 from potluck.core.weights import buffers_of, load, weights_of
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedorion import FedORION, MutualLoss, NoiseLoss, probabilities, teacher
