@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Size, Tensor, get_default_dtype
 
+from potluck.core.errors import ConfigError
 from potluck.core.federation import Site
 from potluck.core.message import Message
 from potluck.core.method import Method
@@ -128,10 +129,18 @@ def applying(method: type[Method[Any]], overrides: Sequence[str]) -> Documented:
     plain, *others = documented(method)
     subject, found = quick(method, overrides), {"down": dict(plain.down), "up": dict(plain.up)}
     for other in others:
-        if quick(method, (*overrides, *other.overrides)) == subject:
+        if _changes_nothing(method, subject, (*overrides, *other.overrides)):
             found["down"] |= {name: size for name, size in other.down.items() if plain.down.get(name) != size}
             found["up"] |= {name: size for name, size in other.up.items() if plain.up.get(name) != size}
     return Documented(tuple(overrides), **found)
+
+
+def _changes_nothing(method: type[Method[Any]], subject: Method[Any], overrides: Sequence[str]) -> bool:
+    """Whether these overrides make the same method; options that exclude each other make none."""
+    try:
+        return quick(method, overrides) == subject
+    except ConfigError:
+        return False
 
 
 def check_size(formula: str, sent: int, places: Iterable[Place]) -> str | None:
