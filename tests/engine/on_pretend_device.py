@@ -28,7 +28,7 @@ from potluck.testing.worlds import World, play, quick, toy_federation
 pretends = pytest.mark.skipif(not can_pretend(), reason="this version of torch lets no one add a device")
 if can_pretend():
     register()
-FAST = {"fedavg", "local", "scaffold"}
+FAST = {"fedavg", "local"}
 
 
 @pytest.fixture
