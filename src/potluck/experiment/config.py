@@ -105,7 +105,7 @@ class RunConfig(Checked):
             computation, in all processes, which changes last bits; "ray" has its workers on one's own Ray cluster, at
             `RAY_ADDRESS`. "auto" stacks small nets without convolutions, and takes all cores.
         workers: processes; one a core by default.
-        computing: precision, memory layout, kernels; how models are evaluated and states are stored.
+        computing: precision and memory layout.
         threads: of torch, in one process. More than one changes the last bits of the results.
         memory_gib: client states kept in memory; the rest goes to disk.
         tolerate_failures: go on without a client that fails, or whose reply is refused, and record it.
