@@ -81,7 +81,7 @@ class ClientRuntime:
         self._federation = federation
         self._seed = seed
         self.computing = computing
-        self._spares = ModulePool(self.build)
+        self._modules = ModulePool(self.build)
 
     def execute(self, job: Job) -> Outcome:
         """Run a call, or answer a question."""
@@ -121,8 +121,8 @@ class ClientRuntime:
             client = self._open(call.client, call.record, call.key, call.round)
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
-        give_back = partial(self._spares.give_back, self._federation.sites[call.client].architecture, client.model)
-        return Session(self._method, call, client, self.computing, give_back)
+        give_back = partial(self._modules.give_back, self._federation.sites[call.client].architecture, client.model)
+        return Session(self._method, call, client, give_back)
 
     def full_name(self, handler: str) -> str:
         """A handler's name with its method's."""
@@ -213,7 +213,7 @@ class ClientRuntime:
         if kept is None and self._method.keeps_model:
             net = self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
             return load(net, frozen_of(self.build(architecture)), partial=True) if frozen_names(net) else net
-        return self._spares.take(architecture, kept)
+        return self._modules.take(architecture, kept)
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A module with the run's initial weights for this architecture, the same on server and clients.

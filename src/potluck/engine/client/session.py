@@ -16,7 +16,6 @@ from potluck.core.rng import Key, Stream
 from potluck.core.roles import Client, Failure
 from potluck.core.tree import pack
 from potluck.core.weights import frozen_names, weights_of
-from potluck.engine.numerics.numerics import Numerics
 
 
 class ContractError(TypeError):
@@ -71,22 +70,18 @@ class Session:
         method: whose handler it is.
         call: the request.
         client: the client, with what it kept.
-        computing: the run's choices, one of which is how it keeps.
         give_back: called when the client's answer is written down and its model is not needed any more.
 
     Raises:
         ContractError: the handler is none that runs on clients.
     """
 
-    def __init__(
-        self, method: Method[Any], call: Call, client: Client, computing: Numerics, give_back: Callable[[], None]
-    ) -> None:
+    def __init__(self, method: Method[Any], call: Call, client: Client, give_back: Callable[[], None]) -> None:
         self.call = call
         self._name = full_name(method, call.handler)
         self._handler = getattr(method, call.handler)
         self._frozen = frozen_names(client.model) if method.keeps_model else frozenset[str]()
         self._client = client
-        self._computing = computing
         self._give_back = give_back
         self._work: Any = None
         self._request: Request | None = None

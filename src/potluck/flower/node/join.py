@@ -61,7 +61,7 @@ class Refused(PotluckError):
 
 
 def probe(credentials: Credentials) -> None:
-    """Whether a server answers there, in the way that the credentials says, and knows this node.
+    """Check that a server is reachable with these credentials and has registered this node.
 
     Raises:
         ConfigError: the address is none.

@@ -43,35 +43,35 @@ def trained(net):
 
 
 @pytest.fixture
-def spares():
+def modules():
     return ModulePool(build)
 
 
-def test_a_module_comes_back_with_the_initial_weights(spares):
-    net = trained(spares.take("net"))
-    spares.give_back("net", net)
-    again = spares.take("net")
+def test_a_module_comes_back_with_the_initial_weights(modules):
+    net = trained(modules.take("net"))
+    modules.give_back("net", net)
+    again = modules.take("net")
     assert again is net
     assert_close(weights_of(again), weights_of(build("net")), rtol=0, atol=0)
-    assert spares.take("net") is not again
+    assert modules.take("net") is not again
 
 
-def test_what_is_frozen_comes_back_as_it_was_built(spares):
+def test_what_is_frozen_comes_back_as_it_was_built(modules):
     wanted = learnt_of(trained(build("frozen")))
     for _ in range(2):
-        net = spares.take("frozen", wanted)
+        net = modules.take("frozen", wanted)
         assert_close(weights_of(net), {**weights_of(build("frozen")), **wanted}, rtol=0, atol=0)
-        spares.give_back("frozen", trained(net))
-    assert spares.take("frozen") is net  # it was used again, and not built anew
+        modules.give_back("frozen", trained(net))
+    assert modules.take("frozen") is net  # it was used again, and not built anew
 
 
-def test_or_with_those_that_are_asked_for(spares):
+def test_or_with_those_that_are_asked_for(modules):
     wanted = weights_of(trained(build("net")))
     for _ in range(2):
-        net = spares.take("net", wanted)
+        net = modules.take("net", wanted)
         assert_close(weights_of(net), wanted, rtol=0, atol=0)
-        spares.give_back("net", net)
-    assert_close(weights_of(spares.take("net")), weights_of(build("net")), rtol=0, atol=0)
+        modules.give_back("net", net)
+    assert_close(weights_of(modules.take("net")), weights_of(build("net")), rtol=0, atol=0)
 
 
 def hooked(net):
@@ -110,20 +110,20 @@ def tensor_hooked(net):
     "change",
     [hooked, frozen, replaced, in_another_mode, set_otherwise, longer, with_gradients, tensor_hooked],
 )
-def test_a_changed_module_is_not_used_again(spares, change):
-    net = spares.take("net")
+def test_a_changed_module_is_not_used_again(modules, change):
+    net = modules.take("net")
     change(net)
-    spares.give_back("net", net)
-    assert spares.take("net") is not net
+    modules.give_back("net", net)
+    assert modules.take("net") is not net
 
 
-def test_nor_one_with_tensors_that_no_state_dict_holds(spares):
-    net = spares.take("noting")
-    spares.give_back("noting", net)
-    assert spares.take("noting") is not net
+def test_nor_one_with_tensors_that_no_state_dict_holds(modules):
+    net = modules.take("noting")
+    modules.give_back("noting", net)
+    assert modules.take("noting") is not net
 
 
-def test_a_stranger_is_left_alone(spares):
+def test_a_stranger_is_left_alone(modules):
     net = build("net")
-    spares.give_back("net", net)
-    assert spares.take("net") is not net
+    modules.give_back("net", net)
+    assert modules.take("net") is not net
