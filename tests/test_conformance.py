@@ -1,13 +1,14 @@
 """Every method that `potluck list` shows, Potluck's own and those of other packages, through its checks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
+from potluck.core.roles import Replies
 from potluck.core.schema import Schema, like, number
 from potluck.methods import get_method, list_methods
 from potluck.testing import Check, checks_of
-from potluck.testing.conformance import declares_its_replies, names_its_variants
+from potluck.testing.conformance import declares_its_replies, lets_go_of_streamed_replies, names_its_variants
 
 QUICK = ("is_deterministic", "sends_what_it_documents", "declares_its_replies", "hyper_parameters_round_trip")
 """Of a variant: what is checked every time; the other checks carry the mark `slow`."""
@@ -57,6 +58,21 @@ class Narrow(get_method("fedavg")):
 def test_declares_its_replies_finds_a_declaration_that_is_missing_or_wrong(method, complaint):
     with pytest.raises(AssertionError, match=complaint):
         declares_its_replies(method)
+
+
+class Hoards(get_method("fedavg")):
+    """Streams, and keeps all that came."""
+
+    def round(self, state, cohort, server):
+        replies = dict(cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server)))
+        return replace(state, pool=self.sharing.merge(state.pool, Replies(replies, {}), server.roster))
+
+
+def test_lets_go_of_streamed_replies_finds_a_method_that_keeps_them():
+    lets_go_of_streamed_replies(get_method("fedavg"))
+    lets_go_of_streamed_replies(get_method("fedmd"))  # asks, and may keep what it was told
+    with pytest.raises(AssertionError, match="4 replies were in memory together"):
+        lets_go_of_streamed_replies(Hoards)
 
 
 @dataclass(frozen=True)

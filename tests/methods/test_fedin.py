@@ -599,13 +599,14 @@ def test_noise_and_batches_have_a_range(name, value):
         FedIN(**{name: value})
 
 
-def test_notes__tell_in_which_share_of_the_tensors_the_gradients_oppose_each_other(play, clouds):
-    def towards(*numbers):
-        return {name: torch.tensor([number, 1.0]) for name, number in zip("abcd", numbers, strict=True)}
+def test_notes__tell_in_which_share_of_the_steps_the_gradients_oppose_each_other(play, clouds):
+    def step(*gradients):
+        named = [{name: torch.tensor([x, 1.0]) for name, x in zip("ab", pair, strict=True)} for pair in gradients]
+        return Reconcile(frozenset("ab"))(named, {})[1]
 
-    _, seen = Reconcile(frozenset("abcd"), FedIN())([towards(1.0, -1.0, 3.0, 0.5), towards(-2.0, -2.0, -1.0, 0.0)], {})
-    assert seen["conflict"] == 0.5  # a and c; b and d agree
-    assert Reconcile(frozenset(), FedIN())([{}, {}], {})[1] == {}
+    assert step((1.0, 3.0), (-2.0, -2.0)) == {"conflict": 1.0}  # 1 - 2, and 1 - 6
+    assert step((1.0, -1.0), (-3.0, -5.0)) == {"conflict": 0.0}  # a opposes, 1 - 3; b agrees by more, 1 + 5
+    assert Reconcile(frozenset())([{}, {}], {})[1] == {}
     run = play(FedIN(), clouds("mlp2", "mlp3"), rounds=2)
     first, second = (report.notes for report in run.reports)
     assert first == {}  # no features yet

@@ -38,7 +38,8 @@ class Reconcile:
     def __call__(self, gradients: list[Weights], extras: Extras) -> tuple[Weights, Observed]:
         """Z of [G_local, G_IN], a gradient being 0 where its loss does not depend on the weight.
 
-        Observed is the share of the intermediate tensors in which the two oppose each other, b = <G_IN, G_local> < 0.
+        Observed is whether the two oppose each other: 1 where b = <G_IN, G_local> over all intermediate layers is
+        negative, else 0. Single tensors are not counted, since some have gradients that are nothing but rounding.
         """
         local, feature = gradients
         ours = {n: g for n, g in {**local, **feature}.items() if n in self.inner}
@@ -46,8 +47,8 @@ class Reconcile:
         outer = half if self.outside == "half" and self.rule == "simplified" else 1.0
         z = {name: outer * g for name, g in local.items() if name not in self.inner}
         local, feature = ({n: g.get(n, torch.zeros_like(like)) for n, like in ours.items()} for g in (local, feature))
-        opposed = [feature[n].flatten() @ local[n].flatten() < 0 for n in local]
-        seen = {"conflict": torch.stack(opposed).float().mean()} if opposed else {}
+        products = [feature[n].flatten() @ local[n].flatten() for n in local]
+        seen = {"conflict": (torch.stack(products).sum() < 0).float()} if products else {}
         if self.rule == "exact":
             return {**z, **without_conflict(feature, local, self.granularity)}, seen
         return {**z, **{n: feature[n] + half * local[n] for n in local}}, seen

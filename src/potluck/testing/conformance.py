@@ -1,10 +1,12 @@
 """The contract of methods as checks that anyone can run on a method of his own."""
 
 import inspect
+import math
 import re
 import sys
 import tempfile
 import tomllib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, asdict, dataclass
 from functools import partial
@@ -18,7 +20,7 @@ from potluck.core.federation import ClientId
 from potluck.core.inference import predict
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
-from potluck.core.roles import Failure
+from potluck.core.roles import Arriving, Failure
 from potluck.core.schema import Misfit, Schema
 from potluck.core.weights import Weights, cut, frozen_of, weights_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
@@ -185,7 +187,7 @@ def gives_the_same_bytes_on_workers(method: Subject, overrides: Overrides = ()) 
 
 
 def agrees_when_stacked(method: Subject, overrides: Overrides = ()) -> None:
-    """Clients trained side by side end where they do one by one, up to rounding of double precision.
+    """Clients trained side by side end where they do one by one, and report the same, up to rounding of doubles.
 
     With SGD: Adam makes a whole step of a gradient that is nothing but rounding, such as that of a bias before a
     BatchNorm, and neither result is then the right one.
@@ -196,15 +198,15 @@ def agrees_when_stacked(method: Subject, overrides: Overrides = ()) -> None:
         subject = quick(method, overrides, optimizer="sgd")
         world = World(batchnorm=True).fit_for(subject)
         engines = [Engine(subject, toy_federation(world), executor=e) for e in (Sequential(), Stacked())]
-        models = [
-            [weights_of(e.inference_model(state, id)) for id in e.federation.sites]
-            for e, state in ((engine, play(engine, 2)) for engine in engines)
-        ]
+        (alone, expected), (stacked, found) = (_evaluated(engine) for engine in engines)
     finally:
         torch.set_default_dtype(before)
-    for mine, expected in zip(*models, strict=True):
-        for name, tensor in expected.items():
+    for mine, theirs in zip(stacked, alone, strict=True):
+        for name, tensor in theirs.items():
             assert torch.allclose(mine[name], tensor, rtol=_ROUNDING, atol=_ROUNDING), f"{name} differs"
+    assert found.keys() == expected.keys(), f"it reports {sorted(found)}, and {sorted(expected)} one by one"
+    for name, value in expected.items():
+        assert math.isclose(found[name], value, rel_tol=_ROUNDING, abs_tol=_ROUNDING), f"the note {name} differs"
 
 
 def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
@@ -223,6 +225,13 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
             overhearing.hear(engine.method.inference_message(state, id, server))
         sent = sorted(overhearing.names.intersection(*built))
         assert not sent, f"frozen, but sent: {', '.join(sent)}; expected `learnt_of`, `parameters_of` or `buffers_of`"
+
+
+def lets_go_of_streamed_replies(method: Subject) -> None:
+    """A method that reads replies one at a time holds none of them while it waits for the next."""
+    engine = Counting(quick(method), toy_federation(World(batchnorm=True).fit_for(quick(method))))
+    play(engine, 2)
+    assert engine.most <= 1, f"{engine.most} replies were in memory together; write `del reply` at the end of the loop"
 
 
 def survives_a_missing_reply(method: Subject, overrides: Overrides = ()) -> None:
@@ -312,6 +321,35 @@ def _complaint(declared: Schema, reply: Any) -> str | None:
     return None
 
 
+class Counting(Engine):
+    """An engine that counts the streamed replies that are in memory when another one comes.
+
+    Attributes:
+        most: such replies, the one that comes included; 0 if none was streamed.
+    """
+
+    most = 0
+
+    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: Any) -> Arriving:
+        """The replies, each with a weak reference that tells when the method has let go of it."""
+        arriving, together = super().exchange(handler, messages, place), False
+        seen: list[weakref.ref[Message]] = []
+
+        def hold() -> None:
+            nonlocal together
+            together = True
+
+        def counted() -> Iterator[tuple[ClientId, Message]]:
+            for id, reply in arriving:
+                seen.append(weakref.ref(reply))
+                alive = sum(one() is not None for one in seen)
+                self.most = self.most if together else max(self.most, alive)
+                yield id, reply
+                del reply
+
+        return Arriving(counted(), arriving.failures, hold)
+
+
 class Hearing(Sequential):
     """An executor that remembers calls and their answers."""
 
@@ -379,6 +417,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     gives_the_same_bytes_on_workers,
     agrees_when_stacked,
     keeps_what_is_frozen,
+    lets_go_of_streamed_replies,
     survives_a_missing_reply,
     works_with_newcomers,
     sends_what_it_documents,
@@ -415,6 +454,14 @@ def _engine(
 ) -> Engine:
     subject = quick(method, overrides)
     return Engine(subject, toy_federation(world.fit_for(subject)), seed=seed, **options)
+
+
+def _evaluated(engine: Engine) -> tuple[list[Weights], dict[str, float]]:
+    """After two rounds with everyone, the models that clients would use, and the last round's notes."""
+    state, ids = engine.start(), sorted(engine.federation.sites)
+    state, _ = engine.round(1, state, ids)
+    state, report = engine.round(2, state, ids)
+    return [weights_of(engine.inference_model(state, id)) for id in ids], report.notes
 
 
 def _played(method: Subject, overrides: Overrides = (), seed: int = 0) -> tuple[Engine, Any]:
