@@ -103,9 +103,16 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
 
 
 def use_tree(data: bytes) -> None:
-    """Read a tree, and write it again."""
-    tree = unpack(data)
-    pack(tree)
+    """Read a tree, also as views of the bytes, and write it again."""
+    try:
+        tree, refused = unpack(data), None
+    except WireError as error:
+        tree, refused = None, error
+    views = pack(unpack(data, views=True))
+    if refused is not None:
+        raise AssertionError(f"read as views, and refused otherwise: {refused}")
+    if pack(tree) != views:
+        raise AssertionError("its views are another tree")
 
 
 def use_message(data: bytes) -> None:

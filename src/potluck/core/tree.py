@@ -115,9 +115,13 @@ def _views(data: bytes) -> dict[str, Tensor]:
         for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape = _NAMED[entry["dtype"]], [index(size) for size in entry["shape"]]
             begin, end = (index(offset) for offset in entry["data_offsets"])
-            count = math.prod(shape)
+            count, what = math.prod(shape), f"tensor {name[:40]} of shape {str(shape)[:40]}"
             if min(shape, default=0) < 0 or begin != at or end - begin != count * dtype.itemsize:
-                raise WireError(f"tensor {name[:40]} of shape {str(shape)[:40]} at {begin} to {end}, not from {at} on")
+                raise WireError(f"{what} at {begin} to {end}, not from {at} on")
+            if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:  # empty, with such strides
+                raise WireError(f"{what}, whose strides overflow")
+            if count and (start + at) % dtype.itemsize:
+                raise WireError(f"{what} lies at no multiple of its {dtype.itemsize} bytes")
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at) if count else torch.empty(0)
             tensors[name], at = flat.to(dtype).view(shape), end
     if start + at != len(data):
