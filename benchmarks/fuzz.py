@@ -30,7 +30,7 @@ from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call
-from potluck.flower.wire.envelope import read_words, unwrap
+from potluck.flower.wire.envelope import read_header, unwrap
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 
@@ -154,7 +154,7 @@ def use_records(text: bytes) -> None:
 
 
 def _through_flower(text: bytes) -> dict[str, Any]:
-    return read_words(text)
+    return read_header(text)
 
 
 TARGETS: dict[str, tuple[str, Callable[[bytes], None]]] = {

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from potluck.analysis.report import write_report
-from potluck.cli.play import play_new
+from potluck.cli.run import start_run
 
 DATA, RUNS = Path("properties.npz"), Path("runs-multilabel")
 EVEN, LARGE, LOOP, PRIME = {0, 2, 4, 6, 8}, {5, 6, 7, 8, 9}, {0, 6, 8, 9}, {2, 3, 5, 7}
@@ -41,7 +41,7 @@ def write_data() -> None:
 def main() -> None:
     """Run, print the table, write the report."""
     write_data()
-    play_new("fedmd", SETTINGS, RUNS)
+    start_run("fedmd", SETTINGS, RUNS)
     for name in (DATA, write_report([RUNS], Path("report-multilabel"))):
         print(f"wrote {name}")
 

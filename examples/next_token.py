@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.analysis.report import write_report
-from potluck.cli.play import play_new
+from potluck.cli.run import start_run
 
 DATA, RUNS = Path("sums.npz"), Path("runs-next-token")
 CHARACTERS, LENGTH, WIDTH, WINDOW = "0123456789+=;", 32, 32, 8
@@ -117,7 +117,7 @@ def write_data() -> None:
 def main() -> None:
     """Run, print the table, write the report."""
     write_data()
-    play_new("fedavg", SETTINGS, RUNS)
+    start_run("fedavg", SETTINGS, RUNS)
     for name in (DATA, write_report([RUNS], Path("report-next-token"))):
         print(f"wrote {name}")
 

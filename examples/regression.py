@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.datasets import load_diabetes
 
 from potluck.analysis.report import write_report
-from potluck.cli.play import play_new
+from potluck.cli.run import start_run
 
 DATA, RUNS = Path("diabetes.npz"), Path("runs-regression")
 SETTINGS = (
@@ -46,7 +46,7 @@ def write_data() -> None:
 def main() -> None:
     """Run, print the table, write the report."""
     write_data()
-    play_new("fedmd", SETTINGS, RUNS)
+    start_run("fedmd", SETTINGS, RUNS)
     for name in (DATA, write_report([RUNS], Path("report-regression"))):
         print(f"wrote {name}")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library stays silent until it is listened to
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the application configures logging
 
 # Names are imported when they are first used: `import potluck` and `potluck --help` must not wait for torch.
 _HOMES = {

@@ -23,7 +23,7 @@ from potluck.engine.stacking.nets import train_stacked
 from potluck.experiment.evaluate import evaluate
 from potluck.methods import get_method, list_methods
 from potluck.testing.pretend import PretendDevice, can_pretend, register
-from potluck.testing.worlds import World, play, quick, toy_federation
+from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 pretends = pytest.mark.skipif(not can_pretend(), reason="this version of torch lets no one add a device")
 if can_pretend():
@@ -164,7 +164,7 @@ def rounds(name, executor, computing):
     engine = Engine(
         method, toy_federation(World(batchnorm=True).fit_for(method)), executor=executor, computing=computing
     )
-    state = play(engine, 2)
+    state = run_rounds(engine, 2)
     return evaluate(engine, state), [engine.store.read(id) for id in engine.federation.sites]
 
 

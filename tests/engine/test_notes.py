@@ -139,7 +139,7 @@ def test_notes__are_in_the_records_and_the_same_after_a_run_was_resumed(tmp_path
     for name, rounds in (("whole", [3]), ("parts", [1, 2, 3])):
         for number in rounds:
             config = RunConfig(rounds=number, executor="sequential")
-            Run(Noting(), FEDERATION, config, tmp_path / name).play()
+            Run(Noting(), FEDERATION, config, tmp_path / name).run()
     lines = (tmp_path / "whole" / "rounds.jsonl").read_text()
     assert lines == (tmp_path / "parts" / "rounds.jsonl").read_text()
     assert [json.loads(line)["notes"]["rounds"] for line in lines.splitlines()] == [1.0, 2.0, 3.0]
@@ -150,5 +150,5 @@ def test_notes__are_no_entry_of_a_line_where_a_method_makes_none(tmp_path):
         def round(self, state, cohort, server):
             return state
 
-    Run(Silent(), FEDERATION, RunConfig(rounds=1, executor="sequential"), tmp_path).play()
+    Run(Silent(), FEDERATION, RunConfig(rounds=1, executor="sequential"), tmp_path).run()
     assert "notes" not in json.loads((tmp_path / "rounds.jsonl").read_text())

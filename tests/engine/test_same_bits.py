@@ -39,7 +39,7 @@ def federation(stacked):
 def digest(folder, stacked, method=None, **config):
     """Of the run's records and its last checkpoint; and what it ran on."""
     run = Run(method or quick(FedAvg), federation(stacked), RunConfig(rounds=2, **config), folder)
-    result = run.play()
+    result = run.run()
     records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
     return [*records, result.checkpoint.digest], (run.choice.name, run.choice.processes)
 

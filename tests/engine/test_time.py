@@ -116,7 +116,7 @@ def test_round__is_none_before_the_first_and_the_last_one_at_inference():
 
 def test_round__is_what_it_was_when_a_run_that_is_finished_is_evaluated_again(tmp_path):
     config = RunConfig(rounds=2, executor="sequential")
-    Run(get_method("fedavg")(), FEDERATION, config, tmp_path).play()
+    Run(get_method("fedavg")(), FEDERATION, config, tmp_path).run()
     again = Run(get_method("fedavg")(), FEDERATION, config, tmp_path)
     again.load()
     assert again._engine.server(0).round == 2
@@ -188,7 +188,7 @@ def test_persist__survives_a_run_that_is_resumed_and_adds_nothing_to_what_travel
     def run(name, *rounds, **changes):
         method = get_method("fedavg")(LocalTraining(lr=0.01, **changes))
         for number in rounds:
-            result = Run(method, FEDERATION, RunConfig(rounds=number, executor="sequential"), tmp_path / name).play()
+            result = Run(method, FEDERATION, RunConfig(rounds=number, executor="sequential"), tmp_path / name).run()
         return result
 
     whole, halves, without = run("whole", 3, persist=True), run("halves", 1, 3, persist=True), run("without", 3)

@@ -14,7 +14,7 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.evaluate import evaluate
 from potluck.experiment.presets import experiment_for
 from potluck.methods import get_method
-from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
+from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 
 
 def share_right(net, examples) -> float:
@@ -25,7 +25,7 @@ def share_right(net, examples) -> float:
 def evaluated():
     experiment = experiment_for("fedin", ["federation.models=[{name='cnn2', width=4}, {name='cnn3', width=4}]"])
     engine = Engine(experiment.method, assemble(experiment).federation)
-    state = play(engine, 1)
+    state = run_rounds(engine, 1)
     return engine, state
 
 
@@ -65,7 +65,7 @@ def test_evaluation_leaves_no_trace(evaluated):
 def test_means_are_over_clients_that_have_examples():
     method = quick(get_method("fedavg"))
     engine = Engine(method, toy_federation(World()))
-    state = play(engine, 1)
+    state = run_rounds(engine, 1)
     engine.federation.sites[1].test.inputs.resize_(0, 10)
     object.__setattr__(engine.federation.sites[1].test, "targets", torch.zeros(0, dtype=torch.int64))
     evaluation = evaluate(engine, state)
@@ -103,7 +103,7 @@ def all_wrong(result):
 def evaluation_of(executor, **options):
     federation = toy_federation(World(architectures=1))
     engine = Engine(quick(get_method("fedavg")), federation, executor=executor, **options)
-    return evaluate(engine, play(engine, 1))
+    return evaluate(engine, run_rounds(engine, 1))
 
 
 def rows(evaluation):
@@ -166,6 +166,6 @@ def test_a_model_that_cannot_be_judged_here_costs_its_own_row_and_ends_a_strict_
 def test_a_global_model_is_judged_where_there_is_one():
     method = quick(get_method("fedavg"))
     one, two = (Engine(method, toy_federation(World(architectures=n))) for n in (1, 2))
-    evaluated = evaluate(one, state := play(one, 1))
+    evaluated = evaluate(one, state := run_rounds(one, 1))
     assert evaluated.accuracy_global == share_right(one.global_model(state), one.federation.test)
-    assert evaluate(two, play(two, 1)).accuracy_global is None
+    assert evaluate(two, run_rounds(two, 1)).accuracy_global is None

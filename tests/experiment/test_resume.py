@@ -197,7 +197,7 @@ def test_play_twice_without_a_folder_is_the_same_run_twice():
     from potluck.testing.worlds import World, quick, toy_federation
 
     run = Run(quick(LOCAL), toy_federation(World()), RunConfig(rounds=2, executor="sequential"))
-    first, second = run.play(), run.play()
+    first, second = run.run(), run.run()
     assert first.rounds == second.rounds
     assert first.evaluation == second.evaluation
 

@@ -205,7 +205,7 @@ def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end
     lone = replace(federation.sites[1], train=federation.sites[1].train.take(torch.tensor([0])))
     federation = replace(federation, sites={**federation.sites, 1: lone})
     config = RunConfig(rounds=12, cohort_fraction=0.4, tolerate_failures=True)
-    result = Run(quick(get_method("fedavg")), federation, config, tmp_path).play()
+    result = Run(quick(get_method("fedavg")), federation, config, tmp_path).run()
     lost = [record.round for record in result.rounds if record.lost is not None]
     assert lost == [record.round for record in result.rounds if record.cohort == [1]] != []
     assert all("1 training examples; expected at least 2" in result.rounds[n - 1].lost for n in lost)
@@ -217,7 +217,7 @@ def test_a_client_that_diverges_stops_every_method_with_round_and_client(name, t
     method = quick(get_method(name), optimizer="sgd", lr=1e20)
     federation = toy_federation(World(batchnorm=False).fit_for(method))
     with pytest.raises(DivergenceError, match=r"^round 1: client \d diverged in \w+\.\w+: "):
-        Run(method, federation, RunConfig(rounds=2), tmp_path).play()
+        Run(method, federation, RunConfig(rounds=2), tmp_path).run()
     assert not (tmp_path / "checkpoint" / "last.json").exists()
 
 
@@ -227,7 +227,7 @@ def test_targets_that_are_no_classes_are_refused_before_the_first_round(tmp_path
     train = replace(site.train, targets=site.train.targets.float())
     federation = replace(federation, sites={**federation.sites, 2: replace(site, train=train)})
     with pytest.raises(DataError, match=r"^client 2: the targets of its training part are float32"):
-        Run(quick(get_method("fedavg")), federation, RunConfig(rounds=1), tmp_path).play()
+        Run(quick(get_method("fedavg")), federation, RunConfig(rounds=1), tmp_path).run()
     assert not (tmp_path / "rounds.jsonl").exists()
 
 

@@ -21,9 +21,9 @@ from potluck.engine.engine import Engine
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import RunConfig, resolve
 from potluck.experiment.evaluate import evaluate
+from potluck.experiment.execute import execute, prepare
 from potluck.experiment.folder import new_folder
 from potluck.experiment.needs import Offer, check_needs
-from potluck.experiment.play import play, prepare
 from potluck.experiment.run import Run
 from potluck.methods import get_method
 from potluck.models.contract import StagedNet
@@ -83,7 +83,7 @@ def quick(name, **training: Any):
 @pytest.mark.parametrize("method", ANY_TASK)
 def test_methods_that_need_a_criterion_only_learn_every_task(name, method, tmp_path):
     task = TASKS[name]
-    records = Run(quick(method), federation(name), RunConfig(rounds=4, executor="sequential"), tmp_path).play().rounds
+    records = Run(quick(method), federation(name), RunConfig(rounds=4, executor="sequential"), tmp_path).run().rounds
     first, last = (record.value("personal", task.primary.name) for record in (records[0], records[-1]))
     assert task.primary.better(last, first)
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
@@ -114,7 +114,7 @@ def test_the_best_round_is_that_with_the_lowest_error(tmp_path):
     """Trained ever more wildly, the last round is the worst."""
     training = LocalTraining(optimizer="sgd", lr=0.3, momentum=0.9)
     run = Run(replace(quick("local"), training=training), federation("regression"), RunConfig(rounds=6), tmp_path)
-    result = run.play()
+    result = run.run()
     errors = [record.value("validation", "mae") for record in result.rounds]
     assert len(set(errors)) > 1
     assert result.checkpoint.best_validation == min(errors)
@@ -208,7 +208,7 @@ def test_a_task_is_named_in_a_word_or_a_table_and_a_wrong_one_is_refused(numbers
 def test_records_and_report_of_a_regression_name_its_metric_and_never_an_accuracy(numbers, tmp_path):
     experiment = resolve(settings(numbers, task="regression"))
     folder = new_folder(tmp_path, experiment)
-    play(prepare(experiment, assemble(experiment), folder), experiment, folder)
+    execute(prepare(experiment, assemble(experiment), folder), experiment, folder)
     stored = read_run(folder)
     assert [metric.name for metric in stored.metrics] == ["mae", "rmse", "r2"]
     best = min(stored.rounds, key=lambda record: record.metrics["validation"]["mae"])

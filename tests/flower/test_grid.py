@@ -88,9 +88,9 @@ def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():
     _, grid = play({"a": echo}, [call(0, record=b"0" * 32)])
     (sent,) = grid.sent
     assert [len(record) for record in sent.content.array_records.values()] == [1]
-    words, payload = unwrap(sent.content)
-    assert to_job((words, payload)) == call(0, record=b"0" * 32)
-    assert words["run"] == "r"
+    header, payload = unwrap(sent.content)
+    assert to_job((header, payload)) == call(0, record=b"0" * 32)
+    assert header["run"] == "r"
 
 
 def test_verdicts_and_failures_cross_as_they_are():
@@ -182,19 +182,19 @@ def test_too_few_nodes_are_named():
 
 @pytest.mark.parametrize("job", [replace(call(), round=7), EvalRequest(0, EMPTY, None, ("own",), 7)])
 def test_the_round_of_a_job_travels_in_its_own_words(job):
-    words, payload = from_job(job, {})
-    assert to_job((words, payload)) == job
+    header, payload = from_job(job, {})
+    assert to_job((header, payload)) == job
     for wrong in (-1, 1.5, "7", None, 10**12):
         with pytest.raises(WireError, match="round"):
-            to_job(({**words, "round": wrong}, payload))
+            to_job(({**header, "round": wrong}, payload))
 
 
 @pytest.mark.parametrize("words", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
-def test_a_damaged_message_is_refused(words):
+def test_a_damaged_message_is_refused(header):
     from flwr.app import ConfigRecord, RecordDict
 
     with pytest.raises(WireError):
-        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": words})})))
+        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": header})})))
     with pytest.raises(WireError):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))
     with pytest.raises(WireError):
@@ -220,12 +220,12 @@ def test_a_damaged_message_is_refused(words):
 def test_notes_of_an_answer_travel_and_a_node_that_writes_others_loses_its_reply(notes):
     good = Answer(0, EMPTY, None, (), notes={"x": 0.1, "a.b-c_d": -3.0})
     assert to_outcome(from_outcome(good)) == good
-    words, payload = from_outcome(good)
-    parcel = {**words, "answer": {**words["answer"], "notes": notes}}, payload
+    header, payload = from_outcome(good)
+    envelope = {**header, "answer": {**header["answer"], "notes": notes}}, payload
     with pytest.raises(WireError, match="notes"):
-        to_outcome(parcel)
+        to_outcome(envelope)
 
-    nodes = {"a": lambda message: Message(wrap(*parcel), reply_to=message), "b": echo}
+    nodes = {"a": lambda message: Message(wrap(*envelope), reply_to=message), "b": echo}
     found, _ = play(nodes, [call(0), call(1)])
     assert isinstance(found[0], Failure)
     assert found[1].client == 1

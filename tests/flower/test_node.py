@@ -73,7 +73,7 @@ def test_the_server_keeps_names_that_a_checkpoint_can_hold():
         other.restore({4: f"3-{'a' * 32}.safetensors"})
 
 
-def words(**more):
+def header(**more):
     experiment = {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}}
     return {"experiment": experiment, "run": "run-1", "client": 0, **more}
 
@@ -86,12 +86,12 @@ def test_an_owner_says_where_things_may_be_kept():
 @pytest.mark.parametrize("run", ["../up", ".hidden", "", "a/b"])
 def test_a_server_cannot_name_another_folder(tmp_path, run):
     with pytest.raises(ConfigError, match="name of a run"):
-        node_at(NodeConfig(tmp_path), words(run=run))
+        node_at(NodeConfig(tmp_path), header(run=run))
 
 
 def test_a_client_that_the_experiment_lacks_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has 2 clients"):
-        node_at(NodeConfig(tmp_path), words(client=2))
+        node_at(NodeConfig(tmp_path), header(client=2))
 
 
 def digits_in(path, *, names=None, digits=10):
@@ -105,7 +105,7 @@ def digits_in(path, *, names=None, digits=10):
 
 
 def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
-    experiment = resolve(words()["experiment"])
+    experiment = resolve(header()["experiment"])
     data = digits_in(tmp_path / "own.npz", names=["9", "2"], digits=2)
     federation, _ = federation_at(NodeConfig(tmp_path, data, "cnn2"), experiment, 0)
     assert set(federation.sites[0].train.labels.tolist()) == {9, 2}
@@ -115,7 +115,7 @@ def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
     data = digits_in(tmp_path / "own.npz", names=[str(digit) for digit in range(1, 11)])
     with pytest.raises(DataError, match=r"client 0 \(.*own\.npz\): class '10' is none of the 10 of digits; nearest"):
-        node_at(NodeConfig(tmp_path, data, "cnn2"), words())
+        node_at(NodeConfig(tmp_path, data, "cnn2"), header())
 
 
 def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itself(tmp_path):
@@ -124,12 +124,12 @@ def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itsel
     )
     home = NodeConfig(tmp_path, digits_in(tmp_path / "own.npz"), f"{tmp_path / 'nets.py'}:narrow")
     with pytest.raises(ConfigError, match=r"nets\.py:narrow: returns a tensor of shape \(batch, 7\); expected logits"):
-        node_at(home, words())
+        node_at(home, header())
 
 
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
     with pytest.raises(ConfigError, match="data of one's own"):
-        node_at(NodeConfig(tmp_path, model="cnn2"), words())
+        node_at(NodeConfig(tmp_path, model="cnn2"), header())
 
 
 def test_a_client_that_has_changed_since_the_run_began_is_refused(tmp_path):

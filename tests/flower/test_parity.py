@@ -4,7 +4,7 @@ import pytest
 
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
-from potluck.experiment.play import play, prepare
+from potluck.experiment.execute import execute, prepare
 from potluck.flower.clientapp import client_app
 from potluck.flower.server.serve import serve
 from potluck.methods import list_methods
@@ -41,7 +41,7 @@ def experiment_of(name, rounds=2, **federation):
 def in_process(tree, folder):
     folder.mkdir()
     experiment = resolve(tree)
-    play(prepare(experiment, assemble(experiment), folder), experiment, folder)
+    execute(prepare(experiment, assemble(experiment), folder), experiment, folder)
     return found_in(folder)
 
 

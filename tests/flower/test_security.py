@@ -135,8 +135,8 @@ def test_what_is_not_protected_a_node_ends_a_run_that_tolerates_nothing(tmp_path
 def test_what_is_not_protected_a_server_sets_the_work(tmp_path):
     asked = tree("local")
     asked["method"]["training"] = {"epochs": 10**9}
-    words = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
-    assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (words, b""))[0]["train"] > 100
+    header = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
+    assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (header, b""))[0]["train"] > 100
 
 
 def test_a_node_that_is_asked_for_nothing_known_writes_nothing(tmp_path):

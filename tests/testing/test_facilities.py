@@ -9,7 +9,7 @@ from potluck.core.roles import Client, Server
 from potluck.engine.engine import Engine, _Cohort
 from potluck.methods import get_method
 from potluck.parts.sharing import Means
-from potluck.testing.worlds import World, play, quick, toy_federation
+from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 USED_BY = {
     "replies one at a time": "fedavg",
@@ -37,7 +37,7 @@ def test_every_facility_of_the_contract_is_used_by_a_method(facility, subject, m
     name, *overrides = subject.split()
     found = _watch(monkeypatch)
     method = quick(get_method(name), overrides)
-    play(Engine(method, toy_federation(World(batchnorm=True).fit_for(method))), 2)
+    run_rounds(Engine(method, toy_federation(World(batchnorm=True).fit_for(method))), 2)
     assert facility in found
 
 

@@ -1,4 +1,4 @@
-"""`potluck list` and `potluck show`: what there is, and what each thing means."""
+"""`potluck list` and `potluck show`: methods, models, data sets, partitions, and their descriptions."""
 
 import inspect
 import json
@@ -48,10 +48,10 @@ def print_lists(kind: str | None, pattern: str) -> None:
 
 
 def print_details(name: str, *, digest: bool) -> None:
-    """Explain whatever the name stands for.
+    """Describe the thing with this name.
 
     Raises:
-        ConfigError: nothing has this name.
+        ConfigError: there is none.
     """
     console = Console()
     if Path(name).is_dir():
@@ -78,7 +78,7 @@ def print_details(name: str, *, digest: bool) -> None:
 
 
 def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
-    """The module's documentation and the fields that a configuration may set."""
+    """Print the module's documentation and the fields that a configuration may set."""
     module = inspect.getmodule(cls)
     console.print(((module and module.__doc__) or "").strip(), highlight=False, markup=False)
     table = Table(title="hyper-parameters")
@@ -90,7 +90,7 @@ def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
 
 
 def _print_needs(console: Console, cls: type[Method[Any]]) -> None:
-    """What the method asks of a federation with its defaults, and what helps where there is none."""
+    """The method's needs with its defaults, and advice."""
     for need in sorted(cls().needs(), key=str):
         console.print(f"needs {need}: if not, {need.advice}", highlight=False, markup=False, soft_wrap=True)
 

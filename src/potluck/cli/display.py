@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a progress bar, and a closing table per architecture."""
+"""A run's output on the terminal: a progress bar, and a closing table by architecture."""
 
 import logging
 import os
@@ -24,13 +24,13 @@ _MEGABYTE = 10**6
 
 
 class _Patient:
-    """A stream whose reader may go: what is written then is lost, and nothing else is."""
+    """A stream whose reader may close it, after which output is dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, if anybody reads."""
+        """Write, unless the reader is gone."""
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -40,7 +40,7 @@ class _Patient:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -51,7 +51,7 @@ def _console(stream: TextIO) -> Console:
 
 
 class _Aloud(logging.Handler):
-    """Shows what is meant for the screen, and what executors warn of: a process that was lost or is waited for."""
+    """Shows log lines marked `ON_SCREEN`, and executors' warnings of lost or stopped processes."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Aloud(logging.Handler):
 
 
 class Progress:
-    """A bar with round, primary metric, traffic and time left; a plain line a round where there is no terminal.
+    """A bar with round, primary metric, traffic and time left; without a terminal, one plain line for each round.
 
     Lines of the log that are marked `ON_SCREEN` are shown too.
     """
@@ -115,7 +115,7 @@ class Progress:
 
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:
-    """The closing table, what privacy was spent, where the run lies, and what to do next."""
+    """Print the closing table, the privacy spent, the run's folder, and the next command."""
     console = _console(sys.stdout)
     console.print(_table(experiment, result.evaluation))
     evaluation, best = result.evaluation, result.checkpoint
@@ -168,7 +168,7 @@ def _table(experiment: Experiment, evaluation: Evaluation) -> Table:
 
 
 def _other_metrics(evaluation: Evaluation) -> list[str]:
-    """What else was measured: mean over clients, and over all own test parts as if they were one."""
+    """The other metrics: mean over clients, and over all own test parts as if they were one."""
     others = [metric for metric in evaluation.task.metrics if metric != evaluation.primary]
     found: list[str] = []
     measures: dict[str, Measure] = {
@@ -183,10 +183,10 @@ def _other_metrics(evaluation: Evaluation) -> list[str]:
 
 
 def _named(metric: Metric) -> str:
-    """A metric with its direction, where it is not the one that everybody expects."""
+    """A metric's label, with its direction if lower is better."""
     return metric.label if metric.higher_is_better else f"{metric.label} ({metric.direction})"
 
 
 def _of(metric: Metric) -> str:
-    """The metric's name before a value; a percentage of the usual one says what it is."""
+    """The metric's name before a value; empty for accuracy."""
     return "" if metric == ACCURACY else f"{metric.label} "

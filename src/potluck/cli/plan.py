@@ -1,4 +1,4 @@
-"""`potluck plan`: into which pieces FeDepth would cut a model for a budget of memory, and what each piece takes."""
+"""`potluck plan`: the pieces into which FeDepth would cut a model for a memory budget, and what each piece takes."""
 
 import re
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from potluck.models.contract import StagedNet
 from potluck.parts.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, saved_bytes, size_text
 
 COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
-"""How often a parameter is held: itself; with its gradient; with what SGD with momentum and Adam keep of it."""
+"""Copies of each parameter in memory: itself; its gradient; the state of SGD with momentum and of Adam."""
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a user asked for, and the bytes that this is."""
+    """A budget as the user gave it, and in bytes."""
 
     text: str
     bytes: float
@@ -39,17 +39,17 @@ def print_plan(
     batch_size: int = BATCH_SIZE,
     optimizer: str = "none",
 ) -> None:
-    """The pieces for each budget, with the paper's estimate and what autograd really saves, as a table.
+    """A table of the pieces for each budget, with the paper's estimate and the memory that autograd really saves.
 
-    The caption says what neither of the two counts.
+    The caption lists what neither counts.
 
     Args:
-        model: name of a model.
+        model: the name of a model.
         budgets: "32MiB" and the like; "1/6" for a share of what the whole net takes, by FeDepth's tolerance; or the
-            name of one of the paper's scenarios, which stands for its four shares.
-        num_classes: rows of the head.
-        input_shape: of one example.
-        batch_size: examples a step.
+            name of one of the paper's scenarios, which has four shares.
+        num_classes: the number of rows of the head.
+        input_shape: the shape of one example.
+        batch_size: the number of examples in a step.
         optimizer: a name in `COPIES`; "none" counts parameters once, as the paper's table does.
 
     Raises:

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     Attributes:
         inputs: prepared, (batch, ...).
         targets: (batch, ...).
-        columns: what else is known of each example, by name, (batch, ...); see `Examples.with_columns`.
+        columns: further values of each example, by name, (batch, ...); see `Examples.with_columns`.
     """
 
     inputs: Tensor
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Preprocess(Protocol):
-    """Turns stored inputs (batch, ...) into what a model reads; with a generator it augments for training."""
+    """Converts stored inputs (batch, ...) to model inputs; with a generator it augments for training."""
 
     def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
         """Prepared inputs (batch, ...)."""
@@ -37,8 +37,8 @@ class Examples:
     """Inputs (n, ...) and targets (n, ...), seen through a selection of rows.
 
     Many clients share one tensor of images: each holds the same `inputs` and its own `rows`, so a hundred
-    clients cost one data set. Inputs may be stored as uint8; `preprocess` makes them floats. Columns hold what else is
-    known of these examples, one row for each of them in their order: a teacher's logits, a weight.
+    clients cost one data set. Inputs may be stored as uint8; `preprocess` makes them floats. Columns hold further
+    values, such as a teacher's logits or a weight, one row for each of these examples in their order.
     """
 
     inputs: Tensor
@@ -46,14 +46,18 @@ class Examples:
     preprocess: Preprocess | None = None
     rows: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    _column_rows: Tensor | None = None  # where these examples' rows lie in the columns, if not in order from the first
+    _column_rows: Tensor | None = None  # indices of these examples' rows in the columns, if not simply 0, 1, 2 ...
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target an input")
+            raise ValueError(
+                f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target for each input"
+            )
         for name, column in self.columns.items():
             if self._column_rows is None and len(column) != len(self):
-                raise ValueError(f"column {name!r}: found {len(column)} rows; expected {len(self)}, one an example")
+                raise ValueError(
+                    f"column {name!r}: found {len(column)} rows; expected {len(self)}, one for each example"
+                )
 
     def __len__(self) -> int:
         return len(self.targets) if self.rows is None else len(self.rows)
@@ -74,12 +78,12 @@ class Examples:
         return Batch(inputs, self.targets[at], {name: column[beside] for name, column in self.columns.items()})
 
     def with_columns(self, **columns: Tensor) -> "Examples":
-        """The same examples with further columns (n, ...), or with others of the same names.
+        """The same examples with further columns (n, ...), which replace those of the same names.
 
-        What was computed from inputs as they are, such as a teacher's logits, belongs to `unaugmented` examples.
+        Values computed from the stored inputs, such as a teacher's logits, belong to `unaugmented` examples.
 
         Raises:
-            ValueError: a column has not one row an example.
+            ValueError: a column does not have one row for each example.
         """
         places = self._column_rows
         kept = {name: column if places is None else column[places] for name, column in self.columns.items()}
@@ -92,7 +96,7 @@ class Examples:
         return replace(self, preprocess=_Unaugmented(self.preprocess))
 
     def same_rows(self, other: "Examples") -> bool:
-        """Whether these are the very examples that `other` holds, whatever the columns and the augmentation."""
+        """Whether these are the same examples as `other`, whatever the columns and the augmentation."""
         return self.inputs is other.inputs and self.targets is other.targets and self.rows is other.rows
 
     def batches(self, size: int, shuffle: torch.Generator | None = None) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Who takes part: every client's data, model and capacity, and what the server has."""
+"""The federation: every client's data, model and capacity, and the server's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ Builder = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Site:
-    """One client's place: what it holds and never sends.
+    """One client's data, model and capacity, which never leave it.
 
     Attributes:
         id: the client's stable number.
         architecture: name of its model in the federation's `architectures`.
-        train: examples it learns from.
-        validation: examples it chooses by; may be empty.
+        train: examples it trains on.
+        validation: examples for model selection; may be empty.
         test: examples its model is evaluated on; may be empty.
         capacity: share of the full model it can train, above 0 and at most 1.
     """
@@ -46,13 +46,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Member:
-    """What the server knows of a client without asking: its model's shapes, its capacity, how much data.
+    """What the server knows of a client without asking: its model's shapes, its capacity, its number of examples.
 
     Attributes:
         shapes: shape of every tensor in the model's state dict.
         parameters: which of those names are trained.
         examples: number of training examples.
-        frozen: which of those names the model's builder has frozen; nobody sends them. The rest are buffers.
+        frozen: which of those names the model's builder has frozen; they are never sent. The rest are buffers.
     """
 
     id: ClientId
@@ -65,7 +65,7 @@ class Member:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """The names of what is kept and sent, but not trained."""
+        """Names of the tensors that are sent but not trained."""
         return frozenset(self.shapes) - self.parameters - self.frozen
 
 
@@ -73,13 +73,13 @@ Roster = Mapping[ClientId, Member]
 
 
 def _the_tasks_own(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Stands for a criterion that nobody gave."""
+    """Placeholder for a criterion that was not given."""
     raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Dataset x partition x models x capacities.
+    """The clients, their models, and what the server has.
 
     Attributes:
         sites: the clients by id.
@@ -88,9 +88,9 @@ class Federation:
             `requires_grad` are frozen, and so are layers that it leaves in evaluation mode inside a net in training
             mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.
-        task: what outputs mean, how they are measured, and what targets must be.
+        task: the meaning of outputs and targets, the loss and the metrics.
         criterion: (outputs, targets) to a scalar, which training minimises; the task's own unless another is given.
-        public: unlabelled examples that everyone has; their targets are never read.
+        public: unlabelled examples that all clients and the server have; their targets are never read.
         test: the common test set.
         num_classes: the width of an output: of a classification its classes, of other tasks labels, numbers, tokens.
     """
@@ -129,12 +129,12 @@ class Federation:
         }
 
     def _plan(self, architecture: str) -> Member:
-        """A client with this architecture and nothing else."""
+        """A client with this architecture and no data."""
         net = self.build(architecture, Key((architecture,)))
         shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
         return Member(0, architecture, 1.0, shapes, frozenset(parameters_of(net)), 0, frozen_names(net))
 
 
 def empty_like(examples: Examples) -> Examples:
-    """No examples, of the same kind."""
+    """No examples, with the same shapes and types."""
     return examples.take(torch.empty(0, dtype=torch.int64))

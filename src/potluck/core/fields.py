@@ -1,4 +1,4 @@
-"""Fields of hyper-parameters and settings, checked where an object is made: a file, a command and Python code alike.
+"""Fields of hyper-parameters and settings, checked when an object is made, whether from a file, a command or Python.
 
 A field's annotation says what it may hold, and a dataclass that derives from `Checked` refuses everything else:
 
@@ -6,8 +6,8 @@ A field's annotation says what it may hold, and a dataclass that derives from `C
     mu: Annotated[float, at_least(0)] = 0.1
     steps: Annotated[int, at_least(1)] | None = None
 
-Numbers must be finite, and True is not one. What an annotation cannot say, such as a relation between two fields,
-a `__post_init__` says with `require`.
+Numbers must be finite, and True is not one. What an annotation cannot express, such as a relation between two fields,
+`__post_init__` checks with `require`.
 """
 
 import math
@@ -24,7 +24,7 @@ from potluck.core.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Bound:
-    """One end of a range, as a part of an annotation."""
+    """A bound, as part of an annotation."""
 
     words: str
     limit: float

@@ -20,7 +20,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def on_client(handler: Handler) -> Handler:
-    """Mark a method as running on the client: it may use `client` and `message` and nothing of the server's."""
+    """Mark a handler, which runs on the client: it may use `client` and `message`, and nothing of the server's."""
     handler.on_client = True  # type: ignore[attr-defined]
     return handler
 
@@ -32,11 +32,11 @@ def runs_on_client(handler: object) -> bool:
 
 @dataclass(frozen=True)
 class Releases:
-    """How often a client has released something private in a run, under the mechanism of its method.
+    """How many private releases a client has made in a run, under its method's privacy mechanism.
 
     Attributes:
-        counted: as far as is certain.
-        unheard: requests whose answer never came, each of which may have been one more.
+        counted: releases that are certain.
+        unheard: requests without an answer, each of which may have been another release.
     """
 
     counted: int = 0
@@ -44,7 +44,7 @@ class Releases:
 
     @property
     def at_most(self) -> int:
-        """The number that is safe to account for."""
+        """The number to account for: no fewer than were made."""
         return self.counted + self.unheard
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Releases:
 
 @dataclass(frozen=True)
 class Method(Checked, Generic[S]):
-    """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the state between rounds.
+    """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the server's state between rounds.
 
     Hyper-parameters are checked against their annotations when a method is made, see `potluck.core.fields`.
 
@@ -64,34 +64,34 @@ class Method(Checked, Generic[S]):
     """
 
     default_capacities: ClassVar[tuple[float, ...]] = (1.0,)
-    """Shares of the full model that clients can train, dealt in turn, where a configuration gives none."""
+    """Shares of the full model that clients can train, assigned in turn, if the configuration gives none."""
 
     builds_clients_models: ClassVar[bool] = True
-    """Whether the server builds clients' networks, for their first weights, their shapes or their replies. False where
-    it never does, so that clients on other machines may have networks that the server has never seen."""
+    """Whether the server builds clients' networks, for their initial weights, their shapes or their replies. If False,
+    clients on other machines may have networks unknown to the server."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Named options of the method: hyper-parameters by dotted key. The conformance suite checks each of them, too."""
+    """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""
 
     @property
     def keeps_model(self) -> bool:
-        """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
+        """Whether a client's model is kept between rounds. False if every round starts from what is sent."""
         return True
 
     def needs(self) -> frozenset[Need]:
-        """What the federation must offer for this method with these hyper-parameters."""
+        """What this method, with these hyper-parameters, needs of the federation."""
         return frozenset()
 
     @property
     def releases_privately(self) -> bool:
         """Whether clients release anything under a privacy mechanism.
 
-        Their releases are then counted, and two runs of one seed differ: private noise comes from no key.
+        If so, releases are counted, and two runs of one seed differ: private noise does not depend on the seed.
         """
         return False
 
     def init(self, server: Server) -> S:
-        """The state before the first round; the same for the same seed."""
+        """The server's state before the first round; the same for the same seed."""
         raise NotImplementedError
 
     def round(self, state: S, cohort: Cohort, server: Server) -> S:
@@ -99,16 +99,16 @@ class Method(Checked, Generic[S]):
         raise NotImplementedError
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
-        """What a client may answer; what does not fit counts as if it had not answered.
+        """The schema of a client's reply; a reply that does not fit counts as no reply.
 
-        None declares nothing: then numbers must be finite, `examples` no more than the client has, and the reply not
-        much larger than its model.
+        None declares nothing: numbers must then be finite, `examples` at most the client's number of examples, and the
+        reply not much larger than its model.
 
         Args:
-            handler: name of the handler that was asked.
+            handler: name of the handler that replies.
             member: the client.
             message: what it was sent.
-            server: for what the federation knows; without draws.
+            server: for facts about the federation; draws nothing.
         """
         return None
 
@@ -118,20 +118,20 @@ class Method(Checked, Generic[S]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Request, Any, nn.Module]:
-        """The model that this client would use, and that is evaluated; its own by default.
+        """The model that this client would deploy, and that is evaluated; its own by default.
 
         It may yield requests such as `Measure`, but must not train.
         """
         return client.model
 
     def global_model(self, state: S, server: Server) -> nn.Module | None:
-        """The server's model if the method has one for the whole task."""
+        """The server's model, if the method has a single one for the whole task."""
         return None
 
     def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
-        """What privacy a run has spent, or why none can be stated; None where the method makes no such claim.
+        """The privacy that a run has spent, or why none can be stated; None if the method makes no such claim.
 
         Args:
-            releases: by client, for those that have made some or may have.
+            releases: by client, for those that made, or may have made, some.
         """
         return None

@@ -1,4 +1,4 @@
-"""What a metric is called, which way it is better, and how its values are written."""
+"""Metrics: name, direction, and the format of values."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that says how good predictions are.
+    """A number that measures how good predictions are.
 
     Attributes:
         name: in records.
-        label: for people.
-        higher_is_better: its direction.
+        label: the name shown to users.
+        higher_is_better: the direction.
         percent: whether values are shares, written as percentages.
     """
 
@@ -23,21 +23,21 @@ class Metric:
 
     @property
     def direction(self) -> str:
-        """Which way it is better, in words."""
+        """The direction, in words."""
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
     def text(self, value: float | None) -> str:
-        """A value for people; "-" where there is none."""
+        """A value formatted for display; "-" for None."""
         if value is None:
             return "-"
         return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}"
 
     def better(self, value: float, other: float | None) -> bool:
-        """Whether a value is better than another one, as every value is than none."""
+        """Whether a value is better than another; any value is better than None."""
         return other is None or (value > other if self.higher_is_better else value < other)
 
     def worst(self, values: Iterable[float]) -> float | None:
-        """The worst of some values; None of none."""
+        """The worst value; None if there are no values."""
         return (min if self.higher_is_better else max)(values, default=None)
 
     def facts(self) -> dict[str, Any]:
@@ -46,10 +46,10 @@ class Metric:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Metric":
-        """What `facts` wrote.
+        """The metric that `facts` described.
 
         Raises:
-            KeyError, TypeError: something else wrote it.
+            KeyError, TypeError: the table was not written by `facts`.
         """
         return cls(str(facts["name"]), str(facts["label"]), bool(facts["higher_is_better"]), bool(facts["percent"]))
 

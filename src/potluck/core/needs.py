@@ -1,4 +1,4 @@
-"""What a method asks of a federation: each need knows how to see whether it is met, and what to do if it is not."""
+"""What a method needs of a federation: each need checks whether it is met, and advises what to do if it is not."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from potluck.core.rng import Key, isolated
 from potluck.core.task import CLASSIFICATION, Task
 from potluck.core.weights import learnt_of
 
-_NAMED = 5  # clients in an error, before the rest are counted
+_NAMED = 5  # clients named in an error before the rest are only counted
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a federation has, as far as it can be known without its data.
+    """What a federation offers, as far as it is known without its data.
 
     Attributes:
         architectures: builders by name.
@@ -38,7 +38,7 @@ class Offer:
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
-        """What an assembled federation has."""
+        """What an assembled federation offers."""
         return cls(
             architectures=federation.architectures,
             assigned={id: site.architecture for id, site in federation.sites.items()},
@@ -54,23 +54,23 @@ class Offer:
         return {name: self.build(name) for name in sorted(set(self.assigned.values()))}
 
     def build(self, architecture: str, **options: float) -> nn.Module:
-        """A network for looking at, made without drawing from the global generator."""
+        """A network to inspect, built without drawing from the global generator."""
         with isolated(Key((architecture,))):
             return to_training(self.architectures[architecture](**options))
 
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a method asks of a federation; checked before a run starts.
+    """A requirement of a method, checked against the federation before a run starts.
 
-    A method's file may bring its own:
+    A method's file may define its own:
 
         EVEN = Need("an even number of clients", odd_one_out, "change federation.clients by one")
 
     Attributes:
-        text: what is asked, in a few words.
-        check: what is wrong with a federation, with what was found there; None where the need is met. What it raises
-            is a bug in the check.
+        text: the requirement, in a few words.
+        check: returns what is wrong with a federation, naming what was found, or None if the need is met. An exception
+            counts as a bug in the check.
         advice: what the user can do about it.
     """
 
@@ -91,7 +91,7 @@ class Need:
         return self.text
 
     def problem(self, offer: Offer) -> str | None:
-        """What is wrong with a federation and what to do about it, in one line; None where the need is met."""
+        """What is wrong with a federation and what to do about it, in one line; None if the need is met."""
         found = self.check(offer)
         return None if found is None else f"{found}; {self.advice}"
 
@@ -99,7 +99,7 @@ class Need:
 def split_problem(net: nn.Module) -> str | None:
     """Why a network cannot be split into extractor, intermediate layers and classifier; None if it can.
 
-    A network that can be has a method of this name, see `potluck.models.contract.StagedNet`.
+    The network's own method of this name decides, see `potluck.models.contract.StagedNet`.
     """
     answer: Callable[[], str | None] | None = getattr(net, "split_problem", None)
     if answer is not None:

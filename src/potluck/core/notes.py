@@ -1,4 +1,4 @@
-"""Notes: numbers that a method reports of a round, for people to look at. Nothing is computed from them."""
+"""Notes: diagnostic numbers that a method reports. Nothing is computed from them."""
 
 import math
 import re
@@ -9,16 +9,16 @@ from typing import Any
 from potluck.core.errors import DivergenceError
 
 MOST_NOTES = 32
-"""Of one party in a round."""
+"""The most notes of one party in a round."""
 
 NOTE_NAME = r"[A-Za-z0-9_.\-]{1,64}"
 
 
 class Notes(dict[str, float]):
-    """The notes of one party, by name."""
+    """The notes of one party in a round, by name."""
 
     def add(self, numbers: Mapping[str, Any]) -> None:
-        """Take numbers up; one of a known name replaces it.
+        """Add numbers; one of a name already there replaces it.
 
         Raises:
             ValueError: a name has other characters than letters, digits, `_`, `.` and `-`, or more than 64; a value is
@@ -41,5 +41,5 @@ class Notes(dict[str, float]):
 def _as_float(number: Real) -> float:
     try:
         return float(number)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return math.inf

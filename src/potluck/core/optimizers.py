@@ -1,4 +1,4 @@
-"""Optimisers by name: those of `torch.optim` that step on dense gradients, one evaluation of the loss a step."""
+"""Optimisers by name: those of `torch.optim` that take dense gradients and evaluate the loss once a step."""
 
 import inspect
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _OTHERS = {
     "sparseadam": "it takes sparse gradients only",
     "muon": "it takes matrices only, and networks have biases",
 }
-_FUSED = ("adam", "adamw", "sgd")  # one kernel for all weights, on every processor
+_FUSED = ("adam", "adamw", "sgd")  # these have a fused kernel for all weights on every processor
 
 
 @cache
@@ -28,10 +28,10 @@ def optimizers() -> dict[str, type[Optimizer]]:
 
 
 def known_optimizer(name: str) -> str:
-    """A name as `optimizers` has it, however it is capitalised.
+    """A name as in `optimizers`, which is given in any case.
 
     Raises:
-        ConfigError: there is no such optimiser, or it is of no use here.
+        ConfigError: there is no such optimiser, or it cannot be used here.
     """
     lower = name.lower()
     if lower in _OTHERS:
@@ -50,7 +50,7 @@ def takes(name: str, option: str) -> bool:
 def new_optimizer(
     name: str, weights: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
 ) -> Optimizer:
-    """A fresh optimiser of these weights, with torch's own defaults for what is not given."""
+    """A new optimiser of these weights; options not given have torch's defaults."""
     options: dict[str, Any] = {"lr": lr}
     if takes(name, "weight_decay"):
         options["weight_decay"] = weight_decay

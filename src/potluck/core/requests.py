@@ -1,11 +1,11 @@
 """What a method asks the engine to compute beside training: forward passes, gradients, BatchNorm's statistics.
 
-As with `Fit`, a client yields the request and gets what was computed; the server calls for it:
+As with `Fit`, a client yields the request and receives the result; the server calls a method:
 
     logits = yield Predict(client.model, examples)          # in a handler
     logits = server.predict(Predict(net, examples))         # in `round`
 
-All are computed as the run computes, in its precision and layout.
+All are computed on the run's device, in its precision and memory layout.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from potluck.core.fields import Checked, at_least
 from potluck.core.fit import Extras, Objective, Request, check_frozen
 
 NetPart = Literal["extracted", "features", "outputs"]
-"""What a staged net computes on its way: what its extractor gives, what its last layer reads, its outputs."""
+"""Outputs of parts of a staged net: of its extractor, of its last stage (the input of its head), of the whole net."""
 
 
 @runtime_checkable
 class Parted(Protocol):
-    """A net that can say what its parts give; `potluck.models.contract.StagedNet` is one."""
+    """A net that can return its parts' outputs; `potluck.models.contract.StagedNet` is one."""
 
     def part_outputs(self, x: Tensor) -> Mapping[NetPart, Tensor]:
-        """What each part makes of inputs (batch, ...)."""
+        """The output of each part for inputs (batch, ...)."""
         ...
 
 
@@ -35,14 +35,14 @@ class Parted(Protocol):
 class Predict(Request, Checked):
     """A request for forward passes: evaluation mode, no gradient, stored order, no augmentation.
 
-    It is answered by a tensor (n, ...) if `parts` is one name, and by a tuple of tensors in the order of `parts`
-    otherwise. Where the run computes in a lower precision, they are widened to float32.
+    The result is a tensor (n, ...) if `parts` is one name, else a tuple of tensors in the order of `parts`; float32
+    also if the run computes in lower precision.
 
     Attributes:
-        net: whose mode and buffers are left as they are.
-        examples: to pass through it.
+        net: its mode and buffers are unchanged afterwards.
+        examples: the inputs.
         parts: what to return, see `NetPart`; anything but "outputs" needs a staged net.
-        batch_size: examples that pass together.
+        batch_size: examples in one forward pass.
     """
 
     kind = "predict"
@@ -56,16 +56,16 @@ class Predict(Request, Checked):
 class Gradient(Request, Checked):
     """A request for the mean gradient of an objective over examples, without training.
 
-    The net is in training mode, but running statistics are left alone; examples are not augmented. It is answered by
-    the gradient of each parameter that is not frozen, by name; zeros where the objective does not depend on it.
+    The net is in training mode, but running statistics do not change; examples are not augmented. The result is the
+    gradient of each parameter that is not frozen, by name; zeros if the objective does not depend on it.
 
     Attributes:
-        net: whose gradient is taken.
-        objective: as in a `Fit`; must be a mean over its batch. What it observes is dropped.
-        data: all of which is passed through, in stored order.
-        extras: what the objective reads.
+        net: the gradient is taken of its parameters.
+        objective: as in a `Fit`; must be a mean over its batch. Its observations are dropped.
+        data: the examples, in stored order.
+        extras: the objective's third argument.
         frozen: nets that the objective reads, as in a `Fit`.
-        batch_size: examples that pass together, and are normalised together by BatchNorm.
+        batch_size: examples in one forward pass, which BatchNorm normalises together.
     """
 
     kind = "gradient"
@@ -83,14 +83,14 @@ class Gradient(Request, Checked):
 
 @dataclass(eq=False)
 class Measure(Request, Checked):
-    """A request to measure BatchNorm's running statistics for the net's weights as they are, see `measure_statistics`.
+    """A request to measure BatchNorm's running statistics for the net's current weights, see `measure_statistics`.
 
-    The net's buffers are set in place. It is answered by the number of batches that were measured.
+    The net's buffers are set in place. The result is the number of batches measured.
 
     Attributes:
-        net: in training mode meanwhile, without gradients.
+        net: runs in training mode, without gradients.
         data: in random order, not augmented.
-        batch_size: examples that are normalised together.
+        batch_size: examples normalised together.
     """
 
     kind = "measure"

@@ -30,9 +30,9 @@ class Failure:
     Attributes:
         reason: type and text of the error, one line.
         trace: the client's traceback, for the log.
-        unheard: whether it may have answered all the same, too late or damaged on the way.
-        kind: "error" in its work or on the way, "misfit" of what it sent, or "divergence": a loss or a reply that is
-            not finite.
+        unheard: whether it may have answered nevertheless, too late or damaged in transit.
+        kind: "error" in its work or in transit; "misfit" if its answer does not fit the schema; "divergence" if a loss
+            or a reply is not finite.
     """
 
     client: ClientId
@@ -52,11 +52,11 @@ class Failure:
 
 
 class ClientFailure(PotluckError):
-    """A client failed and the run was not told to go on without it."""
+    """A client failed and the run does not tolerate failures."""
 
 
 class Replies(Mapping[ClientId, Message]):
-    """The answers of one exchange in ascending order of client id; who failed is absent and in `failures`."""
+    """The replies of one exchange in ascending order of client id; failed clients are only in `failures`."""
 
     def __init__(self, answers: Mapping[ClientId, Message], failures: Mapping[ClientId, Failure]) -> None:
         self._answers = {id: answers[id] for id in sorted(answers)}
@@ -72,7 +72,7 @@ class Replies(Mapping[ClientId, Message]):
         return len(self._answers)
 
     def entries(self, name: str) -> list[Any]:
-        """One entry of every answer, in order of client id.
+        """One entry of every reply, in order of client id.
 
         Raises:
             EntryError: an answer lacks it.
@@ -81,14 +81,14 @@ class Replies(Mapping[ClientId, Message]):
 
 
 class Arriving:
-    """The answers of one exchange as they come: pairs of a client's id and its reply, ascending, each read once.
+    """The replies of one exchange as they arrive: pairs of client id and reply, in ascending order, each read once.
 
-    Whoever lets go of a reply before it takes the next has one in memory at a time.
+    A caller that drops each reply before it takes the next has one in memory at a time.
 
     Args:
-        pairs: the answers.
-        failures: by client; grows while answers come.
-        together: called before the first answer is waited for if all of them will be held.
+        pairs: the replies.
+        failures: by client; grows while replies arrive.
+        together: called before the first reply is awaited if all of them will be held in memory.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Arriving:
         return self._pairs
 
     def all(self) -> Replies:
-        """All that are still to come, in memory together."""
+        """All remaining replies, in memory together."""
         self._together()
         return Replies(dict(self._pairs), self.failures)
 
 
 class Cohort(Protocol):
-    """The clients of this round and the one door to them."""
+    """The clients drawn for this round, and the only way to reach them."""
 
     @property
     def ids(self) -> Sequence[ClientId]:
@@ -123,30 +123,30 @@ class Cohort(Protocol):
 
         Args:
             handler: a bound method of the running Method, marked `@on_client`.
-            messages: one for all of the cohort, or one each; only clients of the cohort may be asked.
+            messages: one for the whole cohort, or one for each client asked, who must be in the cohort.
         """
         ...
 
     def stream(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Arriving:
-        """As `ask`, with the replies one at a time, in ascending order of client id, so that not all are in memory.
+        """As `ask`, but with the replies one at a time, in ascending order of client id, so that not all are in memory.
 
-        It has to be read to its end, and before the cohort is asked again.
+        It must be read to its end before the cohort is asked again.
         """
         ...
 
 
 @dataclass(eq=False)
 class Server:
-    """What the server half of a method may use.
+    """What the server's half of a method may use.
 
     Attributes:
         round: number of the round, from 1; 0 before the first. Outside of rounds, that of the last one.
         roster: every client of the federation, whether drawn this round or not.
-        rng: generator of this round's server-side draws.
+        rng: generator for this round's draws on the server.
         public: unlabelled public examples, if the federation has any.
-        num_classes: classes of the task.
+        num_classes: the width of an output: of a classification, its classes.
         input_shape: shape of one prepared input.
-        notes: what was reported of this round.
+        notes: numbers reported in this round.
     """
 
     roster: Roster
@@ -164,7 +164,7 @@ class Server:
     notes: Notes = field(default_factory=Notes, init=False)
 
     def note(self, **numbers: float) -> None:
-        """Report numbers of this round under these names, for the records and the report.
+        """Report numbers under these names, for the records and the report of this round.
 
         Raises:
             ValueError: a name is too long or has other characters than letters, digits, `_`, `.` and `-`; a value is no
@@ -177,20 +177,20 @@ class Server:
             raise DivergenceError(f"round {self.round}: the server's {error}; train more gently") from error
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
-        """A new module with the run's initial weights, the same at every call; None for the server's own."""
+        """A new module with the run's initial weights, the same at every call; the server's own for None."""
         return self._build(architecture, rate=rate)
 
     def about(self, architecture: str | None, question: Callable[[nn.Module, tuple[int, ...]], T]) -> T:
-        """What a named function says of an architecture's net and the shape of its input; asked once in a run."""
+        """The result of a named function of an architecture's net and its input shape; computed once in a run."""
         if (architecture, question) not in self._known:
             self._known[architecture, question] = question(self.build(architecture), self.input_shape)
         return self._known[architecture, question]
 
     def fit(self, fit: Fit) -> FitReport:
-        """Train on the server, at once, with the learning rate of this round.
+        """Train on the server, with the learning rate of this round, and return the report.
 
         Raises:
-            ConfigError: the optimiser is to last; what the server keeps is the method's state, and nothing else.
+            ConfigError: the optimiser is to persist; the server keeps the method's state and nothing else.
         """
         if fit.training.persist:
             raise ConfigError("persist: expected False in the server's training, whose optimisers are new every round")
@@ -198,7 +198,7 @@ class Server:
         return self._answer(fit)
 
     def predict(self, request: Predict) -> Any:
-        """What a net makes of examples: a tensor, or a tuple of them, see `Predict`."""
+        """A net's outputs on examples: a tensor, or a tuple of them, see `Predict`."""
         return self._answer(request)
 
     def gradient(self, request: Gradient) -> Weights:
@@ -206,14 +206,14 @@ class Server:
         return self._answer(request)
 
     def measure(self, request: Measure) -> int:
-        """Measure BatchNorm's statistics in place; the number of batches, see `Measure`."""
+        """Measure BatchNorm's statistics in place, and return the number of batches, see `Measure`."""
         return self._answer(request)
 
     def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
-        """A module of the method's own: new at every call, its initial weights drawn from the run's seed and the name.
+        """A module of the method's own: new at every call, with initial weights drawn from the run's seed and the name.
 
-        They are the same in every round and at every client, so what is learnt is loaded over them. `build` may take
-        draws from torch's global generator, as layers do; no one else's are moved.
+        The initial weights are the same in every round and at every client; load learnt weights over them. `build` may
+        draw from torch's global generator, as layers do; other draws are not affected.
         """
         return self._module(name, build)
 
@@ -235,25 +235,26 @@ class Supervised:
 
 @dataclass(eq=False)
 class Client:
-    """What the client half of a method may use.
+    """What the client's half of a method may use.
 
     Attributes:
         id: the client's stable number.
         round: number of the round, from 1; outside of rounds, that of the last one, 0 before the first.
-        model: its own network, this call's alone. If the method says `keeps_model`, it is as this client left it, at
-            first with initial weights of its own; otherwise it has the weights of `build(architecture)` at every call.
-        state: what this client keeps between rounds: a dict of tensors, numbers, text, nested dicts.
-        train: examples to learn from.
-        validation: examples to choose by; may be empty.
+        model: the client's network, private to this call. With `keeps_model` its weights persist between calls,
+            starting from a client-specific initialisation; otherwise every call starts from the weights of
+            `build(architecture)`.
+        state: the client's state, kept between rounds: a dict of tensors, numbers, text, nested dicts.
+        train: examples to train on.
+        validation: examples for model selection; may be empty.
         capacity: share of the full model it can train.
-        rng: generator of this call's draws.
+        rng: generator for this call's draws.
         public: unlabelled public examples, if the federation has any.
         criterion: the task's loss.
-        num_classes: classes of the task.
+        num_classes: the width of an output: of a classification, its classes.
         architecture: name of its network in the federation.
-        keeps_model: whether `model` is kept for the client's next call; a handler may set it to False.
-        releases: private releases made in this call; a privacy mechanism counts them here.
-        notes: what was reported in this call.
+        keeps_model: whether `model` is kept for the next call; a handler may set it to False.
+        releases: private releases made in this call, which the privacy mechanism adds here.
+        notes: numbers reported in this call.
     """
 
     id: ClientId
@@ -279,9 +280,9 @@ class Client:
     _moments: dict[str, list[Moments]] = field(default_factory=dict[str, list[Moments]])
 
     def note(self, **numbers: float) -> None:
-        """Report numbers of this call as `Server.note` does; of all clients the records show the mean.
+        """Report numbers as `Server.note` does; the records show their mean over clients.
 
-        They leave the client as they are: nothing hides what they tell of its data.
+        They leave the client unprotected: no privacy mechanism covers what they reveal of its data.
         """
         self.notes.add(numbers)
 
@@ -291,7 +292,7 @@ class Client:
         return Supervised(self.criterion)
 
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
-        """A new module as `server.build` makes it, equal in its initial weights."""
+        """A new module with the same initial weights as `server.build` gives."""
         return self._build(architecture, rate=rate)
 
     def twin(self) -> nn.Module:
@@ -299,12 +300,12 @@ class Client:
         return self.build(self.architecture)
 
     def module(self, name: str, build: Callable[[], nn.Module], *, keep: bool = True) -> nn.Module:
-        """A module of the method's own, see `Server.module`; it is the same one at every call of this handler.
+        """A module of the method's own, see `Server.module`; the same object at every call in this handler.
 
         Args:
-            name: of its own among the method's modules.
-            build: makes it.
-            keep: whether the client keeps its weights for its next call, in which it finds them again.
+            name: unique among the method's modules.
+            build: builds the module.
+            keep: whether the client keeps its weights for its next call.
         """
         if name not in self._modules:
             module = self._module(name, build)
@@ -315,5 +316,5 @@ class Client:
 
     @property
     def kept_modules(self) -> dict[str, Weights]:
-        """By name, the weights of the modules that it keeps, used in this call or not."""
+        """By name, the weights of the modules that the client keeps, used in this call or not."""
         return {**self._stored, **{name: learnt_of(self._modules[name]) for name in sorted(self._kept)}}

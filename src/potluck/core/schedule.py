@@ -1,4 +1,4 @@
-"""Learning rates by round: what share of the rate that a configuration gives is taken in which round."""
+"""Learning rates by round: the share of the configured rate that applies in each round."""
 
 import math
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _BELONGS: dict[str, tuple[Rule, ...]] = {
 
 @dataclass(frozen=True)
 class Schedule(Checked):
-    """How a learning rate falls from round to round. Within a round it is constant.
+    """A schedule of the learning rate over rounds. Within a round the rate is constant.
 
     Attributes:
         rule: "constant"; "exponential", times `factor` after every round; "steps", times `factor` after each of the
-            rounds in `milestones`; "cosine", along half a cosine from the whole rate in round 1 towards none after
-            `rounds`, and from then on as in the last of them.
-        factor: what the rate is multiplied by.
+            rounds in `milestones`; "cosine", along half a cosine from the full rate in round 1 towards 0 after
+            `rounds`, and from then on as in the last of these rounds.
+        factor: multiplies the rate.
         milestones: numbers of rounds, ascending.
         rounds: the length of the cosine.
     """
@@ -44,8 +44,8 @@ class Schedule(Checked):
         require(list(self.milestones) == ascending, "milestones", "different rounds, ascending", self.milestones)
 
     def share(self, number: int) -> float:
-        """The share of the whole rate in a round, counted from 1; before the first, that of the first."""
-        behind = max(number, 1) - 1  # rounds that are over
+        """The share of the configured rate in a round, counted from 1; before the first, that of the first."""
+        behind = max(number, 1) - 1  # completed rounds
         if self.rule == "exponential":
             return (self.factor or 1.0) ** behind
         if self.rule == "steps":

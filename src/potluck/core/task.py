@@ -1,15 +1,15 @@
-"""What a network's outputs mean: the loss it is trained by, and how well it predicts.
+"""What a network's outputs mean: the training loss, the form of targets, and the metrics.
 
 A task measures by *sums*: tensors that add up over batches and over clients, and from which every metric follows. The
 sums of two halves of some data, added, are those of the whole, so a client reports sums and keeps its predictions, and
 a metric over all clients' examples is exact although nobody has them all.
 
-Counts are int64 and add up exactly; the others are float64 and add up to rounding. The area under the ROC curve is a
-matter of ranks, which do not add up, so scores are counted in a histogram of `SCORE_BINS` bins of equal width from
--`SCORE_RANGE` to `SCORE_RANGE`, what lies beyond in the outermost. A score is the log-odds of a label, or of a class
-among several log(2 p) up to a probability p of one half and -log(2 (1 - p)) above. A bin is 1/16 wide: probabilities
-below one half (above, their complements) that differ by more than 6.5 percent are never in one bin as long as they are
-above 1e-7. Pairs in one bin count as ties, and `auroc_error` bounds the error that this makes.
+Counts are int64 and add up exactly; the others are float64 and add up to rounding. The area under the ROC curve depends
+on ranks, which do not add up, so scores are counted in a histogram of `SCORE_BINS` bins of equal width from
+-`SCORE_RANGE` to `SCORE_RANGE`, scores beyond that range in the outermost. A score is the log-odds of a label, or of a
+class among several log(2 p) up to a probability p of one half and -log(2 (1 - p)) above. A bin is 1/16 wide:
+probabilities below one half (above, their complements) that differ by more than 6.5 percent are never in one bin as
+long as they are above 1e-7. Pairs in one bin count as ties, and `auroc_error` bounds the resulting error.
 """
 
 import math
@@ -36,11 +36,11 @@ CALIBRATION_BINS = 15
 IGNORED = -100
 """The target of a position that counts neither for the loss nor for a metric; torch's own default."""
 
-_LARGEST_ERROR = 1e18  # of a prediction, and in place of one that is no number, so that sums stay finite
+_LARGEST_ERROR = 1e18  # predictions beyond it, and NaN, count as this error, so that sums stay finite
 _LARGEST_LOSS = 1e4  # of a token, likewise
-_LARGEST_EXPONENT = 700.0  # of e, with a finite result
+_LARGEST_EXPONENT = 700.0  # exp of it is finite
 _UNIT = 2.0**-24  # of confidences, which are float32
-_ROUNDING = 1e-6  # relative; sums of floats are compared with what follows from others within it
+_ROUNDING = 1e-6  # relative tolerance for comparing sums of floats with bounds that other sums imply
 
 _MACRO_F1 = Metric("macro_f1", "macro F1", percent=True)
 _BALANCED = Metric("balanced_accuracy", "balanced accuracy", percent=True)
@@ -50,20 +50,20 @@ _CLASS_METRICS = (ACCURACY, _MACRO_F1, _BALANCED)
 
 
 class Task(ABC):
-    """What outputs and targets mean. A task is a frozen dataclass without state, the same on every machine.
+    """The meaning of outputs and targets. A task is a frozen dataclass without state, the same on every machine.
 
-    `width` is everywhere the size of an output's last axis, a federation's `num_classes`.
+    `width` always means the size of an output's last axis, a federation's `num_classes`.
 
     Attributes:
-        name: in configurations.
-        metrics: what is measured; the first is the primary one, by which rounds are chosen.
+        name: the name in configurations.
+        metrics: the metrics; the first is the primary one, by which the best round is chosen.
         has_classes: whether an output (width,) holds one logit for each class, and a target is one class. Methods that
             count, average or distil by class assume it.
-        has_labels: whether every example has one label, by which examples can be dealt unequally.
-        by_position: whether there is an output (width,) for each position of an example rather than for the example.
-        targets: what targets have to be, in words with {0} for `width` - 1 and {1} for `width`.
-        dtypes: the types that targets may have.
-        axes: how many axes they may have.
+        has_labels: whether every example has one label, by which a partition can divide examples.
+        by_position: whether there is an output (width,) for each position of an example, not one for the example.
+        targets: the required form of targets, as text with {0} for `width` - 1 and {1} for `width`.
+        dtypes: allowed types of targets.
+        axes: allowed numbers of axes of targets.
     """
 
     name: ClassVar[str]
@@ -77,7 +77,7 @@ class Task(ABC):
 
     @property
     def primary(self) -> Metric:
-        """The metric that headlines give and rounds are chosen by."""
+        """The metric in headlines, by which the best round is chosen."""
         return self.metrics[0]
 
     @property
@@ -90,20 +90,20 @@ class Task(ABC):
         """What is wrong with targets (n, ...), at least one, for outputs of this width; None if nothing is."""
 
     def form_fault(self, targets: Tensor) -> str | None:
-        """What is wrong with targets at any width: their type, or how many axes they have."""
+        """What is wrong with targets at any width: their type or number of axes; None if nothing is."""
         return _kind_fault(targets, self.dtypes, self.axes)
 
     def targets_for(self, width: int | None = None) -> str:
-        """What targets have to be, in words."""
+        """The required form of targets, as text."""
         return self.targets.format(*(("width - 1", "width") if width is None else (width - 1, width)))
 
     @abstractmethod
     def width_for(self, targets: Tensor) -> int:
-        """The width that outputs need for these training targets, which have no fault of form."""
+        """The output width that these training targets need; they must have no `form_fault`."""
 
     @abstractmethod
     def zeros(self, width: int) -> dict[str, Tensor]:
-        """The sums over no examples: what others are added to, and their names, types and shapes."""
+        """The sums over no examples, which fix the names, types and shapes of sums."""
 
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -111,20 +111,20 @@ class Task(ABC):
 
     @abstractmethod
     def impossible(self, sums: Sums, examples: int, positions: int) -> str | None:
-        """Why no predictions have these sums; None if some may.
+        """Why no predictions can have these sums; None if some can.
 
         Args:
-            sums: of the names, types and shapes of `zeros`, finite, and counts not negative.
-            examples: how many examples they are said to be of.
-            positions: of one example.
+            sums: with the names, types and shapes of `zeros`; finite, and counts not negative.
+            examples: the number of examples that they are claimed to cover.
+            positions: positions of one example.
         """
 
     @abstractmethod
     def values(self, sums: Sums) -> Values:
-        """Every metric by name; None where these sums do not define it."""
+        """Every metric by name; None if these sums do not define it."""
 
     def labels(self, targets: Tensor) -> Tensor:
-        """A label (n,), int64, for each example; the same one where the task has none."""
+        """A label (n,), int64, for each example; all 0 if the task has no labels."""
         return targets if self.has_labels else torch.zeros(len(targets), dtype=torch.int64)
 
     def output_shape(self, inputs: Tensor, width: int) -> tuple[int, ...]:
@@ -132,15 +132,15 @@ class Task(ABC):
         return (*inputs.shape[:2], width) if self.by_position else (len(inputs), width)
 
     def check_targets(self, targets: Tensor, width: int, whose: str) -> None:
-        """Refuse targets that this task cannot be trained or measured on.
+        """Check that targets suit this task.
 
         Args:
-            targets: (n, ...); none at all are in order.
+            targets: (n, ...); n may be 0.
             width: of the outputs.
-            whose: opens the message.
+            whose: whose targets they are; opens the message.
 
         Raises:
-            DataError: they are no targets of this task; says what was found and what was expected.
+            DataError: they do not; says what was found and what was expected.
         """
         if targets.numel() and (found := self.fault(targets, width)):
             raise DataError(f"{whose} {found}; {self.name} expects {self.targets_for(width)}")
@@ -152,12 +152,12 @@ class Classification(Task):
 
     Accuracy; macro F1 over classes that occur or are predicted; balanced accuracy, the mean recall of classes that
     occur. With `scores` also AUROC, the mean over classes of each against the rest, and the expected calibration error
-    over `CALIBRATION_BINS` bins of the confidence in the predicted class. Of up to `CONFUSION_CLASSES` classes the sums
-    hold the confusion matrix (actual, predicted).
+    over `CALIBRATION_BINS` bins of the confidence in the predicted class. For up to `CONFUSION_CLASSES` classes the
+    sums hold the confusion matrix (actual, predicted).
 
     Attributes:
-        scores: whether to measure what follows from probabilities too. It makes 8 kB of sums for each class, and takes
-            as long as a small perceptron's predictions.
+        scores: whether to measure AUROC and calibration error too. They take 8 kB of sums for each class, and as much
+            time as a small perceptron's predictions.
     """
 
     name = "classification"
@@ -168,7 +168,7 @@ class Classification(Task):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of classes, and those of scores if they are asked for."""
+        """The metrics of classes, and with `scores` those of probabilities."""
         return (*_CLASS_METRICS, _AUROC, _ECE) if self.scores else _CLASS_METRICS
 
     @property
@@ -191,7 +191,7 @@ class Classification(Task):
         return _counts({**shapes, **scores})
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """How often each class is predicted and true, and, if asked for, histograms of scores and confidences."""
+        """The confusion matrix, or counts by class; with `scores` also histograms of scores and confidences."""
         width, predicted = outputs.shape[1], outputs.argmax(1)
         if width <= CONFUSION_CLASSES:
             found = {"confusion": _bincount(targets * width + predicted, width * width).view(width, width)}
@@ -203,7 +203,7 @@ class Classification(Task):
         width, at = outputs.shape[1], predicted[:, None]
         log_shares = outputs.float().log_softmax(1)
         shares = log_shares.exp()
-        # Above one half is only a predicted class, whose complement is summed up so that it keeps its digits.
+        # Only the predicted class can exceed one half; its complement is summed so that it keeps its digits.
         complement = shares.scatter(1, at, 0.0).sum(1, keepdim=True)
         above = torch.where(complement < 0.5, -(2 * complement).log(), log_shares.gather(1, at) + math.log(2))
         scores = (log_shares + math.log(2)).scatter(1, at, above)
@@ -213,7 +213,7 @@ class Classification(Task):
         }
 
     def impossible(self, sums: Sums, examples: int, positions: int) -> str | None:
-        """Counts that are not of so many examples, or contradict one another."""
+        """Counts that do not add up to `examples`, or contradict one another."""
         by_class = _classes_of(sums)
         hits, _, actual = by_class
         wrong = _by_class_fault(by_class, examples)
@@ -224,7 +224,7 @@ class Classification(Task):
         return _calibration_fault(sums["calibration"], examples, int(hits.sum()))
 
     def values(self, sums: Sums) -> Values:
-        """Of no examples, nothing."""
+        """All None if there are no examples."""
         found = _by_class_values(_classes_of(sums))
         if self.scores:
             found[_AUROC.name] = _mean_auroc(sums["scores"])
@@ -234,7 +234,7 @@ class Classification(Task):
 
 @dataclass(frozen=True)
 class Binary(Task):
-    """Yes or no for each example; the network returns one logit (n, 1), targets are 0 or 1, int64 (n,).
+    """Two classes; the network returns one logit (n, 1), targets are 0 or 1, int64 (n,).
 
     Accuracy at a probability of one half, F1 of the positive class (0 where there is none and none is predicted),
     balanced accuracy, AUROC and the expected calibration error.
@@ -263,7 +263,7 @@ class Binary(Task):
         return _counts({"confusion": (2, 2), "calibration": (3, CALIBRATION_BINS), "scores": (1, 2, SCORE_BINS)})
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The confusion matrix (actual, predicted), and as in classification."""
+        """The confusion matrix (actual, predicted), and histograms as in `Classification`."""
         predicted = (outputs[:, 0] > 0).long()
         return {
             "confusion": _bincount(2 * targets + predicted, 4).view(2, 2),
@@ -272,7 +272,7 @@ class Binary(Task):
         }
 
     def impossible(self, sums: Sums, examples: int, positions: int) -> str | None:
-        """Counts that are not of so many examples, or contradict one another."""
+        """Counts that do not add up to `examples`, or contradict one another."""
         table = sums["confusion"]
         if int(table.sum()) != examples:
             return f"confusion counts {int(table.sum())} examples of {examples}"
@@ -281,7 +281,7 @@ class Binary(Task):
         return _calibration_fault(sums["calibration"], examples, int(table.trace()))
 
     def values(self, sums: Sums) -> Values:
-        """Of no examples, nothing."""
+        """All None if there are no examples."""
         by_class = _classes_of(sums)
         found = _by_class_values(by_class)
         del found[_MACRO_F1.name]
@@ -333,7 +333,7 @@ class MultiLabel(Task):
         return _counts({"examples": (), "exact": (), "by_label": (3, width), "scores": (width, 2, SCORE_BINS)})
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """By label how often it is rightly predicted, predicted and true; examples, and those without a mistake."""
+        """For each label true positives, predictions and occurrences; examples, and those without a mistake."""
         predicted, actual = outputs > 0, targets > 0
         return {
             "examples": torch.tensor(len(targets)),
@@ -343,7 +343,7 @@ class MultiLabel(Task):
         }
 
     def impossible(self, sums: Sums, examples: int, positions: int) -> str | None:
-        """Counts that are not of so many examples, or contradict one another."""
+        """Counts that do not add up to `examples`, or contradict one another."""
         hits, predicted, actual = sums["by_label"]
         if int(sums["examples"]) != examples:
             return f"examples is {int(sums['examples'])} of {examples}"
@@ -362,7 +362,7 @@ class MultiLabel(Task):
         return None
 
     def values(self, sums: Sums) -> Values:
-        """Of no examples, nothing."""
+        """All None if there are no examples."""
         if not (count := int(sums["examples"])):
             return {metric.name: None for metric in self.metrics}
         hits, predicted, actual = sums["by_label"].double()
@@ -378,9 +378,9 @@ class MultiLabel(Task):
 class Regression(Task):
     """One number or several for each example; outputs are (n, width), targets float32 (n,) or (n, width).
 
-    The mean absolute error, the root of the mean squared error, and the coefficient of determination, of several
-    numbers the plain mean. They are in the targets' own units, so targets should be scaled alike at all clients, and
-    not lie far from 0 for their spread: R2 loses a digit where the one is ten times the other.
+    The mean absolute error, the root of the mean squared error, and the coefficient of determination, averaged over
+    several numbers. They are in the targets' units, so targets should be scaled alike at all clients, and their mean
+    should not be large against their spread: R2 loses a digit if it is ten times as large.
     """
 
     name = "regression"
@@ -399,12 +399,12 @@ class Regression(Task):
         return _squared_error
 
     def fault(self, targets: Tensor, width: int) -> str | None:
-        """Anything but finite numbers, as many as there are outputs."""
+        """Anything but finite numbers, one for each output."""
         found = self.form_fault(targets) or _width_fault(width, self.width_for(targets))
         return found or (None if bool(targets.isfinite().all()) else "hold NaN or infinity")
 
     def width_for(self, targets: Tensor) -> int:
-        """Numbers for one example."""
+        """The numbers of one example."""
         return 1 if targets.dim() == 1 else targets.shape[1]
 
     def zeros(self, width: int) -> dict[str, Tensor]:
@@ -413,7 +413,7 @@ class Regression(Task):
         return {**_counts({"examples": ()}), **{name: torch.zeros(width, dtype=torch.float64) for name in names}}
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """By output, sums of absolute and squared errors, of targets and of their squares."""
+        """For each output, sums of absolute and squared errors, of targets and of their squares."""
         targets = targets.view(len(targets), -1).double()
         errors = (outputs.double() - targets).abs().nan_to_num(_LARGEST_ERROR).clamp(max=_LARGEST_ERROR)
         return {
@@ -425,7 +425,7 @@ class Regression(Task):
         }
 
     def impossible(self, sums: Sums, examples: int, positions: int) -> str | None:
-        """Another number of examples, sums of squares that are negative, or that no numbers with these sums have."""
+        """A wrong number of examples, or sums of squares that are negative or impossible with the other sums."""
         if int(sums["examples"]) != examples:
             return f"examples is {int(sums['examples'])} of {examples}"
         for first, second in (("absolute", "squared"), ("target", "target_squared")):
@@ -438,7 +438,7 @@ class Regression(Task):
         return None
 
     def values(self, sums: Sums) -> Values:
-        """Of no examples, nothing; R2 where targets differ."""
+        """All None if there are no examples; R2 also if all targets are equal."""
         if not (count := int(sums["examples"])):
             return {metric.name: None for metric in self.metrics}
         around_mean = sums["target_squared"] - sums["target"].square() / count
@@ -466,7 +466,7 @@ class NextToken(Task):
 
     @property
     def criterion(self) -> Criterion:
-        """Cross-entropy over the positions that count; 0 where none does."""
+        """Cross-entropy over the positions that count; 0 if none does."""
         return _token_cross_entropy
 
     def fault(self, targets: Tensor, width: int) -> str | None:
@@ -482,7 +482,7 @@ class NextToken(Task):
         return {**_counts({"tokens": (), "right": ()}), "loss": torch.zeros((), dtype=torch.float64)}
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Tokens that count, those that are right, and the sum of their losses in nats."""
+        """The numbers of tokens that count and of those predicted correctly, and the sum of their losses in nats."""
         outputs, targets = _that_count(outputs, targets)
         losses = F.cross_entropy(outputs.float(), targets, reduction="none").double()
         return {
@@ -503,7 +503,7 @@ class NextToken(Task):
         return None if least <= loss * (1 + _ROUNDING) <= most * (1 + _ROUNDING) ** 2 else "loss contradicts right"
 
     def values(self, sums: Sums) -> Values:
-        """Of no tokens, nothing."""
+        """All None if there are no tokens."""
         if not (tokens := int(sums["tokens"])):
             return {metric.name: None for metric in self.metrics}
         perplexity = math.exp(min(float(sums["loss"]) / tokens, _LARGEST_EXPONENT))
@@ -525,7 +525,7 @@ class TokenClassification(Task):
 
     @property
     def criterion(self) -> Criterion:
-        """Cross-entropy over the positions that count; 0 where none does."""
+        """Cross-entropy over the positions that count; 0 if none does."""
         return _token_cross_entropy
 
     def fault(self, targets: Tensor, width: int) -> str | None:
@@ -541,7 +541,7 @@ class TokenClassification(Task):
         return _counts({"by_class": (3, width)})
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """By class how often it is right, predicted and true."""
+        """For each class the numbers of correct predictions, of predictions and of occurrences."""
         outputs, targets = _that_count(outputs, targets)
         return {"by_class": _by_class(outputs.argmax(1), targets, outputs.shape[1])}
 
@@ -553,7 +553,7 @@ class TokenClassification(Task):
         return _by_class_fault(sums["by_class"], counted)
 
     def values(self, sums: Sums) -> Values:
-        """Of no positions, nothing."""
+        """All None if there are no positions."""
         return _by_class_values(sums["by_class"])
 
 
@@ -562,7 +562,7 @@ TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (CLASSIFICATION, Binary(), MultiLabel(), Regression(), NextToken(), TokenClassification())
 }
-"""By name, every task as configurations name it."""
+"""Every task by its name in configurations."""
 
 
 def task_named(name: str) -> Task:
@@ -590,7 +590,7 @@ def auroc(histogram: Tensor) -> float | None:
 
 
 def auroc_error(histogram: Tensor) -> float:
-    """How far `auroc` can be from that of the scores themselves: half of the share of pairs in one bin."""
+    """The largest error of `auroc` due to binning: half of the share of pairs in one bin."""
     negatives, positives = histogram.double()
     pairs = float(negatives.sum() * positives.sum())
     return float((positives * negatives).sum()) / 2 / pairs if pairs else 0.0
@@ -628,7 +628,7 @@ def _range_fault(targets: Tensor, least: int, most: int) -> str | None:
 
 
 def _width_fault(width: int, needed: int) -> str | None:
-    return None if width == needed else f"need networks with {needed} outputs, and these have {width}"
+    return None if width == needed else f"need networks with {needed} outputs; these have {width}"
 
 
 def _counts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -640,12 +640,12 @@ def _bincount(indices: Tensor, length: int) -> Tensor:
 
 
 def _by_class(predicted: Tensor, targets: Tensor, width: int) -> Tensor:
-    """Counts (3, width): how often each class is right, predicted, and true."""
+    """Counts (3, width): correct predictions, predictions and occurrences of each class."""
     return torch.stack([_bincount(of, width) for of in (targets[predicted == targets], predicted, targets)])
 
 
 def _classes_of(sums: Sums) -> Tensor:
-    """What `_by_class` counts, from a confusion matrix if there is one."""
+    """The counts of `_by_class`, from a confusion matrix if there is one."""
     if "confusion" not in sums:
         return sums["by_class"]
     table = sums["confusion"]
@@ -660,7 +660,7 @@ def _by_class_fault(by_class: Tensor, count: int) -> str | None:
 
 
 def _by_class_values(by_class: Tensor) -> Values:
-    """In Python's numbers, which for a few classes takes a tenth of the time."""
+    """In Python numbers, which for a few classes takes a tenth of the time."""
     hits, predicted, actual = by_class.tolist()
     if not (count := sum(actual)):
         return {metric.name: None for metric in _CLASS_METRICS}
@@ -674,11 +674,11 @@ def _by_class_values(by_class: Tensor) -> Values:
 
 
 def _calibration(confidence: Tensor, right: Tensor) -> Tensor:
-    """By bin of the confidence (n,): examples, hits, and the sum of confidences in units of `_UNIT`, (3, bins)."""
+    """For each bin of confidences (n,): examples, hits, and the sum of confidences in units of `_UNIT`, (3, bins)."""
     confidence = confidence.nan_to_num(0.0)
     bins = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
     missed, hits = _bincount(bins + CALIBRATION_BINS * right, 2 * CALIBRATION_BINS).view(2, CALIBRATION_BINS)
-    # Whole numbers, so that their sum does not depend on the order, which an accelerator leaves open.
+    # Integers, so that the sum does not depend on the order of summation, which varies on accelerators.
     units = (confidence / _UNIT).round().double()
     total = torch.bincount(bins, units, CALIBRATION_BINS).long()
     return torch.stack([missed + hits, hits, total])
@@ -711,7 +711,7 @@ def _histograms(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def _mean_auroc(histograms: Tensor) -> float | None:
-    """The mean over those columns (k, 2, bins) that have positives and negatives; None if none has."""
+    """The mean over the columns (k, 2, bins) that have positives and negatives; None if none has both."""
     negatives, positives = histograms.double().unbind(1)
     pairs = negatives.sum(1) * positives.sum(1)
     below = negatives.cumsum(1) - negatives / 2

@@ -1,7 +1,7 @@
 """Trees of tensors and plain values as bytes: safetensors for the numbers, JSON for the shape of the tree.
 
-Nothing here can run code on arrival: there is no pickle, and what does not fit the format is a WireError. What is read
-may come from anybody, so it has to be just what `pack` writes, and no larger than the limits below.
+Reading runs no code: there is no pickle, and anything that does not fit the format is a WireError. Input is untrusted,
+so it must be exactly what `pack` writes, and within the limits below.
 """
 
 import json
@@ -21,17 +21,18 @@ _HEADER = "potluck"
 _PLAIN = (str, bool, int, float)
 
 DEEPEST = 64
-"""Dicts and lists within one another. Methods nest four deep; Python's own stack ends at some hundreds."""
+"""The deepest nesting of dicts and lists. Methods nest four deep; Python's recursion limit is some hundreds."""
 
 MOST_NODES = 2**20
-"""Leaves, dicts and lists of one tree; a model of a thousand layers has some thousand. JSON takes a line for each, and
-Python objects several hundred bytes, so this bounds what a small message can grow into."""
+"""The most leaves, dicts and lists of one tree; a model of a thousand layers has some thousand. Each becomes several
+hundred bytes of Python objects, so this bounds the memory that a small message can take."""
 
 LONGEST_HEADER = 2**26
-"""Bytes of the skeleton with names, shapes and places of the tensors: 64 MiB, some sixty bytes a node."""
+"""The most bytes of the skeleton with names, shapes and offsets of the tensors: 64 MiB, some sixty bytes a node."""
 
 LONGEST_TEXT = 2**22
-"""Characters of one text. The longest that Potluck writes itself says how a network is built: some ten thousand."""
+"""The most characters of one text. The longest that Potluck writes describes how a network is built: some ten
+thousand."""
 
 _LONGEST_INTEGER = 2**12  # bits; Python refuses to read integers of more than 4,300 digits
 _NAMED = {
@@ -75,8 +76,8 @@ def unpack(data: bytes, *, views: bool = False) -> Tree:
 
     Args:
         data: the bytes.
-        views: whether the tensors are to lie in `data` instead of in memory of their own, which halves what a large
-            tree takes. Nobody else may read `data` then: whoever changes a tensor changes the bytes.
+        views: whether the tensors share the memory of `data`, which halves the memory of a large tree. Then `data` must
+            have no other reader, since changing a tensor changes the bytes.
 
     Raises:
         WireError: the bytes are damaged, were not written by `pack`, or claim more than the limits allow.
@@ -85,7 +86,7 @@ def unpack(data: bytes, *, views: bool = False) -> Tree:
         header = _header(data)
         tensors = _views(data) if views else safetensors.torch.load(data)
         return _Growing(tensors).tree(json.loads(header))
-    except Exception as error:  # our own words, and whatever false headers run into, in three libraries
+    except Exception as error:  # our own errors, and those that malformed headers raise in three libraries
         reason = " ".join(str(error).split())[:200]
         raise WireError(f"not a Potluck message: {reason}; expected safetensors written by potluck") from error
 
@@ -105,7 +106,7 @@ def _header(data: bytes) -> str:
 
 
 def _views(data: bytes) -> dict[str, Tensor]:
-    """The tensors where they lie in `data`, which safetensors' format has side by side and without a gap."""
+    """The tensors as views of `data`, in which the safetensors format puts them side by side without a gap."""
     length = int.from_bytes(data[:8], "little")
     found: dict[str, Any] = json.loads(data[8 : 8 + length])
     del found["__metadata__"]
@@ -130,9 +131,9 @@ def _views(data: bytes) -> dict[str, Tensor]:
 
 
 def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:
-    """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's kind.
+    """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's type.
 
-    `deeper` levels may follow.
+    At most `deeper` levels may follow.
     """
     if isinstance(node, Tensor):
         tensors.append(_portable(node, where))
@@ -156,7 +157,7 @@ def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any
 
 
 def _portable(tensor: Tensor, where: str) -> Tensor:
-    """A dense tensor in memory of a type that safetensors carries."""
+    """The tensor, if it is dense, in memory, and of a type that safetensors supports."""
     if tensor.layout != torch.strided or tensor.is_meta:
         raise WireError(f"{where} is a {tensor.layout} tensor on {tensor.device}; expected a dense one with values")
     if tensor.dtype not in _CARRIED:
@@ -165,12 +166,12 @@ def _portable(tensor: Tensor, where: str) -> Tensor:
 
 
 def can_be_written(text: str) -> bool:
-    """Whether the text has an encoding: half of a surrogate pair has none."""
+    """Whether the text can be encoded; half of a surrogate pair cannot."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _writable(value: Any, where: str) -> Any:
-    """A plain value, if it is none that JSON cannot write or nobody would read."""
+    """The plain value, if JSON can write it and `unpack` would read it."""
     if isinstance(value, str) and (len(value) > LONGEST_TEXT or not can_be_written(value)):
         wrong = f"{len(value)} characters long" if len(value) > LONGEST_TEXT else "half of a surrogate pair"
         raise WireError(f"{where} is text that cannot cross the wire: {wrong}")
@@ -180,9 +181,9 @@ def _writable(value: Any, where: str) -> Any:
 
 
 class _Growing:
-    """A tree that grows from its skeleton, which has every tensor once, in order, as `pack` writes them.
+    """Builds a tree from its skeleton, which must use every tensor once, in order, as `pack` writes them.
 
-    Otherwise two leaves could share memory, and a few bytes stand for many tensors.
+    Otherwise two leaves could share memory, and a few bytes could become many tensors.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -236,7 +237,7 @@ class _Growing:
 
 
 def _independent(tensors: list[Tensor]) -> list[Tensor]:
-    """The same values in tensors that own their whole memory, as safetensors demands."""
+    """The same values in tensors that own their memory, as safetensors requires."""
     seen: set[int] = set()
     owned: list[Tensor] = []
     for tensor in tensors:

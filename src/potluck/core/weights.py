@@ -1,11 +1,11 @@
-"""Algebra on weights: dicts of tensors by state-dict name, matched by name and shape and never by position.
+"""Algebra on weights: dicts of tensors by state-dict name, matched by name and shape, never by position.
 
-Functions never change their arguments; what they leave as it is they may return as it is. Means are accumulated in
-the order given, so a fixed order of clients gives the same bits every time.
+Functions never change their arguments; tensors that they do not modify may be returned without copying. Means are
+accumulated in the order given, so a fixed order of clients gives the same bits every time.
 
-What a net's builder has frozen is a part of the architecture: parameters without `requires_grad`, and the buffers of
-layers that it left in evaluation mode. Nobody trains, sends, averages or stores these tensors; every module of an
-architecture has them as the builder made them.
+Frozen tensors are part of the architecture: parameters that a net's builder leaves without `requires_grad`, and the
+buffers of layers that it leaves in evaluation mode. They are never trained, sent, averaged or stored; every module of
+an architecture has them as the builder made them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ from potluck.core.modes import held_layers
 
 Weights = dict[str, Tensor]
 Combine = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
-"""One tensor from those of several clients and their shares."""
+"""Combines the tensors of several clients, given their shares, into one."""
 
 
 def weights_of(net: nn.Module) -> Weights:
-    """A copy of all parameters and buffers, frozen ones too."""
+    """A copy of all parameters and buffers, frozen ones included."""
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
 
 
@@ -32,13 +32,13 @@ def learnt_of(net: nn.Module) -> Weights:
 
 
 def parameters_of(net: nn.Module) -> Weights:
-    """A copy of the parameters that are trained."""
+    """A copy of the trained parameters."""
     named = net.named_parameters(remove_duplicate=False)
     return {name: parameter.detach().clone() for name, parameter in named if parameter.requires_grad}
 
 
 def buffers_of(net: nn.Module) -> Weights:
-    """A copy of what is kept but not trained, such as BatchNorm's running statistics, without what is frozen."""
+    """A copy of the buffers, such as BatchNorm's running statistics, except frozen ones."""
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
     buffers = {name: tensor for name, tensor in net.state_dict().items() if name not in parameters}
     frozen = frozen_names(net) if buffers else frozenset[str]()
@@ -54,7 +54,7 @@ def frozen_of(net: nn.Module) -> Weights:
 
 def frozen_names(net: nn.Module) -> frozenset[str]:
     """Names of the frozen parameters and buffers."""
-    if not _has_frozen(net):  # names take longer than a look
+    if not _has_frozen(net):  # collecting names takes longer than this test
         return frozenset()
     named = net.named_parameters(remove_duplicate=False)
     names = {name for name, parameter in named if not parameter.requires_grad}
@@ -72,13 +72,13 @@ def _has_frozen(net: nn.Module) -> bool:
 
 
 def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
-    """Names, shapes and types of what is not frozen, without the values (on the "meta" device)."""
+    """Names, shapes and types of the tensors that are not frozen, without values (on the "meta" device)."""
     frozen = frozen_names(net)
     return {name: tensor.detach().to("meta") for name, tensor in net.state_dict().items() if name not in frozen}
 
 
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
-    """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay, frozen ones always.
+    """Copy `weights` into `net` and return it; with `partial`, missing tensors stay as they are; frozen ones always do.
 
     Raises:
         ValueError: a name is missing (unless `partial` or frozen), unknown, or has another shape.
@@ -107,12 +107,12 @@ def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
 
 
 def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Weights:
-    """A + scale * b; names that `b` lacks keep the value of `a`."""
+    """`a + scale * b`; names that `b` lacks keep the value of `a`."""
     return {name: tensor + scale * b[name] if name in b else tensor.clone() for name, tensor in a.items()}
 
 
 def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
-    """A - b, name by name."""
+    """`a - b`, name by name."""
     return {name: tensor - b[name] for name, tensor in a.items()}
 
 
@@ -133,7 +133,7 @@ def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 class RunningMean:
-    """The weighted mean of tensors of one shape that come one at a time; it holds none of them.
+    """The running weighted mean of tensors of one shape, none of which it holds.
 
     Attributes:
         weight: the sum of the shares.
@@ -145,11 +145,11 @@ class RunningMean:
 
     @property
     def shape(self) -> Size | None:
-        """Of the tensors so far, None before the first."""
+        """The mean so far; None before the first tensor."""
         return None if self._mean is None else self._mean.shape
 
     def add(self, tensor: Tensor, share: float = 1.0) -> None:
-        """Take in one more; a share of 0 leaves it out unless it is the first. Of integers it is the maximum."""
+        """Add a tensor; a share of 0 leaves it out unless it is the first. Integers give the maximum."""
         self.weight += share
         if self._mean is None:
             self._mean = tensor.clone()
@@ -196,10 +196,10 @@ def mean_where_present(
 
 
 def check_same_shapes(name: str, shapes: Sequence[Size]) -> None:
-    """Refuse to average a layer that has several shapes.
+    """Check that a layer has one shape at all clients.
 
     Raises:
-        ValueError: it has; with advice.
+        ValueError: it has several; the message advises.
     """
     if len(set(shapes)) > 1:
         found = " and ".join(sorted({str(tuple(shape)) for shape in shapes}))
@@ -252,13 +252,13 @@ def mean_where_covered(
 
 
 def _covered(mine: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A slice, and which of its elements count."""
+    """A slice, and a mask of the elements that count."""
     covered = torch.ones_like(mine, dtype=torch.bool)
     return mine, covered if mask is None else covered & mask.view(-1, *[1] * (mine.dim() - 1))
 
 
 def _spread(mine: Tensor, covered: Tensor, full: Tensor) -> Tensor:
-    """The slice in the place of the full tensor, NaN where nothing of it counts."""
+    """The slice embedded in the full tensor's shape, NaN where it does not count."""
     spread = torch.full_like(full, torch.nan)
     spread[_leading(mine.shape)] = torch.where(covered, mine, torch.nan)
     return spread

@@ -1,7 +1,7 @@
-"""The one door by which clients' answers come in, from whichever machine: what does not fit is that client's failure.
+"""The single check of all clients' answers, from any machine: an answer that does not fit is that client's failure.
 
-Of what is refused here nothing is kept, neither the reply nor what the client would have kept, and the other replies
-count as if it had not answered.
+Nothing of a refused answer is kept, neither the reply nor the client's new state, and the round continues as if the
+client had not answered.
 """
 
 import math
@@ -34,15 +34,15 @@ from potluck.engine.client.session import Answer
 _MOST_LOSSES = 1000
 _MODEL_NAME = 64  # characters
 _NOTE_SHOWN = 80  # characters
-_LARGEST_SUM = 1e300  # finite; what a task's sums may be is the task's to say
+_LARGEST_SUM = 1e300  # finite; the task itself checks the values of its sums
 
 
 class Door:
-    """Looks at what comes in.
+    """Checks replies and evaluation results.
 
     Args:
-        method: which says what replies may hold.
-        largest: the largest number that one may hold.
+        method: declares the schema of replies.
+        largest: the largest number in a reply.
     """
 
     def __init__(self, method: Method[Any], largest: float = LARGEST) -> None:
@@ -50,15 +50,15 @@ class Door:
         self._largest = largest
 
     def expected(self, handler: str, member: Member, message: Message, server: Server) -> Kind:
-        """What a client may answer to a message."""
+        """The schema of a client's reply to a message."""
         declared = self._method.replies(handler, member, message, server)
         return Undeclared(member) if declared is None else declared
 
     def admit(self, answer: Answer, expected: Kind) -> Message:
-        """The reply that an answer carries; its tensors lie in the answer's payload.
+        """The reply in an answer; its tensors share the memory of the answer's payload.
 
         Raises:
-            Misfit: it is not what was expected; `NotFinite` if the client's numbers have diverged.
+            Misfit: it does not fit the schema; `NotFinite` if the client's numbers have diverged.
         """
         reply = _opened(answer.payload, expected)
         look = Look(self._largest)
@@ -76,15 +76,15 @@ class Door:
         return reply
 
     def check_evaluation(self, result: EvalResult, sizes: Mapping[Part, int], federation: Federation) -> None:
-        """Refuse what a client says of its model if it cannot be true.
+        """Check that an evaluation result is possible.
 
         Args:
-            result: what it says.
-            sizes: by part that was asked for, how many examples are in it.
-            federation: whose task says which sums there are, and which no predictions have.
+            result: the client's result.
+            sizes: the number of examples of each requested part.
+            federation: its task defines the sums, and which are impossible.
 
         Raises:
-            Misfit: it cannot be true.
+            Misfit: it is not.
         """
         look = Look(_LARGEST_SUM)
         text(_MODEL_NAME).check(result.model, "the model's name", look)
@@ -98,19 +98,19 @@ class Door:
         said.check(sums, "its evaluation", look)
         positions = federation.input_shape[0] if task.by_position else 1
         for part, found in sums.items():
-            counts = {name: tensor.double() for name, tensor in found.items()}  # which no huge number makes wrap around
+            counts = {name: tensor.double() for name, tensor in found.items()}  # huge ones do not wrap around
             if wrong := task.impossible(counts, sizes[part], positions):
                 raise Misfit(f"its evaluation: {part}: {wrong}")
 
 
 def refusal(client: int, handler: str, misfit: Misfit) -> Failure:
-    """What becomes of an answer that does not fit."""
+    """The failure for an answer that does not fit."""
     kind = "divergence" if isinstance(misfit, NotFinite) else "misfit"
     return Failure(client, handler, str(misfit), kind=kind)
 
 
 def most_bytes(kind: Kind) -> int:
-    """How long bytes may be that hold something of this kind: its payload, and room for names and shapes."""
+    """The most bytes that an encoded value of this type may take: its payload, and room for names and shapes."""
     return math.ceil(kind.nbytes * 1.125) + 2**20
 
 
@@ -118,7 +118,7 @@ def _opened(payload: bytes, kind: Kind) -> Message:
     _check_length(payload, kind)
     try:
         return Message.decode(payload, views=True)
-    except Exception as error:  # whatever foreign bytes do to a decoder is their sender's failure
+    except Exception as error:  # any exception over received bytes is their sender's failure
         raise Misfit(f"{type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""The engine that plays a federation in this process; every message really passes through serialisation."""
+"""The engine: runs a method on a federation, round by round; every message passes through serialisation."""
 
 import logging
 import time
@@ -35,21 +35,21 @@ from potluck.engine.store import ClientStore
 
 log = logging.getLogger(__name__)
 OnDivergence = Literal["stop", "drop"]
-_LARGE_SHARE = 0.5  # of the memory available; replies that may take more are announced
+_LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
 
 
 @dataclass
 class RoundReport:
-    """What the engine saw of one round.
+    """What the engine recorded of one round.
 
     Attributes:
-        cohort: the clients asked.
-        replied: those who answered every exchange they took part in.
-        failures: by client, the others.
+        cohort: the clients drawn.
+        replied: those that answered every exchange in which they took part.
+        failures: by client, the failures of the others.
         losses: by client, the mean loss of each fit on its own training examples.
-        seconds_local: time inside client calls.
-        lost: why the round changed nothing, neither the state nor what clients keep; None if it was played.
-        server_notes: numbers that the server's half of the method reported; none of a round that is lost.
+        seconds_local: time spent in client calls.
+        lost: why the round was lost, that is, changed neither the server's state nor any client's; None if it was not.
+        server_notes: numbers that the server's half of the method reported; empty if the round was lost.
         client_notes: by client, those that its handlers reported.
     """
 
@@ -89,13 +89,13 @@ class Engine:
     Args:
         tolerate_failures: go on without a client whose handler raises, or whose reply is refused; otherwise the round
             raises.
-        on_divergence: what to do about a client whose loss or reply is not finite: "stop", or "drop" it like one that
-            failed; None drops it where failures are tolerated.
+        on_divergence: what to do about a client whose loss or reply is not finite: "stop" the run, or "drop" the client
+            as if it had failed; None means "drop" if failures are tolerated, else "stop".
         largest: the largest number that a reply may hold.
-        ledger: of private releases; one in memory without.
+        ledger: of private releases; kept in memory by default.
 
     Attributes:
-        rounds_done: the number of the last round, whoever has played it; whoever brings a state from elsewhere sets it.
+        rounds_done: the number of the last round; set it when resuming from a saved state.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Engine:
         self._room_checked: set[bool] = set()
 
     def start(self) -> Any:
-        """The method's state before the first round; the executor makes ready too.
+        """Start the executor; return the method's state before the first round.
 
         Raises:
             DataError: a client's inputs hold NaN or infinity.
@@ -138,11 +138,11 @@ class Engine:
         return self.method.init(self.server(0))
 
     def close(self) -> None:
-        """Let the executor go; it comes back if it is needed again."""
+        """Close the executor; it starts again if needed."""
         self.executor.close()
 
     def server(self, round_number: int) -> Server:
-        """The server's half for one round; 0 for what lies outside of rounds, with draws of its own."""
+        """The server's half for one round; 0 for work outside of rounds, which has its own draws."""
         key = fold_in(self.seed, "server", round_number)
         return Server(
             roster=self.federation.roster,
@@ -159,14 +159,14 @@ class Engine:
         )
 
     def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
-        """Play round `number` (from 1) with these clients: the next state, and what was seen.
+        """Run round `number` (from 1) with these clients; return the next state and a report.
 
-        A round in which failures are tolerated and nobody answers, or too few for the method, is lost: the state and
-        what clients keep are as before, and the report says why.
+        If failures are tolerated and no client answers, or too few for the method, the round is lost: the server's and
+        the clients' states are as before, and the report says why.
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated.
-            DivergenceError: a client's numbers or the server's are not finite, and such are not to be dropped.
+            DivergenceError: a client's or the server's numbers are not finite, and the run stops on divergence.
             ContractError: the method broke its contract.
         """
         report, self.rounds_done = RoundReport(sorted(ids)), number
@@ -190,30 +190,30 @@ class Engine:
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
-                log.info("it was lost over this", exc_info=error)
+                log.info("the round was lost because of this", exc_info=error)
             return state, report
         report.server_notes.update(server.notes)
         return following, report
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
-        """The model that this client would use after the last round; its message is booked as evaluation."""
+        """The model that this client would deploy now; its message is counted as evaluation traffic."""
         message = self._inference_message(state, client)
         self.evaluation_traffic.down.update(message.sizes())
         record = self.store.read(client)
         return self._host.inference_model(client, Message.decode(message.encode()), record, self.rounds_done)
 
     def evaluate(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[EvalResult]:
-        """What these clients' inference models say of some of their examples, in order of client id.
+        """Evaluate these clients' inference models on some of their examples; results in order of client id.
 
-        A client that cannot be asked, or says what cannot be true, is left out if failures are tolerated.
+        If failures are tolerated, a client that fails or returns an impossible result is left out.
 
         Args:
             state: the method's, after the last round.
-            parts: by client, the examples.
-            book: whether the messages count as evaluation's; not if they were sent before.
+            parts: by client, the parts to evaluate on.
+            book: whether to count the messages as evaluation traffic; False if they were sent before.
 
         Raises:
-            ClientFailure: there was such a client and failures are not tolerated.
+            ClientFailure: a client failed and failures are not tolerated.
         """
         tasks = [
             self._task(partial(self._eval_request, state, client, wanted, book), client, wanted)
@@ -237,7 +237,7 @@ class Engine:
         return self.method.global_model(state, self.server(0))
 
     def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Arriving:
-        """Send messages, run the handlers, commit what finished, and hand on the replies one at a time."""
+        """Send messages, run the handlers, commit the clients' states, and yield the replies one at a time."""
         failures: dict[ClientId, Failure] = {}
         expected = {
             client: self._door.expected(handler.__name__, self.federation.roster[client], message, place.server)
@@ -254,7 +254,7 @@ class Engine:
         failures: dict[ClientId, Failure],
         place: "_Place",
     ) -> Iterator[tuple[ClientId, Message]]:
-        """The replies that fit, each let go of before the next is waited for; the others go to `failures`."""
+        """The replies that fit, each released before the next is awaited; the others go to `failures`."""
         report, answered, started = place.report, False, time.perf_counter()
         self._check_room(expected, together=False)
         for outcome in self._outcomes(handler, messages, expected, place):
@@ -284,7 +284,7 @@ class Engine:
             raise _Lost(f"no client answered; {next(iter(failures.values()))}")
 
     def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
-        """The reply, if it fits and what the client keeps can be kept."""
+        """The reply, if it fits and the client's state can be stored."""
         if isinstance(outcome, Failure):
             return outcome
         try:
@@ -297,7 +297,7 @@ class Engine:
             return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
 
     def _believed(self, outcome: Outcome, parts: Sequence[Part]) -> EvalResult | Failure:
-        """What a client says of its model, if it can be true."""
+        """The client's evaluation result, if it is possible."""
         if isinstance(outcome, Failure):
             return outcome
         sizes = self._sizes(outcome.client)
@@ -310,10 +310,10 @@ class Engine:
         return outcome
 
     def _check_state(self, number: int, state: Any, before: Any) -> None:
-        """Notice what diverged on the server, from replies that were finite each.
+        """Check that the server's state has not diverged, though every reply was finite.
 
         Raises:
-            DivergenceError: something did; `_StateDiverged`, over which the round is lost, if the run is to go on.
+            DivergenceError: it has; `_StateDiverged`, which loses the round, if the run is to continue.
         """
         if (where := not_finite(state, before)) is None:
             return
@@ -323,8 +323,8 @@ class Engine:
         raise DivergenceError(f"round {number}: {found}; the last checkpoint stands; train more gently")
 
     def _check_room(self, expected: Mapping[ClientId, Kind], *, together: bool) -> None:
-        """Say before the first exchange of its kind if the replies that are in memory at a time may not fit there."""
-        if together in self._room_checked or True in self._room_checked:  # who holds all of them holds one
+        """Warn before the first exchange of its kind if the replies held in memory may not fit."""
+        if together in self._room_checked or True in self._room_checked:  # together takes more than singly
             return
         self._room_checked.add(together)
         sizes, available = [kind.nbytes for kind in expected.values()], available_bytes()
@@ -351,7 +351,7 @@ class Engine:
         expected: Mapping[ClientId, Kind],
         place: "_Place",
     ) -> Iterator[Outcome]:
-        """The executor's outcomes as they come; what they say of private releases is noted first."""
+        """The executor's outcomes as they arrive; their private releases are recorded first."""
         asked = messages if self.method.releases_privately else ()
         with self.ledger.exchange(asked) as note:
             for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
@@ -366,7 +366,7 @@ class Engine:
         expected: Mapping[ClientId, Kind],
         place: "_Place",
     ) -> list[Task]:
-        """One call a client, its message encoded when it is its turn."""
+        """One call for each client, its message encoded when its turn comes."""
         encoded = _Encoded(messages.values())
 
         def call(client: ClientId, message: Message) -> Call:
@@ -392,13 +392,13 @@ class Engine:
         return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture, most_bytes)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
-        """Operations of the client's network on these of its examples."""
+        """Floating-point operations of the client's network on these parts of its examples."""
         sizes = self._sizes(client)
         flops = self._flops_by_architecture[self.federation.sites[client].architecture]
         return flops * (1 + sum(sizes[part] for part in parts))
 
     def _sizes(self, client: ClientId) -> dict[str, int]:
-        """How many examples there are of each part."""
+        """The number of examples of each part."""
         site, test = self.federation.sites[client], self.federation.test
         sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
         return {**sizes, "common": 0 if test is None else len(test)}
@@ -416,7 +416,7 @@ class Engine:
         return self._tolerate_failures or self._drop_diverged
 
     def _note(self, failure: Failure, number: int | None = None) -> None:
-        """Log a failure of this round, or of an evaluation, and end the run if it was told to."""
+        """Log a failure of this round or of an evaluation, and raise if it is not tolerated."""
         diverged = failure.kind == "divergence" and number is not None
         log.warning("%s%s", failure, quoted(failure.trace))
         if diverged and not self._drop_diverged:
@@ -435,11 +435,11 @@ class _Lost(PotluckError):
 
 
 class _StateDiverged(_Lost):
-    """The server's half of a round diverged, and the run goes on."""
+    """The server's half of a round diverged, and the run continues."""
 
 
 class _Encoded:
-    """Encodes messages when they are asked for, those of equal content once, and keeps no more than is needed."""
+    """Encodes messages on demand, those of equal content once, and keeps no more than is needed."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._left = Counter(message.identity for message in messages)
@@ -457,7 +457,7 @@ class _Encoded:
 
 @dataclass
 class _Place:
-    """Where in the run an exchange happens, and the handler whose replies are still to be read."""
+    """The place of an exchange in the run, and the handler whose replies are still to be read."""
 
     round: int
     exchange: int
@@ -467,7 +467,7 @@ class _Place:
 
 
 class _Cohort:
-    """The door to this round's clients."""
+    """The engine's cohort: sends messages to this round's clients."""
 
     def __init__(self, ids: Sequence[ClientId], engine: Engine, round_number: int, report: RoundReport) -> None:
         self._ids = tuple(ids)
@@ -487,7 +487,7 @@ class _Cohort:
         if not runs_on_client(handler):
             raise ContractError(f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients")
         if getattr(handler, "__self__", None) is not self._engine.method:
-            raise ContractError(f"{handler.__qualname__} is no handler of the running method; ask with self.<handler>")
+            raise ContractError(f"{handler.__qualname__} is not a handler of the running method; pass self.<handler>")
         addressed = dict.fromkeys(self._ids, messages) if isinstance(messages, Message) else messages
         strangers = sorted(set(addressed) - set(self._ids))
         if strangers:
@@ -498,10 +498,10 @@ class _Cohort:
         return self._engine.exchange(handler, addressed, self._place)
 
     def finish(self) -> None:
-        """Refuse to go on while replies are still to come.
+        """Check that no replies are left unread.
 
         Raises:
-            ContractError: they are.
+            ContractError: some are.
         """
         if (unread := self._place.unread) is not None:
             raise ContractError(f"not all replies of {unread} were read; read what cohort.stream gives to its end")

@@ -1,8 +1,8 @@
-"""Checkpoints: after every round the whole state is on disk, and a flipped byte is noticed.
+"""Checkpoints: after every round the whole state is on disk, and a flipped byte is detected.
 
 A checkpoint is one small JSON file that names content-addressed files: the parts of the method's state, and one record
-a client. What has not changed since the checkpoint before is not written again. Replacing the small file is the only
-step that counts, so a run killed at any moment has either the old checkpoint or the new one.
+for each client. Files that have not changed since the last checkpoint are not written again. Replacing the small file
+is the only step that counts, so a run killed at any moment has either the old checkpoint or the new one.
 """
 
 import logging
@@ -22,7 +22,7 @@ from potluck.records import BEST, LAST, Checkpoint, Extent
 
 log = logging.getLogger(__name__)
 _PART_BYTES = 2**18
-"""Of a part of the state that has more than one entry, at most."""
+"""The most bytes of a part of the state that has more than one entry."""
 
 
 class Checkpoints:
@@ -34,7 +34,7 @@ class Checkpoints:
         self._content = ContentFiles()
 
     def make_ready(self) -> None:
-        """Make the folder, and rid it of what a killed run was writing.
+        """Make the folder, and delete partial files of a killed run.
 
         Raises:
             StorageError: it cannot be written to.
@@ -53,18 +53,18 @@ class Checkpoints:
         records: dict[str, Extent],
         config: dict[str, Any],
     ) -> Checkpoint:
-        """Write the state after round `number`; the best round's checkpoint is kept beside the last.
+        """Write the state after round `number`; the best round's checkpoint is kept beside the last one.
 
         Args:
-            number: of the round.
-            state: the method's.
+            number: the number of the round.
+            state: the method's state.
             best_validation: the best mean of the primary metric on validation parts so far; None if there is none.
             best_round: the first round with it.
-            records: how far those reach that the checkpoint stands on.
-            config: what is played.
+            records: the extent of the records that the checkpoint refers to.
+            config: the run's settings.
 
         Raises:
-            StorageError: it cannot be written; the checkpoint before stands.
+            StorageError: it cannot be written; the last checkpoint is unchanged.
         """
         parts: list[str] = []
         for part in parts_of({spec.name: getattr(state, spec.name) for spec in fields(_dataclass(state))}):
@@ -77,22 +77,22 @@ class Checkpoints:
         if best_round == number:
             best = checkpoint
             write_atomically(self._folder / BEST, checkpoint.sealed())
-        sync(self._folder)  # the names of all these files come before what names them
+        sync(self._folder)  # the files' names must be durable before the checkpoint that refers to them
         write_atomically(self._folder / LAST, checkpoint.sealed())
-        sync(self._folder)  # nothing is deleted that the checkpoint before may still be needed for
+        sync(self._folder)  # only now: until here the last checkpoint may still be needed
         self._discard_unused(checkpoint, best)
         return checkpoint
 
     def complaint(self) -> str | None:
-        """What is wrong with the best round's checkpoint, without which a run can go on."""
+        """What is wrong with the best round's checkpoint, without which the run can continue; None if nothing."""
         try:
             Checkpoint.read(self._folder / BEST)
         except CheckpointError as error:
-            return f"{error}; the run goes on without it until a round is better"
+            return f"{error}; the run continues without it until a better round"
         return None
 
     def restore(self, checkpoint: Checkpoint, initial: Any) -> Any:
-        """The state that was saved, in the type of the method's `initial` state; the clients' store filled.
+        """The saved state, in the type of the method's `initial` state; also restores the clients' store.
 
         Raises:
             CheckpointError: a file is missing or damaged, or the state has other fields than the method's.
@@ -112,7 +112,7 @@ class Checkpoints:
         return type(initial)(**saved)
 
     def _best(self) -> Checkpoint | None:
-        """The best round's checkpoint; what is none is put aside."""
+        """The best round's checkpoint; a damaged one is renamed."""
         place = self._folder / BEST
         try:
             return Checkpoint.read(place)
@@ -130,10 +130,10 @@ class Checkpoints:
 
 
 def parts_of(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A state in parts, in order: some entries of one of its dicts each, and the keys that lead to this dict.
+    """A state as a list of parts, each some entries of one of its dicts, and the keys that lead to that dict.
 
-    Neighbours share a part until it is large; a dict that is large has parts of its own. So what changed in one place
-    is in few parts, and a state of many small entries is not in many.
+    Neighbouring entries share a part until it is large; a large dict has parts of its own. So a local change affects
+    few parts, and many small entries do not make many parts.
     """
     return _parts(state, [])
 
@@ -156,7 +156,7 @@ def _parts(node: dict[Any, Any], at: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def joined(parts: Iterable[Any]) -> dict[Any, Any]:
-    """The state that was saved in these parts, its dicts in the same order."""
+    """The state reassembled from these parts, its dicts in the same order."""
     state: dict[Any, Any] = {}
     for part in parts:
         node = state
@@ -167,7 +167,7 @@ def joined(parts: Iterable[Any]) -> dict[Any, Any]:
 
 
 def _size(node: Any) -> int:
-    """About how many bytes something takes in a file."""
+    """The approximate number of bytes of a value in a file."""
     if isinstance(node, Tensor):
         return node.nbytes
     if isinstance(node, dict):

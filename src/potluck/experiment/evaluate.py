@@ -1,4 +1,4 @@
-"""Whose model is evaluated, and on what: every client's own, on its own test part and on the common test set."""
+"""Evaluation of every client's model, on its own test part and on the common test set, and of the global model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ _MEASURES: Mapping[Part, Measure] = {"own": "personal", "common": "common", "val
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All clients' scores after a round, and the global model's on the common test set if there is one.
+    """All clients' scores after a round, and the global model's on the common test set, if there is one.
 
     Attributes:
-        scores: of those that could be evaluated.
-        of_global: by name, the metrics of the global model; None if there is none.
+        scores: of the clients that could be evaluated.
+        of_global: the global model's metrics by name; None if there is none.
         missing: how many clients could not be evaluated.
-        task: whose metrics they are.
+        task: the task that defines the metrics.
         pooled: by name, the metrics over all clients' own test parts as if they were one.
-        sums: those that `pooled` follows from, such as a confusion matrix; empty where they are not at hand.
+        sums: the sums behind `pooled`, such as a confusion matrix; empty if not available.
     """
 
     scores: list[ClientRecord]
@@ -37,7 +37,7 @@ class Evaluation:
 
     @property
     def primary(self) -> Metric:
-        """The metric that headlines give."""
+        """The metric in headlines."""
         return self.task.primary
 
     @property
@@ -46,9 +46,9 @@ class Evaluation:
         return self.of_global.get(ACCURACY.name) if self.of_global else None
 
     def value(self, measure: Measure, metric: str | None = None) -> float | None:
-        """A metric of one measure, the primary one by default: the mean over clients, unweighted, where it is theirs.
+        """A metric, by default the primary one, of one measure; of clients' measures the unweighted mean.
 
-        None where it was not measured.
+        None if it was not measured.
         """
         name = metric or self.primary.name
         whole = {"global": self.of_global, "pooled": self.pooled}
@@ -69,20 +69,20 @@ class Evaluation:
 
     @property
     def personal_worst(self) -> float | None:
-        """The primary metric of the client that does worst on its own test part."""
+        """The worst client's primary metric on its own test part."""
         return self.spread(self.primary)[1]
 
     def spread(self, metric: Metric) -> tuple[float | None, float | None]:
-        """Of a metric on own test parts, the standard deviation over clients, and the worst client's."""
+        """The standard deviation over clients of a metric on their own test parts, and the worst client's value."""
         values = self._values("personal", metric.name)
         return (pstdev(values) if values else None), metric.worst(values)
 
     def by_architecture(self, measure: str, metric: str | None = None) -> dict[str, float]:
-        """Mean over the clients of each architecture.
+        """A metric's mean over the clients of each architecture.
 
         Args:
             measure: "personal" or "common"; "accuracy_personal" and "accuracy_common" stand for the accuracy.
-            metric: its name; the primary one by default.
+            metric: the metric's name; by default the primary one.
         """
         if measure.startswith("accuracy_"):
             measure, metric = measure.removeprefix("accuracy_"), ACCURACY.name
@@ -97,14 +97,14 @@ class Evaluation:
 
 
 def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: bool = True) -> Evaluation:
-    """Evaluate every client's inference model, and the global model. Equal models meet the common test set once.
+    """Evaluate every client's inference model, and the global model; each distinct one once on the common test set.
 
-    Clients on other machines may lie. They answer for nobody but themselves, and the global model is evaluated here.
+    Clients on other machines may lie. Their results count for themselves alone, and the global model is evaluated here.
 
     Args:
-        engine: of the run; evaluation messages are booked apart from training's.
-        state: the method's, after the round to evaluate.
-        round_number: of the round, for the records.
+        engine: the run's engine; evaluation traffic is counted apart from training's.
+        state: the method's state after the round to evaluate.
+        round_number: the round's number, for the records.
         common_test: whether to evaluate each client's model on the whole test set too.
     """
     federation = engine.federation
@@ -148,9 +148,9 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
 
 
 def _common_sums(engine: Engine, state: Any, results: list[EvalResult]) -> dict[str, Sums]:
-    """By name of a model, its sums over the common test set; one client speaks for all who have it.
+    """The sums over the common test set by model fingerprint; one client evaluates for all with an equal model.
 
-    If it cannot, the next one does.
+    If it fails, the next one does.
     """
     found: dict[str, Sums] = {}
     while results:
@@ -163,7 +163,7 @@ def _common_sums(engine: Engine, state: Any, results: list[EvalResult]) -> dict[
 
 
 def _of_global(engine: Engine, state: Any, by_model: Mapping[str, Sums]) -> Values | None:
-    """Of the server's model on the common test set, which some client's equal model may have met already."""
+    """The sums of the server's model on the common test set; reused if a client's equal model was evaluated on it."""
     model, test = engine.global_model(state), engine.federation.test
     if model is None or test is None or len(test) == 0:
         return None

@@ -1,4 +1,4 @@
-"""Whether a federation offers what a method needs; all problems are told together."""
+"""The check that a federation offers what a method needs; all problems are reported together."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -8,7 +8,7 @@ from potluck.core.needs import Need, Offer
 
 
 def check_needs(needs: Iterable[Need], method_name: str, offer: Offer) -> None:
-    """Refuse a federation in which the method cannot run.
+    """Check that the method can run in a federation.
 
     Raises:
         ConfigError: one line with every need that is not met and what to do about it.

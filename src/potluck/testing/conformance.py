@@ -35,7 +35,7 @@ from potluck.experiment.run import Run
 from potluck.testing.corruptions import corruptions
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import Place, applying, check_size, documented
-from potluck.testing.worlds import CLASSES, World, assigned, packed, play, quick, toy_federation
+from potluck.testing.worlds import CLASSES, World, assigned, packed, quick, run_rounds, toy_federation
 
 Subject = type[Method[Any]]
 Overrides = Sequence[str]
@@ -124,7 +124,7 @@ def names_its_variants(method: Subject) -> None:
 
 def is_deterministic(method: Subject, overrides: Overrides = ()) -> None:
     """The same seed gives the same bytes; another seed does not."""
-    first, second, other = (_played(method, overrides, seed=seed) for seed in (0, 0, 1))
+    first, second, other = (_ran(method, overrides, seed=seed) for seed in (0, 0, 1))
     assert _everything(first) == _everything(second), "two runs of one seed differ"
     assert _everything(first) != _everything(other), "two seeds give the same run"
 
@@ -140,7 +140,7 @@ def private_noise_never_repeats(method: Subject) -> None:
 def leaves_the_global_generator_alone(method: Subject, overrides: Overrides = ()) -> None:
     """No draw comes from torch's global generator."""
     before = torch.default_generator.get_state()
-    _played(method, overrides)
+    _ran(method, overrides)
     assert torch.equal(before, torch.default_generator.get_state()), "torch's global generator was advanced"
 
 
@@ -179,7 +179,7 @@ def gives_the_same_bytes_on_workers(method: Subject, overrides: Overrides = ()) 
     engine, threads = _engine(method, overrides, executor=Workers(2)), torch.get_num_threads()
     torch.set_num_threads(1)  # as workers have
     try:
-        spread, alone = (engine, play(engine, 2)), _played(method, overrides)
+        spread, alone = (engine, run_rounds(engine, 2)), _ran(method, overrides)
     finally:
         engine.close()
         torch.set_num_threads(threads)
@@ -213,7 +213,7 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
     """What a model's builder has frozen stays as it was built, at clients and on the server, and never travels."""
     for executor in (overhearing := Overhearing(), Stacked()):
         engine = _engine(method, overrides, world=World(batchnorm=True, frozen=True), executor=executor)
-        state, server = play(engine, 2), engine.server(0)
+        state, server = run_rounds(engine, 2), engine.server(0)
         built = [frozen_of(server.build(name)) for name in engine.federation.architectures]
         models = {f"client {id}": engine.inference_model(state, id) for id in engine.federation.sites}
         for whose, model in (*models.items(), ("the server", engine.global_model(state))):
@@ -230,7 +230,7 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
 def lets_go_of_streamed_replies(method: Subject) -> None:
     """A method that reads replies one at a time holds none of them while it waits for the next."""
     engine = Counting(quick(method), toy_federation(World(batchnorm=True).fit_for(quick(method))))
-    play(engine, 2)
+    run_rounds(engine, 2)
     assert engine.most <= 1, f"{engine.most} replies were in memory together; write `del reply` at the end of the loop"
 
 
@@ -247,7 +247,7 @@ def survives_a_missing_reply(method: Subject, overrides: Overrides = ()) -> None
 def works_with_newcomers(method: Subject, overrides: Overrides = ()) -> None:
     """Clients first drawn in a later round, and cohorts of one, are served."""
     engine = _engine(method, overrides)
-    play(engine, 3, iter([[0, 1], [2], [2, 3]]))
+    run_rounds(engine, 3, iter([[0, 1], [2], [2, 3]]))
 
 
 def sends_what_it_documents(method: Subject, overrides: Overrides = ()) -> None:
@@ -274,7 +274,7 @@ def declares_its_replies(method: Subject, overrides: Overrides = ()) -> None:
     """Every reply is what `replies` declares, and a reply with anything wrong in it is refused."""
     heard = Hearing()
     engine = _engine(method, overrides, executor=heard, tolerate_failures=True)  # to see what is refused
-    play(engine, 3)
+    run_rounds(engine, 3)
     roster, server, tried = engine.federation.roster, engine.server(1), set[tuple[Any, ...]]()
     for call, answer in heard.exchanges:
         sent, reply = Message.decode(call.payload), Message.decode(answer.payload)
@@ -301,7 +301,7 @@ def resumes_to_the_same_bytes(method: Subject, overrides: Overrides = ()) -> Non
 def learns_a_toy_task(method: Subject) -> None:
     """Twelve rounds of a linear problem bring the evaluated models well above chance."""
     engine = _engine(method)
-    state = play(engine, 12)
+    state = run_rounds(engine, 12)
     test = engine.federation.test
     assert test is not None
     shares = [
@@ -464,14 +464,14 @@ def _evaluated(engine: Engine) -> tuple[list[Weights], dict[str, float]]:
     return [weights_of(engine.inference_model(state, id)) for id in ids], report.notes
 
 
-def _played(method: Subject, overrides: Overrides = (), seed: int = 0) -> tuple[Engine, Any]:
+def _ran(method: Subject, overrides: Overrides = (), seed: int = 0) -> tuple[Engine, Any]:
     engine = _engine(method, overrides, seed)
-    return engine, play(engine, 2)
+    return engine, run_rounds(engine, 2)
 
 
-def _everything(played: tuple[Engine, Any]) -> bytes:
+def _everything(ran: tuple[Engine, Any]) -> bytes:
     """The method's state and all that clients keep."""
-    engine, state = played
+    engine, state = ran
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
 
 
@@ -484,7 +484,7 @@ def _are_slices(narrow: Weights, full: Weights) -> bool:
 def _run(method: Subject, overrides: Overrides, folder: Path, rounds: int) -> str:
     subject = quick(method, overrides)
     federation = toy_federation(World(batchnorm=True).fit_for(subject))
-    result = Run(subject, federation, RunConfig(rounds=rounds, cohort_fraction=0.5), folder).play()
+    result = Run(subject, federation, RunConfig(rounds=rounds, cohort_fraction=0.5), folder).run()
     assert result.checkpoint is not None
     return result.checkpoint.digest
 

@@ -2,7 +2,7 @@
 
     disk = Faulty(at=17, fault="kill")
     with suppress(Killed), using(disk):
-        run.play()
+        run.run()
 
 The steps are those of `potluck.engine.files.Disk`, counted from 0. `Faulty()` has no fault and counts.
 """

@@ -37,9 +37,9 @@ from potluck.testing.worlds import (
     QUADRATIC_OPTIMUM,
     World,
     packed,
-    play,
     quadratics,
     quick,
+    run_rounds,
     toy_federation,
     world_from,
 )
@@ -99,7 +99,7 @@ def _parsed(method: type[Method[Any]], line: str) -> Limit:
 def judged_models(method: Method[Any], world: World) -> list[Weights]:
     """The weights that each client would use after the world's rounds."""
     engine = Engine(method, toy_federation(world.fit_for(method)))
-    state = play(engine, world.rounds)
+    state = run_rounds(engine, world.rounds)
     return [weights_of(engine.inference_model(state, id)) for id in sorted(engine.federation.sites)]
 
 
@@ -144,7 +144,7 @@ def _settled(limit: Limit, rounds: int, *, partial: bool = False) -> float:
     """Where the one weight settles."""
     method = quick(limit.method, limit.mine, optimizer="sgd", lr=0.03, steps=5, batch_size=1)
     engine = Engine(method, quadratics())
-    state = play(engine, rounds, _one_at_a_time() if partial else None)
+    state = run_rounds(engine, rounds, _one_at_a_time() if partial else None)
     (weight,) = engine.inference_model(state, 0).parameters()
     return float(weight.detach())
 
@@ -166,7 +166,7 @@ def _descends(limit: Limit) -> None:
     targets = torch.cat([batch.targets for batch in batches])
     gradients = torch.autograd.grad(federation.criterion(net(inputs), targets), list(net.parameters()))
     stepped: list[Tensor] = [p.detach() - lr * g for p, g in zip(net.parameters(), gradients, strict=True)]
-    state = play(engine, 1)
+    state = run_rounds(engine, 1)
     for mine, expected in zip(engine.inference_model(state, 0).parameters(), stepped, strict=True):
         gap = float((mine.detach() - expected).abs().max())
         assert gap < 1e-5, f"{limit.text}: off a gradient step by {gap:.2e}"
@@ -183,7 +183,7 @@ def _counts_twins(limit: Limit) -> None:
     models: list[Weights] = []
     for sites in (twins, heavy):
         engine = Engine(method, replace(federation, sites=sites))
-        models.append(weights_of(engine.inference_model(play(engine, limit.world.rounds), 0)))
+        models.append(weights_of(engine.inference_model(run_rounds(engine, limit.world.rounds), 0)))
     _assert_same(*models, exact=False, where=limit.text)
 
 
@@ -194,7 +194,7 @@ def _never_repeats(limit: Limit) -> None:
     states: list[bytes] = []
     for _ in range(2):
         engine = Engine(method, toy_federation(limit.world.fit_for(method)))
-        states.append(packed(play(engine, limit.world.rounds)))
+        states.append(packed(run_rounds(engine, limit.world.rounds)))
         missing = sorted(set(engine.federation.sites) - engine.ledger.releases.keys())
         assert not missing, f"{limit.text}: no release of clients {missing} was counted"
     assert states[0] != states[1], f"{limit.text}: two runs of one seed end alike, so the server knows the noise"

@@ -165,7 +165,7 @@ def assigned(variant: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={json.dumps(value)}" for key, value in variant.items())
 
 
-def play(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
+def run_rounds(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
     """Play rounds with everyone, or with the cohorts given; the last state."""
     state = engine.start()
     for number in range(1, rounds + 1):

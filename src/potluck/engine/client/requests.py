@@ -1,4 +1,4 @@
-"""How the requests of `potluck.core.requests` are carried out, at clients and on the server."""
+"""Carries out the requests of `potluck.core.requests`, on clients and on the server."""
 
 from contextlib import ExitStack
 from functools import singledispatch
@@ -20,11 +20,11 @@ from potluck.engine.numerics.numerics import Numerics
 
 
 def carry_out(request: Request, key: Key, computing: Numerics) -> Any:
-    """Compute what is asked for, as the run computes.
+    """Compute the request on the run's device, in its precision and layout.
 
     Raises:
-        ValueError: a fit has nothing to train on, or a gradient nothing to be taken of.
-        TypeError: parts are asked of a net that has none.
+        ValueError: a fit has nothing to train on, or a gradient no examples or parameters.
+        TypeError: parts are requested of a net that has none.
     """
     answer = _carried_out(request, key, computing)
     request.done = True
@@ -33,7 +33,7 @@ def carry_out(request: Request, key: Key, computing: Numerics) -> Any:
 
 @singledispatch
 def _carried_out(request: Request, key: Key, computing: Numerics) -> Any:
-    raise TypeError(f"{type(request).__name__} is no request that the engine knows")
+    raise TypeError(f"{type(request).__name__} is not a request that the engine knows")
 
 
 @_carried_out.register
@@ -47,10 +47,10 @@ def _(request: Predict, key: Key, computing: Numerics) -> Tensor | tuple[Tensor,
     names: tuple[NetPart, ...] = parts if isinstance(parts, tuple) else (parts,)
 
     def compute(inputs: Tensor) -> tuple[Tensor, ...]:
-        laid = computing.laid_out(inputs)
+        laid = computing.to_layout(inputs)
         return (net(laid),) if names == ("outputs",) else _parts(net, laid, names)
 
-    with isolated(key.fold("forward")), computing.arranged(net), computing.cast():
+    with isolated(key.fold("forward")), computing.applied(net), computing.cast():
         found = forward(net, resident(request.examples, computing.place), compute, request.batch_size)
     wide = tuple(widened(tensor).contiguous().to(CPU) for tensor in found)
     return wide if isinstance(parts, tuple) else wide[0]
@@ -60,7 +60,7 @@ def _(request: Predict, key: Key, computing: Numerics) -> Tensor | tuple[Tensor,
 def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
     net, whole = request.net, len(request.data)
     with ExitStack() as running:
-        for context in (isolated(key.fold("forward")), computing.arranged(net), mode(net, training=True)):
+        for context in (isolated(key.fold("forward")), computing.applied(net), mode(net, training=True)):
             running.enter_context(context)
         running.enter_context(keep_statistics(net))
         frozen = running.enter_context(reading(request.frozen, net, computing))
@@ -72,7 +72,7 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
         for batch in request.data.batches(request.batch_size):
             batch = moved(batch, computing.place)
             with computing.cast():
-                found = request.objective(net, batch._replace(inputs=computing.laid_out(batch.inputs)), extras)
+                found = request.objective(net, batch._replace(inputs=computing.to_layout(batch.inputs)), extras)
             loss = found if isinstance(found, Tensor) else found[0]
             if loss.requires_grad:
                 share = loss * (len(batch.inputs) / whole)
@@ -86,8 +86,8 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
 @_carried_out.register
 def _(request: Measure, key: Key, computing: Numerics) -> int:
     batches = request.data.batches(request.batch_size, key.fold("order").generator())
-    with isolated(key.fold("forward")), computing.arranged(request.net), computing.cast():
-        return measure_statistics(request.net, (computing.laid_out(batch.inputs) for batch in batches))
+    with isolated(key.fold("forward")), computing.applied(request.net), computing.cast():
+        return measure_statistics(request.net, (computing.to_layout(batch.inputs) for batch in batches))
 
 
 def _parts(net: nn.Module, inputs: Tensor, names: tuple[NetPart, ...]) -> tuple[Tensor, ...]:

@@ -1,7 +1,6 @@
-"""The clients' side of an exchange: take up what a client kept, run its handler and compute, or evaluate its model.
+"""The clients' side of an exchange: restore a client's state, run its handler, or evaluate its model.
 
-Every executor and the distributed engine run clients through here, so that a client behaves the same wherever
-it is.
+Every executor and every node runs clients through here, so that a client behaves the same everywhere.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -37,10 +36,10 @@ Part = Literal["validation", "own", "common"]
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What would the client's inference model say? Its payload and record are as in a `Call`.
+    """A request to evaluate the client's inference model; payload and record are as in a `Call`.
 
     Attributes:
-        round: the last one; 0 before the first.
+        round: the last completed round; 0 before the first.
     """
 
     client: ClientId
@@ -52,11 +51,11 @@ class EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What it says. Of a client's own examples no more is told than the sums by which their task is measured.
+    """The result of an evaluation. Of a client's private data it contains only the task's sums.
 
     Attributes:
-        model: a name that only equal models share.
-        payload: packed, by part that was asked and has examples, the task's sums over them.
+        model: a fingerprint, the same only for equal models.
+        payload: packed, the task's sums over each requested part that has examples.
     """
 
     client: ClientId
@@ -65,7 +64,7 @@ class EvalResult:
 
     @cached_property
     def sums(self) -> Mapping[Part, Sums]:
-        """What the payload holds."""
+        """The decoded payload."""
         return unpack(self.payload)
 
 
@@ -84,7 +83,7 @@ class ClientRuntime:
         self._modules = ModulePool(self.build)
 
     def execute(self, job: Job) -> Outcome:
-        """Run a call, or answer a question."""
+        """Carry out a call or an evaluation."""
         if isinstance(job, Call):
             return self.run(job)
         try:
@@ -93,11 +92,11 @@ class ClientRuntime:
             return failure(job.client, "evaluation", error)
 
     def run(self, call: Call) -> Answer | Failure:
-        """Carry out a call. What the client keeps is returned; storing it is for whoever accepts the answer.
+        """Carry out a call. The client's state is returned in the answer; the caller that accepts it stores it.
 
         Raises:
             ContractError: the method broke its contract.
-            WireError: what the handler returned or keeps cannot be written down.
+            WireError: what the handler returned or keeps cannot be serialised.
         """
         session = self.open(call)
         if isinstance(session, Failure):
@@ -112,10 +111,10 @@ class ClientRuntime:
         return found
 
     def open(self, call: Call) -> Session | Failure:
-        """A call ready to go; a failure if the client cannot take up what it kept.
+        """A session ready to run; a failure if the client's state cannot be restored.
 
         Raises:
-            ContractError: the handler is none that runs on clients.
+            ContractError: the handler is not marked `@on_client`.
         """
         try:
             client = self._open(call.client, call.record, call.key, call.round)
@@ -129,7 +128,7 @@ class ClientRuntime:
         return full_name(self._method, handler)
 
     def evaluate(self, request: EvalRequest) -> EvalResult:
-        """Let the client's inference model predict."""
+        """Evaluate the client's inference model."""
         site = self._federation.sites[request.client]
         examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
         message = Message.decode(request.payload)
@@ -139,21 +138,21 @@ class ClientRuntime:
         return EvalResult(request.client, name_of(model), pack(sums))
 
     def carry_out(self, request: Request, key: Key) -> Any:
-        """What a handler or the server asks for, as the run computes."""
+        """Carry out a request of a handler or the server."""
         return carry_out(request, key, self.computing)
 
     def sums(self, model: nn.Module, examples: Examples) -> Sums:
-        """The task's sums over a model's predictions for the examples, at least one."""
+        """The task's sums over a model's predictions for the examples, of which there is at least one."""
         task, computing = self._federation.task, self.computing
-        with torch.no_grad(), computing.arranged(model), computing.cast():
-            found = predictions(model, resident(examples, computing.place), computing.laid_out)
+        with torch.no_grad(), computing.applied(model), computing.cast():
+            found = predictions(model, resident(examples, computing.place), computing.to_layout)
             total = reduce(added, (task.sums(outputs, targets) for outputs, targets in found))
         return {name: tensor.to(CPU) for name, tensor in total.items()}
 
     def inference_model(
         self, client_id: ClientId, message: Message, record: bytes | None, round_number: int
     ) -> nn.Module:
-        """The model that a client would use after a round; whatever the handler changes is forgotten."""
+        """The model that a client would deploy after a round; changes that the handler makes are discarded."""
         key = fold_in(self._seed, "inference", client_id)
         client = self._open(client_id, record, key, round_number)
         with isolated(key.fold("handler")):
@@ -163,10 +162,10 @@ class ClientRuntime:
             return self._inferred(found, key)
 
     def _inferred(self, work: Generator[Request, Any, nn.Module], key: Key) -> nn.Module:
-        """The model that a handler returns after its requests.
+        """The model that the handler returns after its requests.
 
         Raises:
-            ContractError: it asked for something else than `Predict`, `Gradient` or `Measure`.
+            ContractError: it yielded anything but `Predict`, `Gradient` or `Measure`.
         """
         answer, number = None, 0
         try:
@@ -206,9 +205,9 @@ class ClientRuntime:
         )
 
     def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:
-        """The client's own network: as it was kept, or with the client's or the run's initial weights.
+        """The client's network: with its kept weights, or else the client's or the run's initial ones.
 
-        What is frozen is equal at all clients, also where it was drawn.
+        Frozen tensors are equal at all clients, even if drawn at random.
         """
         if kept is None and self._method.keeps_model:
             net = self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
@@ -218,7 +217,7 @@ class ClientRuntime:
     def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
         """A module with the run's initial weights for this architecture, the same on server and clients.
 
-        What is frozen in a narrower net is a leading slice of the full one's.
+        Frozen tensors of a narrower net are leading slices of the full net's.
         """
         name = architecture or self._federation.server_architecture
         key = fold_in(self._seed, "common model", name)
@@ -229,11 +228,11 @@ class ClientRuntime:
         return net
 
     def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
-        """A module of the method's own, with initial weights that the run's seed and its name determine."""
+        """A module of the method's own, with initial weights determined by the run's seed and the module's name."""
         with isolated(fold_in(self._seed, "module", name)):
             return to_training(build())
 
 
 def name_of(model: nn.Module) -> str:
-    """A name that only models of equal layers and equal weights share."""
+    """A fingerprint, the same only for models of equal layers and equal weights."""
     return digest(pack([repr(model), weights_of(model)]))

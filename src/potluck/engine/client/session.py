@@ -1,4 +1,4 @@
-"""One handler at work on one client: it runs from request to request, which whoever holds the session carries out."""
+"""One call of a handler on one client: it runs from request to request, which the session's owner carries out."""
 
 import math
 import traceback
@@ -19,18 +19,18 @@ from potluck.core.weights import frozen_names, weights_of
 
 
 class ContractError(TypeError):
-    """A method broke the contract of methods; a bug in its file, never a client's failure."""
+    """A method broke its contract: a bug in its file, not a client's failure."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request to run one handler on one client: names and bytes, nothing shared.
+    """A request to run one handler on one client: names and bytes, no shared objects.
 
     Attributes:
         payload: the encoded message.
-        record: what the client kept; None if that is nothing.
-        key: of all the call's draws.
-        round: that it belongs to, from 1.
+        record: the client's state; None if it has none.
+        key: of all draws in the call.
+        round: the round that it belongs to, from 1.
     """
 
     handler: str
@@ -43,14 +43,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """The result of a call.
 
     Attributes:
         payload: the encoded reply.
-        record: what the client keeps; None if there is nothing.
+        record: the client's new state; None if it has none.
         losses: mean loss of each fit on the client's own training examples.
-        releases: private releases that were made for it.
-        released: all that the client has made in the run, by a count of its own; None if it keeps none.
+        releases: private releases made in this call.
+        released: all private releases of the client in the run, by its own count; None if it keeps none.
         notes: numbers that the handler reported, by name.
     """
 
@@ -64,13 +64,13 @@ class Answer:
 
 
 class Session:
-    """A call on its way.
+    """A call in progress.
 
     Args:
-        method: whose handler it is.
+        method: the method whose handler runs.
         call: the request.
-        client: the client, with what it kept.
-        give_back: called when the client's answer is written down and its model is not needed any more.
+        client: the client, with its state.
+        give_back: called when the answer is encoded and the client's model is no longer needed.
 
     Raises:
         ContractError: the handler is none that runs on clients.
@@ -94,25 +94,25 @@ class Session:
 
     @property
     def request_key(self) -> Key:
-        """Of the draws of what is asked for."""
+        """The key of the current request's draws."""
         assert self._request is not None
         return self.call.key.fold(self._request.kind, self._answered[self._request.kind])
 
     @property
     def _place(self) -> str:
-        """Of the fit that is asked for, among all of the method: what its optimiser's moments are kept under."""
+        """The current fit's name among the method's, under which its optimiser state is kept."""
         return f"{self.call.handler}.{self._answered[Fit.kind]}"
 
     def advance(self, answer: Any = None) -> Request | Answer | Failure:
-        """Run the handler to its next request, or to its end.
+        """Run the handler to its next request or to its end.
 
         Args:
-            answer: to what it asked for the last time; None at the start.
+            answer: the result of its last request; None at the start.
 
         Raises:
             ContractError: the handler forgot to yield a request, or returned no Message.
-            EntryError: it read an entry that its message has not.
-            WireError: what it returned or keeps cannot be written down.
+            EntryError: it read an entry that its message lacks.
+            WireError: what it returned or keeps cannot be serialised.
         """
         if isinstance(answer, FitReport) and not math.isfinite(answer.loss):
             return Failure(self.call.client, self._name, f"its loss is {answer.loss}", kind="divergence")
@@ -124,7 +124,7 @@ class Session:
             return self.failed(error)
 
     def failed(self, error: Exception) -> Failure:
-        """The end of a session over an error in the client's work."""
+        """End the session with an error in the client's work."""
         return failure(self.call.client, self._name, error)
 
     def _advance(self, answer: Any) -> Request | Answer:
@@ -157,7 +157,7 @@ class Session:
         return reply
 
     def _next(self, answer: Any) -> Request | Message:
-        """What the handler asks for, or what it returned."""
+        """The handler's next request, or what it returned."""
         found: Any = self._work
         if isinstance(self._work, Generator):
             try:
@@ -176,9 +176,9 @@ class Session:
         return found
 
     def _record(self) -> bytes | None:
-        """What the client keeps."""
+        """The client's state, encoded."""
         client = self._client
-        extra = {"modules": client.kept_modules, "moments": client._moments}  # as they are
+        extra = {"modules": client.kept_modules, "moments": client._moments}  # unchanged
         extra = {name: kept for name, kept in extra.items() if kept}
         if not (client.keeps_model or client.state or extra or self.call.record is not None):
             return None

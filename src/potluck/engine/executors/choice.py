@@ -1,4 +1,4 @@
-"""Which executor carries out a run's jobs, and why."""
+"""The choice of a run's executor, and the reason for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ ExecutorName = Literal["auto", "sequential", "workers", "stacked", "ray"]
 
 @dataclass(frozen=True)
 class Choice:
-    """An executor and what the run's manifest says of it.
+    """An executor, and its description in the run's manifest.
 
     Attributes:
-        name: how clients are carried out: one by one, or those that are alike as one.
-        processes: that do so at the same time; 0 for as many as the cluster has cores.
-        reason: why so.
+        name: how clients' work is carried out: one by one, or stacked.
+        processes: the number of processes; 0 for one for each core of the cluster.
+        reason: why this executor was chosen.
     """
 
     executor: Executor
@@ -42,22 +42,22 @@ class Choice:
 def choose_executor(
     name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module], device: torch.device = CPU
 ) -> Choice:
-    """The executor of this name.
+    """The executor with this name.
 
-    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
-    forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores. "ray"
+    "auto" stacks clients if all nets are small and without convolutions, and uses workers if processes can be forked
+    and there are several cores. "stacked" tries to stack every net, also in workers if there are several cores. "ray"
     has its workers on a cluster.
 
     Args:
-        name: of the executor.
-        workers: how many processes; None for one a core.
-        threads: of torch; with more than one there are no workers.
-        nets: one of each architecture.
+        name: the executor's name.
+        workers: the number of processes; None for one for each core.
+        threads: torch's threads; with more than one there are no workers.
+        nets: one network of each architecture.
         device: where networks are computed; forked processes cannot share an accelerator.
 
     Raises:
-        ConfigError: workers are asked for on a system that cannot fork, or beside an accelerator, or Ray is and is not
-            installed.
+        ConfigError: workers are requested on a system that cannot fork or beside an accelerator, or Ray is requested
+            and not installed.
     """
     if name == "ray":
         return Choice(RayActors(workers), "ray", workers or 0, "run.executor is ray")

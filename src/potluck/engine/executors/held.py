@@ -1,4 +1,4 @@
-"""Outcomes that came before it is their turn: in memory up to a cap, beyond it in temporary files."""
+"""Outcomes that arrived before their turn: in memory up to a cap, beyond it in temporary files."""
 
 import shutil
 import tempfile
@@ -11,17 +11,17 @@ from typing import Any
 from potluck.engine.client.runtime import Outcome
 
 MOST_BYTES = 2**25
-"""Of outcomes in memory. Those of small networks never reach it; one of a large network alone does."""
+"""The cap. Outcomes of small networks never reach it; a single one of a large network does."""
 
 _LONG = ("payload", "record")
-"""Attributes of outcomes that are long bytes."""
+"""Attributes of outcomes that hold large byte strings."""
 
 
 class Held(MutableMapping[int, Outcome]):
-    """Outcomes by place, in the order of which they are wanted, while they come in another.
+    """Outcomes by index; they are read in this order but arrive in another.
 
     Args:
-        most_bytes: of them in memory, `MOST_BYTES` if None; what comes beyond goes to a file until it is read.
+        most_bytes: the cap on memory, `MOST_BYTES` if None; outcomes beyond it go to a file until they are read.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Clients side by side: fits of one shape are trained as one batched computation."""
+"""Stacked execution: fits of the same shape are trained as one batched computation."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,43 +18,43 @@ log = logging.getLogger(__name__)
 Rule = Callable[[Fit], bool]
 
 MOST_WEIGHTS = 50_000
-"""Of a net that is worth stacking by `torch.func.vmap`: ten nets of three linear layers, batches of 16, were 2.3 times
-as fast together as in turn with 16 thousand weights each, 1.1 with 55, 0.5 with 200 (one busy core of an AMD EPYC
-with AVX-512).
+"""The most weights of a net worth stacking by `torch.func.vmap`: ten nets of three linear layers, batches of 16, were
+2.3 times as fast together as in turn with 16 thousand weights each, 1.1 with 55, 0.5 with 200 (one busy core of an AMD
+EPYC with AVX-512).
 """
 
 MOST_WEIGHTS_END_TO_END = 250_000
-"""Of a net of linear layers alone, trained on nothing but the task: there it was 2.4, 1.9, 1.2 and, with 480 thousand
-weights, 0.9 times.
+"""The most weights of a net of linear layers alone, trained on the task alone: there the factors were 2.4, 1.9, 1.2
+and, with 480 thousand weights, 0.9.
 """
 
 
 def small_products(net: nn.Module) -> bool:
-    """Where stacking may win on a CPU: nets without convolutions, whose matrix products are too small to fill it."""
+    """Whether stacking may pay on a CPU: for nets without convolutions and with small matrix products."""
     return _small(net, MOST_WEIGHTS_END_TO_END if only_linear(net) else MOST_WEIGHTS)
 
 
 def pays(fit: Fit) -> bool:
-    """Where it does win."""
+    """Whether stacking pays."""
     end_to_end = only_linear(fit.net) and all(map(task_criterion, fit.losses))
     return _small(fit.net, MOST_WEIGHTS_END_TO_END if end_to_end else MOST_WEIGHTS)
 
 
 def always(fit: Fit) -> bool:
-    """Wherever it can be done."""
+    """Whether stacking is possible at all."""
     return True
 
 
 class Stacked(Inner):
-    """Opens many clients at once, trains those that ask for the same kind of fit together, and goes on in waves.
+    """Opens many clients at once, trains those that request the same kind of fit together, and continues in waves.
 
     Fits that cannot be stacked are trained one by one, and the log says once why. All other requests are carried out
     one by one.
 
     Args:
-        rule: with which fits to try it.
-        at_once: clients open at a time. Who is stacked with whom depends on it and on the order of clients, not on
-            the machine.
+        rule: which fits to try to stack.
+        at_once: clients open at a time. Which clients are stacked together depends on it and on the order of clients,
+            not on the machine.
     """
 
     def __init__(self, rule: Rule = always, at_once: int = 10) -> None:
@@ -72,7 +72,7 @@ class Stacked(Inner):
             yield done.pop(place)
 
     def together(self, host: ClientRuntime, jobs: Iterable[Job]) -> list[Outcome]:
-        """One outcome a job. Fits of one kind that the jobs ask for at the same time are trained as one."""
+        """One outcome for each job. Fits of the same kind that jobs request at the same time are trained as one."""
         done: dict[int, Outcome] = {}
         waiting: dict[int, tuple[Session, Request]] = {}
 
@@ -99,7 +99,7 @@ class Stacked(Inner):
         return [done[place] for place in sorted(done)]
 
     def _answers(self, host: ClientRuntime, members: list[tuple[Session, Request]]) -> list[Any]:
-        """What became of each request of a group: its answer, or an exception."""
+        """The result of each request of a group: its answer, or an exception."""
         fits = [request for _, request in members if isinstance(request, Fit)]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
@@ -129,7 +129,7 @@ def _alone(host: ClientRuntime, session: Session, request: Request) -> Any:
 
 
 def _groups(requests: dict[int, Request]) -> list[list[int]]:
-    """The places of fits that can be trained as one, in order of appearance; other requests are alone."""
+    """Indices of fits that can be trained as one, in order of appearance; every other request is a group of its own."""
     groups: list[tuple[object, list[int]]] = []
     for place, request in requests.items():
         kind = kind_of(request) if isinstance(request, Fit) else place

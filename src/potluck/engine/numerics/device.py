@@ -1,8 +1,8 @@
-"""Where networks are computed: the processor's memory, or an accelerator's.
+"""Devices: the CPU, or an accelerator.
 
-Handlers and messages know nothing of devices: what they hold is in the processor's memory. For each fit and each
-evaluation the engine moves networks, extras and batches to the device and brings networks and reports back, so that a
-copy to the processor happens once a request and not once a step.
+Handlers and messages know nothing of devices: their tensors are in CPU memory. For each fit and each evaluation the
+engine moves networks, extras and batches to the device, and networks and reports back, so that data are copied to the
+CPU once a request and not once a step.
 """
 
 import weakref
@@ -24,7 +24,7 @@ _resident: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name; "auto" is the accelerator that torch finds, or the processor where there is none.
+    """The device with this name; "auto" is the accelerator that torch finds, or else the CPU.
 
     Raises:
         ConfigError: there is no such device on this machine.
@@ -52,7 +52,7 @@ def description(device: torch.device) -> str:
 
 @contextmanager
 def placed(device: torch.device, *nets: nn.Module) -> Generator[None]:
-    """Have the networks on the device inside the block, and in the processor's memory afterwards."""
+    """Have the networks on the device inside the block, and in CPU memory afterwards."""
     if device == CPU:
         yield
         return
@@ -67,7 +67,7 @@ def placed(device: torch.device, *nets: nn.Module) -> Generator[None]:
 
 @contextmanager
 def drawing_on(device: torch.device, key: Key) -> Generator[None]:
-    """Seed the device's own generator, which Dropout draws from, and put its state back afterwards."""
+    """Seed the device's own generator, from which Dropout draws, inside the block, and restore its state afterwards."""
     module: Any = getattr(torch, device.type, None)
     seeds = device != CPU and hasattr(module, "get_rng_state") and hasattr(module, "manual_seed")
     with torch.random.fork_rng([device], device_type=device.type) if seeds else nullcontext():
@@ -100,10 +100,10 @@ def networks_in(tree: Any) -> Iterator[nn.Module]:
 
 
 def resident(examples: Examples, device: torch.device) -> Examples:
-    """The examples with their tensors on the device, where they fit beside the networks.
+    """The examples with their tensors on the device, if they fit beside the networks.
 
-    A tensor is moved once for all clients that share it, and leaves the device with its original. A preprocessing that
-    says `on_host` reads its inputs in the processor's memory.
+    A tensor is moved once for all clients that share it, and is freed on the device with its original. A preprocessing
+    with `on_host` reads its inputs in CPU memory.
     """
     if device == CPU or getattr(examples.preprocess, "on_host", False) or not _fits(examples.inputs, device):
         return examples
@@ -121,7 +121,7 @@ def _copy_of(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _fits(tensor: Tensor, device: torch.device) -> bool:
-    """Whether a tensor is on the device already, or takes at most its share of what is free there."""
+    """Whether a tensor is on the device already, or takes at most `_SHARE` of the memory free there."""
     module: Any = getattr(torch, device.type, None)
     if (id(tensor), device) in _resident or not hasattr(module, "mem_get_info"):
         return True
@@ -130,7 +130,7 @@ def _fits(tensor: Tensor, device: torch.device) -> bool:
 
 
 def _accelerator() -> torch.device | None:
-    """The kind of accelerator that this machine has, as torch sees it."""
+    """The type of accelerator that torch finds on this machine."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
@@ -138,6 +138,6 @@ def _has(device: torch.device) -> bool:
     """Whether tensors can be put there."""
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):  # as builds without the device's support raise
+    except (RuntimeError, AssertionError, NotImplementedError):  # raised by builds without support for the device
         return False
     return True

@@ -1,4 +1,4 @@
-"""How networks are computed: where, in which precision and memory layout. Each changes last bits, and is recorded."""
+"""How networks are computed: device, precision and memory layout. Each changes last bits and is recorded."""
 
 import time
 from collections.abc import Generator
@@ -24,9 +24,9 @@ class Numerics(Checked):
         precision: "fp32", or "bf16": convolutions and matrix products in bfloat16, everything else, with the weights
             and what crosses the wire, in float32.
         layout: of images and convolutions' weights in memory, "contiguous" or "channels_last".
-        device: "cpu"; an accelerator by torch's name, such as "cuda", "cuda:1", "mps" or "xpu"; or "auto" for the one
-            that the machine has. Draws come from the processor's generators wherever networks are computed, but for
-            those inside a network, such as Dropout's.
+        device: "cpu"; an accelerator by torch's name, such as "cuda", "cuda:1", "mps" or "xpu"; or "auto" for the
+            machine's accelerator, if any. Draws always come from CPU generators, except those inside a network, such as
+            Dropout's.
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -38,7 +38,7 @@ class Numerics(Checked):
 
     @property
     def place(self) -> torch.device:
-        """The device itself.
+        """The torch device.
 
         Raises:
             ConfigError: this machine does not have it.
@@ -47,11 +47,11 @@ class Numerics(Checked):
 
     @property
     def stacks(self) -> bool:
-        """Whether clients may be trained as one computation: with the plain precision and layout."""
+        """Whether clients may be stacked: only with the default precision and layout."""
         return (self.precision, self.layout) == ("fp32", "contiguous")
 
     def facts(self) -> dict[str, float | str]:
-        """What was found of the choices on this machine, for the manifest."""
+        """Facts about these choices on this machine, for the manifest."""
         found: dict[str, float | str] = {}
         if self.place != CPU:
             found["device"] = description(self.place)
@@ -60,7 +60,7 @@ class Numerics(Checked):
         return found
 
     def notes(self) -> list[str]:
-        """What to know of the choices on this machine before they are paid for, a line each."""
+        """Warnings about these choices on this machine, a line each, before the first round."""
         times = self.facts().get("bf16_time_over_fp32")
         if not isinstance(times, float) or times < _WORTH_SAYING:
             return []
@@ -70,8 +70,8 @@ class Numerics(Checked):
         ]
 
     @contextmanager
-    def arranged(self, *nets: nn.Module) -> Generator[None]:
-        """Have the nets on the device, their weights in the chosen layout, inside the block."""
+    def applied(self, *nets: nn.Module) -> Generator[None]:
+        """Move the nets to the device and their weights to the chosen layout inside the block."""
         with placed(self.place, *nets):
             if self.layout == "contiguous":
                 yield
@@ -88,7 +88,7 @@ class Numerics(Checked):
         """Around forward passes."""
         return torch.autocast(self.place.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def laid_out(self, inputs: Tensor) -> Tensor:
+    def to_layout(self, inputs: Tensor) -> Tensor:
         """Inputs (batch, ...) on the device, images in the chosen layout."""
         if self.layout == "channels_last" and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -97,10 +97,10 @@ class Numerics(Checked):
 
 @cache
 def bf16_time_over_fp32() -> float:
-    """How many times as long a training step takes on one core of this machine in bfloat16 as in float32.
+    """The duration of a training step in bfloat16 relative to float32, on one core of this machine.
 
-    Torch computes in bfloat16 on every processor, some of which have no instructions for it. Flags for those differ
-    from system to system, so a convolution and a matrix product are timed, forwards and backwards.
+    Torch computes in bfloat16 on every processor, but some have no instructions for it. How to detect these differs
+    between systems, so a convolution and a matrix product are timed, forwards and backwards.
     """
     images, kernels = torch.ones(8, 64, 16, 16), torch.ones(64, 64, 3, 3, requires_grad=True)
     weights = torch.ones(64, 64, requires_grad=True)
@@ -116,7 +116,7 @@ def bf16_time_over_fp32() -> float:
     tries: list[tuple[float, float]] = []
     with threads(1):
         while len(tries) < 2 or (len(tries) < 10 and sum(map(sum, tries)) < _PROBE_SECONDS):
-            tries.append((seconds("bf16"), seconds("fp32")))  # by turns: others use the machine, too
+            tries.append((seconds("bf16"), seconds("fp32")))  # alternating, since other processes use the machine too
     bf16, fp32 = (min(times) for times in zip(*tries, strict=True))
     return bf16 / fp32
 
@@ -134,4 +134,4 @@ def _is_device(name: str) -> bool:
 
 PLAIN = Numerics()
 _PROBE_SECONDS = 0.2
-_WORTH_SAYING = 1.25  # times fp32's; below lies what a busy machine makes of equal times
+_WORTH_SAYING = 1.25  # times fp32's; a busy machine can make equal times differ by less

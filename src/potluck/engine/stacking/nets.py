@@ -1,8 +1,8 @@
-"""Several clients' fits of one shape as one batched computation.
+"""Several clients' fits of the same shape as one batched computation.
 
 The objectives, written for one client, run under `torch.func.vmap` over weights stacked along a new first axis; the
-task's own, where a net has linear layers alone, on batches laid end to end. Every client keeps its own order of
-examples, its own batches and its own BatchNorm statistics, and takes its t-th step when the others take theirs, so
+task's own objective, for nets of linear layers alone, runs on batches laid end to end. Every client keeps its own order
+of examples, its own batches and its own BatchNorm statistics, and takes its t-th step when the others take theirs, so
 optimiser states agree with those of training one by one up to rounding.
 """
 
@@ -34,11 +34,11 @@ from potluck.engine.stacking.end_to_end import (
 
 
 class CannotStack(Exception):
-    """These fits do not run as one; nothing has been changed."""
+    """These fits cannot run as one; nothing has been changed."""
 
 
 def kind_of(fit: Fit) -> tuple[Any, ...]:
-    """What fits have in common that differ in nothing but weights, data and the values of their extras."""
+    """A key, equal for fits that differ only in weights, data and the values of their extras."""
     return (
         repr(fit.net),
         [parameter.requires_grad for parameter in fit.net.parameters()],
@@ -58,15 +58,15 @@ def kind_of(fit: Fit) -> tuple[Any, ...]:
 
 
 def train_stacked(fits: Sequence[Fit], keys: Sequence[Key], computing: Numerics = PLAIN) -> list[FitReport]:
-    """Train all nets in place, as `engine.client.training.train` does with each fit and its key, and report.
+    """Train all nets in place, as `engine.client.training.train` does with each fit and its key, and return reports.
 
     Args:
         fits: of one `kind_of` fit.
         keys: of each fit's draws.
-        computing: where; precision and layout are the plain ones.
+        computing: the device; precision and layout must be the defaults.
 
     Raises:
-        CannotStack: objectives take turns, draw at random, or do what cannot be done for several clients at once.
+        CannotStack: objectives take turns, draw at random, or use operations that cannot be batched over clients.
         ValueError: a client has nothing to train on.
     """
     if fits[0].turns is not None:
@@ -78,7 +78,7 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key], computing: Numerics 
     if not fits[0].trained():
         raise CannotStack("there is nothing to train")
     nets = [net for fit in fits for net in (fit.net, *fit.frozen.values(), *networks_in(fit.extras))]
-    with computing.arranged(*nets):
+    with computing.applied(*nets):
         stack = _Stack(fits, keys, computing.place)
         with mode(stack.fit.net, training=True), reading(stack.fit.frozen, stack.fit.net, PLAIN):
             for step in range(stack.longest):
@@ -88,10 +88,10 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key], computing: Numerics 
 
 
 class _Stack:
-    """Clients side by side, those with the most steps first, so that the ones still at work are always a prefix.
+    """Stacked clients, those with the most steps first, so that the clients still training are always a prefix.
 
     Attributes:
-        fit: whose nets all clients' weights go through in turn.
+        fit: the fit whose nets are run with all clients' weights.
     """
 
     def __init__(self, fits: Sequence[Fit], keys: Sequence[Key], device: torch.device) -> None:
@@ -102,7 +102,7 @@ class _Stack:
         self._clients = [_Client(fits[place], plans[place], keys[place], device) for place in self._order]
         fit = self.fit = self._clients[0].fit
         self._objectives = [_Objective(fit, objective) for objective in fit.losses]
-        self._end_to_end: bool | None = None  # not known before there is a batch
+        self._end_to_end: bool | None = None  # unknown before the first batch
         nets = [client.fit.net for client in self._clients]
         self._weights = _stacked([dict(net.named_parameters()) for net in nets])
         self._buffers = _stacked([dict(net.named_buffers()) for net in nets])
@@ -112,11 +112,11 @@ class _Stack:
 
     @property
     def longest(self) -> int:
-        """Steps of the client that takes the most."""
+        """The most steps of any client."""
         return len(self._clients[0].batches)
 
     def step(self, number: int) -> None:
-        """The step of this number of all clients that have one."""
+        """Take step `number` of all clients that have one."""
         active = sum(number < len(client.batches) for client in self._clients)
         weights = {name: weight[:active].detach() for name, weight in self._weights.items()}
         trained = {name: weights[name].requires_grad_() for name in self._optimizer.names}
@@ -129,7 +129,7 @@ class _Stack:
         self._correct(active)
 
     def unstack(self) -> None:
-        """Bring weights and buffers back into the nets."""
+        """Copy weights and buffers back into the nets."""
         with torch.no_grad():
             for place, client in enumerate(self._clients):
                 for name, tensor in (*client.fit.net.named_parameters(), *client.fit.net.named_buffers()):
@@ -137,12 +137,12 @@ class _Stack:
                 client.fit.done = True
 
     def reports(self) -> list[FitReport]:
-        """In the order of the fits that were given."""
+        """The reports, in the order of the given fits."""
         found = dict(zip(self._order, (client.report() for client in self._clients), strict=True))
         return [found[place] for place in range(len(self._clients))]
 
     def _by_size(self, number: int, active: int) -> list[list[int]]:
-        """The places of the active clients, by size of their batches."""
+        """Indices of the active clients, by the size of their batches."""
         places: dict[int, list[int]] = {}
         for place, client in enumerate(self._clients[:active]):
             places.setdefault(len(client.batches[number]), []).append(place)
@@ -165,7 +165,7 @@ class _Stack:
             except Exception as error:
                 if number > 0:
                     raise
-                raise CannotStack(f"{type(error).__name__}: {error}") from error  # nothing has moved yet
+                raise CannotStack(f"{type(error).__name__}: {error}") from error  # no weights have changed yet
             losses.append(loss)
             seen |= observed
         if not everyone:
@@ -179,7 +179,7 @@ class _Stack:
     def _losses(
         self, objective: "_Objective", weights: Weights, buffers: Weights, read: Weights, batch: Batch, extras: Any
     ) -> tuple[Tensor, Observed]:
-        """Every client's loss (clients,), and what was observed (clients, batch, ...)."""
+        """Every client's loss (clients,), and the observations (clients, batch, ...)."""
         net = objective.net
         if self._end_to_end is None:
             self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, batch.inputs)
@@ -189,7 +189,7 @@ class _Stack:
         return _vmapped(objective, tensors | {f"frozen.{name}": tensor for name, tensor in read.items()}, batch, extras)
 
     def _combined(self, gradients: list[Weights], active: int) -> Weights:
-        """One gradient a client, clipped."""
+        """One gradient for each client, clipped."""
         combine, clip = self.fit.combine, self.fit.training.clip_norm
         with torch.no_grad():
             found = gradients[0]
@@ -219,7 +219,7 @@ class _Stack:
 
 
 class _Client:
-    """One client of a stack: its batches, and what is noted of it."""
+    """One client of a stack: its batches and its report."""
 
     def __init__(self, fit: Fit, plan: list[list[Tensor]], key: Key, device: torch.device) -> None:
         self.fit = fit
@@ -232,15 +232,15 @@ class _Client:
         self._observer = Observer.of_last_epoch(fit, plan, key.fold("keep"))
 
     def batch(self, number: int) -> Batch:
-        """The batch of this number, on the device."""
+        """Batch `number`, on the device."""
         return moved(self._data.batch(self.batches[number], self.key.fold("augment", number)), self._device)
 
     def see(self, number: int, observed: Observed) -> None:
-        """Note what the objectives observed of a batch."""
+        """Keep the objectives' observations of a batch."""
         self._observer.see(number, self.batches[number], observed)
 
     def report(self) -> FitReport:
-        """What the engine answers to the fit."""
+        """The engine's answer to the fit."""
         count = len(self.batches)
         losses: list[float] = torch.stack(self.losses).to(CPU).tolist()
         loss, examples = sum(losses) / count, sum(map(len, self.batches))
@@ -248,7 +248,7 @@ class _Client:
 
 
 class _Objective(nn.Module):
-    """An objective as a module, so that its net, and those it reads, can be given other weights for a while."""
+    """An objective as a module, so that its nets can be called with other weights."""
 
     def __init__(self, fit: Fit, objective: Objective) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class _Objective(nn.Module):
         self._names = sorted(fit.frozen)
 
     def forward(self, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        """The loss, and what was observed."""
+        """The loss and the observations."""
         read = dict(zip(self._names, self.frozen, strict=True))
         found = self.plain(self.net, batch, {**extras, **read})
         return (found, {}) if isinstance(found, Tensor) else found
@@ -275,7 +275,7 @@ class _Optimizer:
         self._steps = {name: torch.zeros((), device=w.device) for name, w in weights.items()}
 
     def step(self, gradients: Weights, active: int) -> None:
-        """One step of the first `active` clients; weights without a gradient stay."""
+        """One step of the first `active` clients; weights without a gradient do not change."""
         names = [name for name in self.names if name in gradients]
         given = self._training
         weights, first, second = (
@@ -291,7 +291,7 @@ class _Optimizer:
                 )  # fmt: skip
             else:
                 sgd(
-                    weights, found, [*first] if given.momentum else [None for _ in names],  # from 0 the first is g
+                    weights, found, [*first] if given.momentum else [None for _ in names],  # the first is g
                     lr=given.lr, weight_decay=given.weight_decay, momentum=given.momentum,
                     dampening=0.0, nesterov=False, maximize=False, foreach=False,
                 )  # fmt: skip
@@ -314,7 +314,7 @@ def _vmapped(objective: _Objective, tensors: Weights, batch: Batch, extras: Any)
 
 
 def _gradients(total: Tensor, trained: Weights) -> Weights:
-    """Of a sum of losses that do not share weights: every client's own."""
+    """The gradients of a sum of losses that share no weights: every client's own."""
     if not total.requires_grad:
         return {}
     found = torch.autograd.grad(total, list(trained.values()), allow_unused=True, retain_graph=True)
@@ -323,7 +323,7 @@ def _gradients(total: Tensor, trained: Weights) -> Weights:
 
 
 def _batches(clients: list[_Client], number: int) -> Batch:
-    """The clients' batches of this number, with tensors (clients, batch, ...)."""
+    """The clients' batches `number`, as tensors (clients, batch, ...)."""
     found = [client.batch(number) for client in clients]
     columns = {name: torch.stack([batch.columns[name] for batch in found]) for name in found[0].columns}
     return Batch(
@@ -332,7 +332,7 @@ def _batches(clients: list[_Client], number: int) -> Batch:
 
 
 def _frozen_tensors(fit: Fit) -> Weights:
-    """Parameters and buffers of the nets that objectives only read, by their names in `_Objective.frozen`."""
+    """Parameters and buffers of the frozen nets, by their names in `_Objective.frozen`."""
     nets = nn.ModuleList(net for _, net in sorted(fit.frozen.items()))
     return {**dict(nets.named_parameters()), **dict(nets.named_buffers())}
 
@@ -342,7 +342,7 @@ def _stacked(tensors: list[dict[str, Any]]) -> Weights:
 
 
 def _stacked_tree(trees: list[Any]) -> Any:
-    """Dicts, lists and tuples of tensors with a first axis of clients; what is no tensor must be equal for all."""
+    """Trees of tensors stacked along a first axis of clients; other leaves must be equal for all."""
     first = trees[0]
     if isinstance(first, Tensor):
         return torch.stack(trees)
@@ -356,7 +356,7 @@ def _stacked_tree(trees: list[Any]) -> Any:
 
 
 def _taken(tree: Any, rows: Tensor | slice) -> Any:
-    """Some clients' part of a stacked tree."""
+    """A stacked tree restricted to some clients."""
     if isinstance(tree, Tensor):
         return tree[rows]
     if isinstance(tree, dict):
@@ -365,7 +365,7 @@ def _taken(tree: Any, rows: Tensor | slice) -> Any:
 
 
 def _axes(tree: Any) -> Any:
-    """For vmap: tensors are stacked, everything else is the same for all."""
+    """The axes for vmap: 0 for tensors, None for everything else."""
     if isinstance(tree, Tensor):
         return 0
     if isinstance(tree, dict):
@@ -374,7 +374,7 @@ def _axes(tree: Any) -> Any:
 
 
 def _shapes(tree: Any) -> Any:
-    """A tree with every tensor replaced by its shape and type, and what is none by its kind."""
+    """A tree with every tensor replaced by its shape and type, and every other leaf by its type."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""What a node's owner has told it."""
+"""A node's configuration, set by its owner."""
 
 import os
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node's owner has told it.
+    """A node's configuration, set by its owner.
 
     Attributes:
-        state: folder for what the client keeps.
-        data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
-        model: its own model; None for the one that the experiment has for it.
+        state: the folder for the client's state.
+        data: its own data, a folder of images or an `.npz` file; None for its share of the experiment's.
+        model: its own model; None for the one that the experiment assigns.
         capacity: share of the full model that it can train; None for the experiment's.
         device: where its network is computed; see `potluck.engine.numerics.numerics.Numerics`.
-        code: Python files that the server may have this node run; its own model's needs no mention.
-        simulated: whether server and node are one program of one person, who need not be asked.
+        code: Python files that the server may have this node run, besides its own model's.
+        simulated: whether server and node are one user's simulation, in which everything is permitted.
     """
 
     state: Path
@@ -40,16 +40,16 @@ class NodeConfig:
     simulated: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], words: Mapping[str, Any] | None = None) -> "NodeConfig":
+    def of(cls, config: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> "NodeConfig":
         """From a node's configuration, scalars by name.
 
-        A node in Flower's simulation has no owner but a number, and the server's words say where it may keep things.
+        A node in Flower's simulation has no owner but a number, and the server's header names the folder for its state.
 
         Raises:
-            ConfigError: it does not say where the client may keep things.
+            ConfigError: it has no folder for the client's state.
         """
-        if "state" not in config and "partition-id" in config and words and "simulated" in words:
-            return cls(Path(words["simulated"]) / str(config["partition-id"]), simulated=True)
+        if "state" not in config and "partition-id" in config and header and "simulated" in header:
+            return cls(Path(header["simulated"]) / str(config["partition-id"]), simulated=True)
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
@@ -63,7 +63,7 @@ class NodeConfig:
         )
 
     def check(self) -> None:
-        """Check that device, data, model and code can be had, before a server asks for them.
+        """Check that device, data, model and code are available, before a server asks for them.
 
         Raises:
             ConfigError: there is no such device; the model cannot be built, or there is one without data; a file is
@@ -83,8 +83,8 @@ class NodeConfig:
         if self.capacity is not None and not 0 < self.capacity <= 1:
             raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
 
-    def words(self) -> dict[str, str | float]:
-        """What `of` reads: the node's configuration."""
+    def as_config(self) -> dict[str, str | float]:
+        """The configuration in the form that `of` reads."""
         places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
@@ -93,10 +93,10 @@ class NodeConfig:
 
 
 def _of_any_task(place: Path) -> Dataset:
-    """The data there, for the first task that they are of; which it is to be, the server says later.
+    """The data, read for the first task that they suit; the server names the actual task later.
 
     Raises:
-        DataError: they are of none.
+        DataError: they suit none.
     """
     refused: list[DataError] = []
     for task in (None, *TASKS.values()):
