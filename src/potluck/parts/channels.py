@@ -105,6 +105,8 @@ def channels_of(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) ->
         ConfigError: some layer reads channels in an order of its own.
     """
     full = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    if full == narrow:
+        return Channels(_axes(full, narrow, nested=False))
     for nested in (False, True):
         channels = Channels(_axes(full, narrow, nested=nested))
         if _hold(channels, net, input_shape):

@@ -114,14 +114,15 @@ class CoverageMean:
             held = torch.zeros_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
             self._running[name] = old.clone(), held
         running, held = self._running[name]
-        before = running[at]
-        _check_fits(name, value, before)
-        weight = held[at] + share  # share / weight is 1 where this client is the first: the old value is gone
+        mean = running[at]
+        _check_fits(name, value, mean)
+        weight = held[at].add_(share)
         if value.is_floating_point():
-            running[at] = before.lerp(value, (share / weight).to(value.dtype))
+            mean.lerp_(value, (share / weight).to(value.dtype))  # 1 where it is the first: the old value is gone
         else:
-            running[at] = torch.where(weight > share, torch.maximum(before, value), value)
-        held[at] = weight
+            mean.copy_(torch.where(weight > share, torch.maximum(mean, value), value))
+        if not _is_view(at):
+            running[at], held[at] = mean, weight
 
     def _combined(self, name: str) -> Tensor:
         old = self._keep[name]
@@ -159,10 +160,15 @@ def mean_where_covered(
 
 def _at(place: Place, shape: Size) -> Indices | Tensor:
     """What indexes a tensor of this shape there: the product of the index sets."""
-    if isinstance(place, Tensor) or all(isinstance(index, slice) for index in place):
+    if isinstance(place, Tensor) or _is_view(place):
         return place
     listed = [_positions(index, size) for index, size in zip(place, shape, strict=True)]
     return tuple(index.view(-1, *[1] * (len(listed) - 1 - dim)) for dim, index in enumerate(listed))
+
+
+def _is_view(at: Indices | Tensor) -> bool:
+    """Whether what lies there can be had without a copy."""
+    return not isinstance(at, Tensor) and all(isinstance(index, slice) for index in at)
 
 
 def _positions(index: slice | Tensor, size: int) -> Tensor:
