@@ -4,11 +4,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from potluck.core.message import Message
+from potluck.core.method import on_client
 from potluck.core.roles import Replies
 from potluck.core.schema import Schema, like, number
 from potluck.methods import get_method, list_methods
 from potluck.testing import Check, checks_of
-from potluck.testing.conformance import declares_its_replies, lets_go_of_streamed_replies, names_its_variants
+from potluck.testing.conformance import (
+    declares_its_replies,
+    leaves_alone_what_nobody_covers,
+    lets_go_of_streamed_replies,
+    names_its_variants,
+    trains_no_more_than_fits,
+)
 
 QUICK = ("is_deterministic", "sends_what_it_documents", "declares_its_replies", "hyper_parameters_round_trip")
 """Of a variant: what is checked every time; the other checks carry the mark `slow`."""
@@ -73,6 +81,48 @@ def test_lets_go_of_streamed_replies_finds_a_method_that_keeps_them():
     lets_go_of_streamed_replies(get_method("fedmd"))  # asks, and may keep what it was told
     with pytest.raises(AssertionError, match="4 replies were in memory together"):
         lets_go_of_streamed_replies(Hoards)
+
+
+class Greedy(get_method("heterofl")):
+    """Has everyone train the full net."""
+
+    def rate(self, member, server):
+        return 1.0
+
+
+class Forgetful(get_method("heterofl")):
+    """A client keeps a tensor to itself."""
+
+    def replies(self, handler, member, message, server):
+        return None
+
+    @on_client
+    def local_update(self, client, message):
+        reply = yield from super().local_update(client, message)
+        weights = dict(list(reply["weights"].items())[1:])
+        return Message(weights=weights, labels=reply["labels"])
+
+
+class Shrinking(get_method("heterofl")):
+    """Moves weights that no client has trained."""
+
+    def round(self, state, cohort, server):
+        state = super().round(state, cohort, server)
+        return replace(state, weights={name: 0.99 * tensor for name, tensor in state.weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("check", "method", "complaint"),
+    [
+        (trains_no_more_than_fits, Greedy, r"a client of capacity 0\.5 trains \d+ weights; \d+ fit"),
+        (trains_no_more_than_fits, Forgetful, "local_update replies other tensors or shapes than it was sent"),
+        (leaves_alone_what_nobody_covers, Shrinking, r"\d+ weights of .* have changed, of which \d+ were trained"),
+    ],
+)
+def test_what_a_method_does_wrong_with_slices_is_found(check, method, complaint):
+    check(get_method("heterofl"))
+    with pytest.raises(AssertionError, match=complaint):
+        check(method)
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,10 @@ _HOMES = {
     "some_of": "core.schema",
     "Weights": "core.weights",
     "buffers_of": "core.weights",
-    "cut": "core.weights",
     "frozen_names": "core.weights",
     "learnt_of": "core.weights",
     "load": "core.weights",
     "mean": "core.weights",
-    "mean_where_covered": "core.weights",
     "mean_where_present": "core.weights",
     "minus": "core.weights",
     "outline": "core.weights",
@@ -89,6 +87,8 @@ _HOMES = {
     "feature_shapes": "models.contract",
     "intermediate_names": "models.contract",
     "split": "models.contract",
+    "Channels": "parts.channels",
+    "Narrowing": "parts.channels",
     "ConditionalVAE": "parts.cvae",
     "VAELoss": "parts.cvae",
     "DepthWise": "parts.depthwise",
@@ -119,6 +119,15 @@ _HOMES = {
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
     "Sharing": "parts.sharing",
+    "CoverageMean": "parts.submodels",
+    "SubModel": "parts.submodels",
+    "leading": "parts.submodels",
+    "mean_where_covered": "parts.submodels",
+    "put": "parts.submodels",
+    "select": "parts.submodels",
+    "WidthSlices": "parts.width",
+    "mean_statistics": "parts.width",
+    "with_scaler": "parts.width",
 }
 
 if TYPE_CHECKING:
@@ -177,12 +186,10 @@ if TYPE_CHECKING:
     from potluck.core.schema import some_of as some_of
     from potluck.core.weights import Weights as Weights
     from potluck.core.weights import buffers_of as buffers_of
-    from potluck.core.weights import cut as cut
     from potluck.core.weights import frozen_names as frozen_names
     from potluck.core.weights import learnt_of as learnt_of
     from potluck.core.weights import load as load
     from potluck.core.weights import mean as mean
-    from potluck.core.weights import mean_where_covered as mean_where_covered
     from potluck.core.weights import mean_where_present as mean_where_present
     from potluck.core.weights import minus as minus
     from potluck.core.weights import outline as outline
@@ -201,6 +208,8 @@ if TYPE_CHECKING:
     from potluck.models.contract import feature_shapes as feature_shapes
     from potluck.models.contract import intermediate_names as intermediate_names
     from potluck.models.contract import split as split
+    from potluck.parts.channels import Channels as Channels
+    from potluck.parts.channels import Narrowing as Narrowing
     from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
     from potluck.parts.cvae import VAELoss as VAELoss
     from potluck.parts.depthwise import DepthWise as DepthWise
@@ -231,6 +240,15 @@ if TYPE_CHECKING:
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing
+    from potluck.parts.submodels import CoverageMean as CoverageMean
+    from potluck.parts.submodels import SubModel as SubModel
+    from potluck.parts.submodels import leading as leading
+    from potluck.parts.submodels import mean_where_covered as mean_where_covered
+    from potluck.parts.submodels import put as put
+    from potluck.parts.submodels import select as select
+    from potluck.parts.width import WidthSlices as WidthSlices
+    from potluck.parts.width import mean_statistics as mean_statistics
+    from potluck.parts.width import with_scaler as with_scaler
 
 
 def __getattr__(name: str) -> Any:

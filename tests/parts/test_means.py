@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from potluck.core.errors import ConfigError
-from potluck.core.weights import mean, mean_where_covered, mean_where_present
+from potluck.core.weights import mean, mean_where_present
 from potluck.parts.means import Mean
 
 ROBUST = ("median", "trimmed", "clipped")
@@ -96,18 +96,3 @@ def test_layers_are_combined_over_their_owners_and_others_keep_their_value(rule)
     assert_close(merged["a"], Mean(rule)([one["a"] for one in owned], [1.0] * 4))
     assert_close(merged["b"], Mean(rule)([one["b"] for one in owned[1:]], [1.0] * 3))
     assert_close(merged["c"], drawn(1), **EXACTLY)
-
-
-@pytest.mark.parametrize("rule", ROBUST)
-def test_every_element_of_slices_is_combined_over_those_that_cover_it(rule):
-    full = drawn(4, 3, seed=50)
-    slices = [{"w": drawn(rows, 3, seed=rows)} for rows in (1, 2, 3, 3)]
-    slices[3]["w"] = drawn(3, 3, seed=77)
-    found = mean_where_covered(slices, {"w": full}, combine=Mean(rule).of_covered)["w"]
-    assert_close(found[3], full[3], **EXACTLY)
-    if rule == "clipped":  # whose norms are over all that a client covers
-        assert (found[:3] - torch.stack([one["w"][0] for one in slices]).mean(0)).abs().max() < 5
-        return
-    for row in range(3):
-        mine = [one["w"][row] for one in slices if len(one["w"]) > row]
-        assert_close(found[row], Mean(rule)(mine, [1.0] * len(mine)))

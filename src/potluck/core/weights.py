@@ -8,7 +8,7 @@ buffers of layers that it leaves in evaluation mode. They are never trained, sen
 an architecture has them as the builder made them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Size, Tensor, nn
@@ -210,59 +210,9 @@ def check_same_shapes(name: str, shapes: Sequence[Size]) -> None:
 
 
 def cut(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
-    """The leading slice of each tensor that fits a narrower model with these shapes (HeteroFL, eq. 1)."""
-    return {name: weights[name][_leading(shape)].clone() for name, shape in shapes.items() if name in weights}
-
-
-def mean_where_covered(
-    slices: Sequence[Mapping[str, Tensor]],
-    keep: Mapping[str, Tensor],
-    rows: Callable[[int, str], Tensor | None] = lambda index, name: None,
-    combine: Callable[[Tensor], Tensor] | None = None,
-) -> Weights:
-    """Element by element, the mean over the leading slices that cover the element; others keep their value.
-
-    Integer tensors (counters) give the maximum of the slices.
-
-    Args:
-        slices: one dict a client, each tensor a leading slice of the one in `keep`.
-        keep: the full tensors before the round.
-        rows: for client `index` and a tensor's name, a boolean mask over the slice's first dimension that
-            limits what the client covers, or None for the whole slice.
-        combine: one tensor from those of several clients (clients, ...), NaN where one does not cover an element;
-            their plain mean by default, for which they need not lie in memory side by side.
-    """
-    merged: Weights = {}
-    for name, old in keep.items():
-        if not old.is_floating_point():
-            merged[name] = mean([weights[name] for weights in slices], [1.0] * len(slices)) if slices else old
-            continue
-        found = [_covered(weights[name], rows(index, name)) for index, weights in enumerate(slices)]
-        if combine is not None and slices:
-            combined = combine(torch.stack([_spread(mine, covered, old) for mine, covered in found]))
-            merged[name] = torch.where(combined.isnan(), old, combined)
-            continue
-        total, count = torch.zeros_like(old), torch.zeros_like(old)
-        for mine, covered in found:
-            at = _leading(mine.shape)
-            total[at] += torch.where(covered, mine, 0.0)
-            count[at] += covered
-        merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
-    return merged
-
-
-def _covered(mine: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A slice, and a mask of the elements that count."""
-    covered = torch.ones_like(mine, dtype=torch.bool)
-    return mine, covered if mask is None else covered & mask.view(-1, *[1] * (mine.dim() - 1))
-
-
-def _spread(mine: Tensor, covered: Tensor, full: Tensor) -> Tensor:
-    """The slice embedded in the full tensor's shape, NaN where it does not count."""
-    spread = torch.full_like(full, torch.nan)
-    spread[_leading(mine.shape)] = torch.where(covered, mine, torch.nan)
-    return spread
-
-
-def _leading(shape: Iterable[int]) -> tuple[slice, ...]:
-    return tuple(slice(0, size) for size in shape)
+    """The leading slice of each tensor that fits a narrower model with these shapes."""
+    return {
+        name: weights[name][tuple(slice(0, size) for size in shape)].clone()
+        for name, shape in shapes.items()
+        if name in weights
+    }

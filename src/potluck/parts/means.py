@@ -66,7 +66,7 @@ class Mean(Checked):
         weights = torch.tensor(shares or [1.0] * len(stack), dtype=stack.dtype).view(-1, *[1] * (stack.dim() - 1))
         gaps = stack - middle
         if self.rule == "clipped":
-            norms = gaps.nan_to_num().flatten(1).norm(dim=1)
+            norms = gaps.nan_to_num().view(len(stack), -1).norm(dim=1)
             limits = (norms.quantile(0.5) / norms).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: a client at the median
             gaps = gaps * limits.view(weights.shape)
         present = weights * ~stack.isnan()

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import tomllib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, asdict, dataclass
 from functools import partial
@@ -15,14 +16,16 @@ from typing import Any
 
 import tomli_w
 import torch
+from torch import Tensor
 
 from potluck.core.federation import ClientId
 from potluck.core.inference import predict
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
+from potluck.core.needs import Need
 from potluck.core.roles import Arriving, Failure
 from potluck.core.schema import Misfit, Schema
-from potluck.core.weights import Weights, cut, frozen_of, weights_of
+from potluck.core.weights import Weights, frozen_of, parameters_of, weights_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.engine import Engine
@@ -219,7 +222,7 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
         for whose, model in (*models.items(), ("the server", engine.global_model(state))):
             found = {} if model is None else frozen_of(model)
             # One by one: a model may be put together of the client's layers and the server's.
-            kept = all(any(_are_slices({name: tensor}, one) for one in built) for name, tensor in found.items())
+            kept = all(any(_is_part(tensor, one.get(name)) for one in built) for name, tensor in found.items())
             assert kept, f"frozen tensors have changed at {whose}"
         for id in engine.federation.sites:
             overhearing.hear(engine.method.inference_message(state, id, server))
@@ -288,6 +291,43 @@ def declares_its_replies(method: Subject, overrides: Overrides = ()) -> None:
         tried.add(kind)
 
 
+def trains_no_more_than_fits(method: Subject) -> None:
+    """Where the width is cut, a client trains a net of its capacity, and replies just the tensors that it was sent."""
+    for capacity in (None, 0.25) if _cuts_widths(method) else ():
+        engine = _engine(method, world=World(batchnorm=True, capacity=capacity), executor=(heard := Hearing()))
+        run_rounds(engine, 3)
+        server, seen = engine.server(0), 0
+        for call, answer in heard.exchanges:
+            sent, reply = Message.decode(call.payload), Message.decode(answer.payload)
+            given, back = _trained(sent, reply), _trained(reply, sent)
+            shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (given, back)]
+            assert shapes[0] == shapes[1], f"{call.handler} replies other tensors or shapes than it was sent"
+            share = engine.federation.sites[call.client].capacity
+            most = sum(tensor.numel() for tensor in parameters_of(server.build(rate=share)).values())
+            found = sum(tensor.numel() for tensor in given.values())
+            assert found <= most, f"a client of capacity {share} trains {found} weights; {most} fit"
+            seen += found
+        assert seen, "no client was sent weights to train"
+
+
+def leaves_alone_what_nobody_covers(method: Subject) -> None:
+    """Where the width is cut, a round moves no more of the global weights than its clients have trained."""
+    if not _cuts_widths(method):
+        return
+    engine = _engine(method, world=World(batchnorm=True, capacity=0.25), executor=(heard := Hearing()))
+    states = [engine.start()]
+    states.append(engine.round(1, states[0], [0])[0])
+    models = [engine.global_model(state) for state in states]
+    before, after = ({} if model is None else parameters_of(model) for model in models)
+    trained: Counter[str] = Counter()
+    for call, answer in heard.exchanges:
+        for name, tensor in _trained(Message.decode(call.payload), Message.decode(answer.payload)).items():
+            trained[name.partition("/")[2]] += tensor.numel()
+    for name, old in before.items():
+        moved = int((after[name] != old).sum())
+        assert moved <= trained[name], f"{moved} weights of {name} have changed, of which {trained[name]} were trained"
+
+
 def resumes_to_the_same_bytes(method: Subject, overrides: Overrides = ()) -> None:
     """Two rounds in one go and two rounds with a stop between them end alike."""
     with tempfile.TemporaryDirectory() as place:
@@ -310,6 +350,10 @@ def learns_a_toy_task(method: Subject) -> None:
     ]
     mean = sum(shares) / len(shares)
     assert mean > _LEARNT, f"accuracy {mean:.2f} on {CLASSES} classes, expected above {_LEARNT}"
+
+
+def _cuts_widths(method: Subject) -> bool:
+    return Need.WIDTH_SLICES in quick(method).needs()
 
 
 def _complaint(declared: Schema, reply: Any) -> str | None:
@@ -422,6 +466,8 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     works_with_newcomers,
     sends_what_it_documents,
     declares_its_replies,
+    trains_no_more_than_fits,
+    leaves_alone_what_nobody_covers,
     resumes_to_the_same_bytes,
     learns_a_toy_task,
 )
@@ -475,10 +521,17 @@ def _everything(ran: tuple[Engine, Any]) -> bytes:
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
 
 
-def _are_slices(narrow: Weights, full: Weights) -> bool:
-    """Whether all tensors are leading slices of those of the same names, which they are of themselves."""
-    slices = cut(full, {name: tensor.shape for name, tensor in narrow.items()})
-    return all(name in slices and torch.equal(tensor, slices[name]) for name, tensor in narrow.items())
+def _is_part(tensor: Tensor, built: Tensor | None) -> bool:
+    """Whether a tensor has no more than what was built, as it was: in a narrower net it has a part of it."""
+    if built is None or any(mine > whole for mine, whole in zip(tensor.shape, built.shape, strict=True)):
+        return False
+    return torch.equal(tensor, built) if tensor.shape == built.shape else bool(torch.isin(tensor, built).all())
+
+
+def _trained(sent: Message, reply: Message) -> dict[str, Tensor]:
+    """The tensors of the entries that go both ways, as they were sent, by entry and name."""
+    both = [name for name in sent if name in reply and isinstance(sent[name], dict)]
+    return {f"{name}/{inner}": tensor for name in both for inner, tensor in sent[name].items()}
 
 
 def _run(method: Subject, overrides: Overrides, folder: Path, rounds: int) -> str:

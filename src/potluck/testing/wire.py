@@ -28,8 +28,8 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.weights import buffers_of, learnt_of, parameters_of
 from potluck.engine.engine import Engine
-from potluck.methods.heterofl import level_within
 from potluck.models.contract import feature_shapes
+from potluck.parts.width import level_within
 from potluck.testing.limits import section
 from potluck.testing.worlds import quick
 
