@@ -30,7 +30,7 @@ from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call
-from potluck.flower.wire.envelope import read_header, unwrap
+from potluck.flower.wire.envelope import VERSION, read_header, unwrap
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 
@@ -98,7 +98,7 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
     return {
         "job": [from_job(job, setting)[0] for job in jobs],
         "outcome": [from_outcome(outcome)[0] for outcome in outcomes],
-        "introduction": [introduction.words(), {"refusal": "ConfigError: no"}],
+        "introduction": [introduction.header(), {"refusal": "ConfigError: no"}],
     }
 
 
@@ -141,13 +141,13 @@ def use_introduction(text: bytes) -> None:
     """Read an introduction, and see a client in it."""
     found = Introduction.read(_through_flower(text))
     found.member(0)
-    json.dumps(found.words(), allow_nan=False).encode()
+    json.dumps(found.header(), allow_nan=False).encode()
 
 
 def use_records(text: bytes) -> None:
     """Records of which the words are anything that Flower carries."""
     spoiled: Any = {0: text, 1: 7, 2: ["x"], 3: 1.5, 4: "\ud800"}.get(len(text) % 7, text.decode("latin-1"))
-    records = RecordDict({"potluck": ConfigRecord({"version": 2, "words": spoiled})})
+    records = RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": spoiled})})
     if len(text) % 2:
         records["payload"] = ArrayRecord({"packed": Array("uint8", (3,), "potluck.packed", b"abc")})
     unwrap(records)

@@ -33,7 +33,7 @@ from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.serve import serve
-from potluck.flower.wire.envelope import unwrap, wrap
+from potluck.flower.wire.envelope import VERSION, unwrap, wrap
 from potluck.methods import list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, LOG, ROUNDS, Checkpoint
 from potluck.testing.loopback import Answer, Loopback
@@ -303,7 +303,7 @@ def instead(said: Any, payload: bytes = b"") -> Callable[[RecordDict], RecordDic
 
 def text(whole: str) -> Callable[[RecordDict], RecordDict]:
     """Text that need not be JSON."""
-    return lambda records: RecordDict({"potluck": ConfigRecord({"version": 2, "words": whole})})
+    return lambda records: RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": whole})})
 
 
 def payload(change: Callable[[bytes], bytes]) -> Callable[[RecordDict], RecordDict]:
@@ -375,7 +375,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 def _sent(said: Any, payload: bytes) -> RecordDict:
     """As `wrap`, of words that need not be a table."""
-    records = RecordDict({"potluck": ConfigRecord({"version": 2, "words": json.dumps(said)})})
+    records = RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": json.dumps(said)})})
     if payload:
         array = Array(dtype="uint8", shape=(len(payload),), stype="potluck.packed", data=payload)
         records["payload"] = ArrayRecord({"packed": array})
@@ -465,7 +465,7 @@ def _introductions(canary: str) -> Iterator[Attack]:
     yield Attack(
         at,
         "words that are a list of numbers",
-        lambda records: RecordDict({"potluck": ConfigRecord({"version": 2, "words": [1.5]})}),
+        lambda records: RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": [1.5]})}),
     )
     yield Attack(at, "no records at all", lambda records: RecordDict({}))
     yield Attack(at, "a refusal of 2 MB that steers the terminal", instead({"refusal": LOUD * 20_000}))

@@ -84,6 +84,12 @@ def test_clipped__far_clients_count_as_if_they_were_as_far_as_the_median_one():
     assert_close(Mean("clipped")(tensors, [1.0] * 5), torch.tensor([(1.0 + 1.0 + 2.0 + 3.0 + 3.0) / 5]))
 
 
+def test_clipped__takes_single_numbers_too():
+    found = Mean("clipped")([torch.tensor(x) for x in (1.0, 2.0, 3.0, 100.0)], [1.0] * 4)
+    # The median is 2.5, the distances 1.5, 0.5, 0.5 and 97.5, their median 1: 1.5 below, 0.5 below, 0.5 above, 1 above.
+    assert found == pytest.approx(2.5 + (-1.0 - 0.5 + 0.5 + 1.0) / 4)
+
+
 @pytest.mark.parametrize("rule", ROBUST)
 def test_counters_have_their_middle(rule):
     assert Mean(rule)([torch.tensor(3), torch.tensor(2**60), torch.tensor(5)], [1.0] * 3) == 5

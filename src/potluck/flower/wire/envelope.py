@@ -24,7 +24,8 @@ MOST_HEADER_VALUES = 2**20
 """The most values, lists and tables of a header; as Python objects they take several hundred bytes each."""
 
 _HEADER, _PAYLOAD, _KIND = "potluck", "payload", "packed"
-_VERSION = 3
+VERSION = 3
+"""Of the header and of what a job and its outcome hold; sides of different versions refuse each other."""
 
 
 def packed(payload: bytes) -> ArrayRecord:
@@ -35,7 +36,7 @@ def packed(payload: bytes) -> ArrayRecord:
 
 def wrap(header: Mapping[str, Any], payload: bytes | ArrayRecord = b"") -> RecordDict:
     """An envelope as records; its payload may already be packed."""
-    records = RecordDict({_HEADER: ConfigRecord({"version": _VERSION, "words": json.dumps(dict(header))})})
+    records = RecordDict({_HEADER: ConfigRecord({"version": VERSION, "words": json.dumps(dict(header))})})
     if payload:
         records[_PAYLOAD] = packed(payload) if isinstance(payload, bytes) else payload
     return records
@@ -49,9 +50,9 @@ def unwrap(records: RecordDict) -> Envelope:
     """
     try:
         head = records.config_records[_HEADER]
-        if head["version"] != _VERSION:
+        if head["version"] != VERSION:
             theirs = str(head["version"])[:20]
-            raise WireError(f"the other side speaks version {theirs} of the wire, this one {_VERSION}")
+            raise WireError(f"the other side speaks version {theirs} of the wire, this one {VERSION}")
         header = read_header(head["words"])
         payload = records.array_records[_PAYLOAD][_KIND].data if _PAYLOAD in records else b""
     except (LookupError, TypeError, AttributeError) as error:
