@@ -15,6 +15,7 @@ from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.roles import ClientFailure, Failure
+from potluck.core.scale import FULL
 from potluck.core.schema import Schema, floats
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import frozen_of, learnt_of, parameters_of, weights_of
@@ -31,8 +32,9 @@ def narrow():
     return nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.2), nn.Linear(3, 2))
 
 
-def wide(rate=1.0):
-    return nn.Sequential(nn.Linear(2, int(8 * rate)), nn.BatchNorm1d(int(8 * rate)), nn.Linear(int(8 * rate), 2))
+def wide(scale=FULL):
+    width = scale.of(8)
+    return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
 
 
 def federation():
@@ -294,12 +296,12 @@ def test_clients_start_from_models_of_their_own(play):
 def test_server_and_clients_build_the_same_initial_weights(play):
     class Builds(Asks):
         def round(self, state, cohort, server):
-            nets = server.build("narrow"), server.build(), server.build(rate=0.5)
+            nets = server.build("narrow"), server.build(), server.build(width=0.5)
             return nets, cohort.ask(self.work, Message())
 
         @on_client
         def work(self, client, message):
-            nets = client.build("narrow"), client.build(), client.build(rate=0.5)
+            nets = client.build("narrow"), client.build(), client.build(width=0.5)
             return Message(**{str(i): weights_of(net) for i, net in enumerate(nets)})
 
     _, (nets, replies), _ = play(Builds())
@@ -314,8 +316,8 @@ def test_server_and_clients_build_the_same_initial_weights(play):
 def with_frozen_layers(world):
     """The same world; each wide net's first layer is frozen, and its BatchNorm is in evaluation mode."""
 
-    def frozen(rate=1.0):
-        net = wide(rate)
+    def frozen(scale=FULL):
+        net = wide(scale)
         net[0].requires_grad_(False)
         net[1].eval()
         nn.init.normal_(net[1].running_mean)
@@ -328,7 +330,7 @@ class Tells(Trains):
     @on_client
     def work(self, client, message):
         yield Fit(client.model, client.objective, client.train, SGD)
-        narrow = frozen_of(client.build("wide", rate=0.5))
+        narrow = frozen_of(client.build("wide", width=0.5))
         return Message(frozen=frozen_of(client.model), narrow=narrow, learnt=learnt_of(client.model))
 
 

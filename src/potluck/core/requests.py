@@ -18,8 +18,9 @@ from potluck.core.examples import Examples
 from potluck.core.fields import Checked, at_least
 from potluck.core.fit import Extras, Objective, Request, check_frozen
 
-NetPart = Literal["extracted", "features", "outputs"]
-"""What a staged net computes on its way: what its extractor gives, what its last layer reads, its outputs."""
+NetPart = Literal["extracted", "features", "exits", "outputs"]
+"""What a staged net computes on its way: what its extractor gives, what its head reads, the outputs of all its exits
+(n, exits, ...) with its own last, and those alone."""
 
 
 @runtime_checkable

@@ -146,7 +146,7 @@ def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subs
     classifier = len(parts) - memory.after
     to_classifier = [] if piece.stop == classifier else [("skip link", SkipLink(memory.features, link))]
     chosen = [*parts[piece.start : piece.stop], *to_classifier, *parts[classifier:]]
-    return StagedNet(dict(chosen), net.head, net.pool)
+    return net.with_stages(dict(chosen))
 
 
 class SkipLink(nn.Module):

@@ -160,7 +160,7 @@ class HeteroFL(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        net = load(client.build(rate=message["rate"]), message["weights"], partial=True)
+        net = load(client.build(width=message["rate"]), message["weights"], partial=True)
         present = torch.bincount(client.train.labels, minlength=client.num_classes) > 0
         with_scaler(net, message["rate"])
         objective = masked if self.mask else client.objective
@@ -193,7 +193,7 @@ class HeteroFL(Method[State]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> Generator[Request, Any, nn.Module]:
-        net = load(client.build(rate=message["rate"]), message["weights"], partial=True)
+        net = load(client.build(width=message["rate"]), message["weights"], partial=True)
         yield Measure(net, client.train, self.training.batch_size)
         return net
 
@@ -246,4 +246,4 @@ def level_within(levels: tuple[float, ...], capacity: float) -> float:
 
 def shapes(server: Server, rate: float) -> dict[str, torch.Size]:
     """Shapes of the trained tensors at a rate, read off the narrow net so that rounding always agrees."""
-    return {name: tensor.shape for name, tensor in server.build(rate=rate).named_parameters()}
+    return {name: tensor.shape for name, tensor in server.build(width=rate).named_parameters()}
