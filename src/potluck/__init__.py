@@ -106,6 +106,8 @@ _HOMES = {
     "observed": "parts.features",
     "signature": "parts.features",
     "with_pairs": "parts.features",
+    "Link": "parts.links",
+    "SkipLink": "parts.links",
     "distillation": "parts.losses",
     "masked_cross_entropy": "parts.losses",
     "soft_cross_entropy": "parts.losses",
@@ -227,6 +229,8 @@ if TYPE_CHECKING:
     from potluck.parts.features import observed as observed
     from potluck.parts.features import signature as signature
     from potluck.parts.features import with_pairs as with_pairs
+    from potluck.parts.links import Link as Link
+    from potluck.parts.links import SkipLink as SkipLink
     from potluck.parts.losses import distillation as distillation
     from potluck.parts.losses import masked_cross_entropy as masked_cross_entropy
     from potluck.parts.losses import soft_cross_entropy as soft_cross_entropy

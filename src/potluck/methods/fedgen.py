@@ -262,9 +262,10 @@ def sent_heads(replies: Replies, server: Server) -> Sequence[nn.Module]:
     nets = {name: server.build(name) for name in sorted({server.roster[i].architecture for i in replies})}
     heads: list[nn.Module] = []
     for i, reply in replies.items():
-        head = copy.deepcopy(staged(nets[server.roster[i].architecture]).head)
-        sent = {n.removeprefix("head."): w for n, w in reply["weights"].items() if n.startswith("head.")}
-        heads.append(load(head, sent, partial=True))
+        net = staged(nets[server.roster[i].architecture])
+        sent = {**reply["weights"], **reply.get("buffers", {})}
+        own = {n: w for n, w in sent.items() if n.startswith(f"{net.head_name}.")}
+        heads.append(copy.deepcopy(staged(load(net, own, partial=True)).head))
     return heads
 
 

@@ -381,11 +381,18 @@ def intermediate_names(net: nn.Module) -> frozenset[str]:
 
 
 def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
-    """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens."""
+    """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens.
+
+    Raises:
+        ConfigError: flat features are not as many as the net states that its head reads.
+    """
     parts = split(net)
     with mode(net, training=False), torch.no_grad():
         s_in = parts.extractor(_example(net, input_shape))
-        return s_in.shape[1:], parts.intermediate(s_in).shape[1:]
+        found, stated = parts.intermediate(s_in).shape[1:], staged(net).num_features
+        if len(found) == 1 and found[0] != stated:
+            raise ConfigError(f"num_features {stated}: the head is given {found[0]} features by the pooling before it")
+        return s_in.shape[1:], found
 
 
 def _example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:

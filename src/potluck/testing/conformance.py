@@ -31,6 +31,8 @@ from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.corruptions import corruptions
+from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
+from potluck.testing.hearing import Hearing
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import Place, applying, check_size, documented
 from potluck.testing.worlds import CLASSES, World, assigned, packed, play, quick, toy_federation
@@ -312,21 +314,6 @@ def _complaint(declared: Schema, reply: Any) -> str | None:
     return None
 
 
-class Hearing(Sequential):
-    """An executor that remembers calls and their answers."""
-
-    def __init__(self) -> None:
-        self.exchanges: list[tuple[Call, Answer]] = []
-
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Outcomes in the order of the tasks."""
-        for job in (task.make() for task in tasks):
-            outcome = host.execute(job)
-            if isinstance(job, Call) and isinstance(outcome, Answer):
-                self.exchanges.append((job, outcome))
-            yield outcome
-
-
 class Without(Sequential):
     """An executor under which one client always fails."""
 
@@ -383,6 +370,8 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     works_with_newcomers,
     sends_what_it_documents,
     declares_its_replies,
+    shares_its_exits,
+    predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
     learns_a_toy_task,
 )
@@ -401,6 +390,8 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     works_with_newcomers,
     sends_what_it_documents,
     declares_its_replies,
+    shares_its_exits,
+    predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
 )
 """Whatever an option can break; that the method learns is seen for the defaults alone, since it takes long."""
