@@ -102,10 +102,11 @@ class StagedNet(nn.Module):
         self.stages = nn.Sequential()
         for name, stage in stages.items():
             self.stages.add_module(name, stage)
+        # Past `__setattr__`, since reading them goes through properties; the names of their tensors are the same.
+        self._modules["pool"] = GlobalPool() if pool is None else pool
         self.ending: str | None = None
         if head is not None:
-            # Past `__setattr__`, since reading them goes through properties; the names of their tensors are the same.
-            self._modules.update(pool=GlobalPool() if pool is None else pool, head=head)
+            self._modules["head"] = head
             self.num_features = _width_read_by(head, num_features)
         self.exits = nn.ModuleDict(_in_order(places(self), exits or {}))
         if head is None:
@@ -114,9 +115,14 @@ class StagedNet(nn.Module):
         self.extractor_stages = extractor_stages
 
     @property
+    def own_pool(self) -> nn.Module:
+        """The pooling that was given, without parameters, also of a net that ends in an exit."""
+        return self._modules["pool"]  # type: ignore[return-value]
+
+    @property
     def pool(self) -> nn.Module:
         """Stage output to (batch, num_features); what an exit has before its head, if the net ends in an exit."""
-        return self.exits[self.ending].body if self.ending else self._modules["pool"]  # type: ignore[return-value]
+        return self.exits[self.ending].body if self.ending else self.own_pool  # type: ignore[return-value]
 
     @property
     def head(self) -> nn.Module:
@@ -236,11 +242,11 @@ def with_exits(net: StagedNet, exits: Mapping[str, nn.Module]) -> StagedNet:
     Raises:
         ConfigError: an exit stands at no place of the net.
     """
-    head, pool = (None, None) if net.ending else (net.head, net.pool)
+    head = None if net.ending else net.head
     return StagedNet(
         dict(net.stages.named_children()),
         head,
-        pool,
+        net.own_pool,
         net.extractor_stages,
         num_features=None if head is None else net.num_features,
         exits={**dict(net.exits.named_children()), **exits},
@@ -272,7 +278,7 @@ def linear_exit(net: StagedNet, features: Size, outputs: int, *, track: bool = T
         track: whether a BatchNorm keeps running statistics; one that never predicts needs none.
     """
     if len(features) == 2:
-        body = nn.Sequential(nn.LayerNorm(features[1]), net.pool)
+        body = nn.Sequential(nn.LayerNorm(features[1]), net.own_pool)
         return Exit(body, nn.Linear(features[1], outputs))
     norm = nn.BatchNorm1d if len(features) == 1 else nn.BatchNorm2d
     norms = [norm(features[0], track_running_stats=track)] if batch_norms(net) else []
@@ -326,7 +332,7 @@ def of_depth(
         if ending in behind:
             break
     exits = {ending: build(net, place_shapes(net, input_shape)[ending], outputs)}
-    return StagedNet(stages, extractor_stages=net.extractor_stages, exits=exits)
+    return StagedNet(stages, pool=net.own_pool, extractor_stages=net.extractor_stages, exits=exits)
 
 
 def _shortened(stage: Blocks, count: int) -> Blocks:
