@@ -3,12 +3,13 @@
 import itertools
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import DivergenceError, EntryError, WireError
+from potluck.core.errors import ConfigError, DivergenceError, EntryError, WireError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
@@ -23,6 +24,7 @@ from potluck.engine.client.session import ContractError
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.store import ClientStore
+from potluck.models.mlp import mlp4
 
 SGD = LocalTraining(optimizer="sgd", lr=0.1, batch_size=4)
 IDS = (0, 1, 2, 3)
@@ -308,6 +310,53 @@ def test_server_and_clients_build_the_same_initial_weights(play):
     for reply in replies.values():
         assert all(equal(reply[str(i)], weights_of(net)) for i, net in enumerate(nets))
     assert nets[2][0].out_features == 4
+
+
+def test_server_and_clients_build_the_same_shallow_nets(tmp_path):
+    build = partial(mlp4, 2, (2,), width=8)
+    world = federation()
+    world = replace(world, architectures=dict.fromkeys(world.architectures, build), num_classes=2)
+
+    class Builds(Asks):
+        def round(self, state, cohort, server):
+            nets = server.build(depth=1), server.build(width=0.5, depth=2), server.build()
+            return nets, cohort.ask(self.work, Message())
+
+        @on_client
+        def work(self, client, message):
+            nets = client.build(depth=1), client.build(width=0.5, depth=2)
+            return Message(**{str(i): weights_of(net) for i, net in enumerate(nets)})
+
+    engine = Engine(Builds(), world, store=ClientStore(tmp_path))
+    (nets, replies), _ = engine.round(1, engine.start(), sorted(world.sites))
+    for reply in replies.values():
+        assert all(equal(reply[str(i)], weights_of(nets[i])) for i in (0, 1))
+    one, two, full = nets
+    assert list(one.exits) == ["hidden1"]
+    assert list(two.exits) == ["hidden2"]
+    assert two.num_features == 4
+    own = {name: tensor for name, tensor in weights_of(one).items() if not name.startswith("exits.")}
+    assert equal(own, {name: weights_of(full)[name] for name in own})
+
+
+def test_build_says_what_an_architecture_cannot_be(play):
+    class Wants(Asks):
+        def round(self, state, cohort, server):
+            for options in ({"depth": 2}, {"width": 0.5}, {"width": 2.0}, {"depth": 0}):
+                with pytest.raises(ConfigError) as caught:
+                    server.build("narrow", **options)
+                messages.append(str(caught.value))
+            return None, None
+
+    messages: list[str] = []
+    play(Wants())
+    advice = ", since its builder takes no `scale`; choose another model, or give its builder one"
+    assert messages == [
+        f"narrow: cannot be built at depth 2{advice}",
+        f"narrow: cannot be built at width 0.5{advice}",
+        "width 2; expected a share of the channels, more than 0 and at most 1",
+        "depth 0; expected at least 1 block",
+    ]
 
 
 # What is frozen
