@@ -51,6 +51,7 @@ _HOMES = {
     "Cohort": "core.roles",
     "Replies": "core.roles",
     "Server": "core.roles",
+    "Scale": "core.scale",
     "ClassCounts": "core.schema",
     "LARGEST": "core.schema",
     "Labels": "core.schema",
@@ -81,22 +82,32 @@ _HOMES = {
     "Run": "experiment.run",
     "get_method": "methods",
     "list_methods": "methods",
+    "Blocks": "models.contract",
+    "Exit": "models.contract",
     "GlobalPool": "models.contract",
     "StagedNet": "models.contract",
+    "blocks": "models.contract",
     "classifier_names": "models.contract",
     "feature_shapes": "models.contract",
     "intermediate_names": "models.contract",
+    "linear_exit": "models.contract",
+    "of_depth": "models.contract",
+    "place_shapes": "models.contract",
     "split": "models.contract",
     "Channels": "parts.channels",
     "Narrowing": "parts.channels",
+    "with_exits": "models.contract",
     "ConditionalVAE": "parts.cvae",
     "VAELoss": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
+    "new_exits": "parts.exits",
     "drawn": "parts.features",
     "observed": "parts.features",
     "signature": "parts.features",
     "with_pairs": "parts.features",
+    "Link": "parts.links",
+    "SkipLink": "parts.links",
     "distillation": "parts.losses",
     "masked_cross_entropy": "parts.losses",
     "soft_cross_entropy": "parts.losses",
@@ -172,6 +183,7 @@ if TYPE_CHECKING:
     from potluck.core.roles import Cohort as Cohort
     from potluck.core.roles import Replies as Replies
     from potluck.core.roles import Server as Server
+    from potluck.core.scale import Scale as Scale
     from potluck.core.schema import LARGEST as LARGEST
     from potluck.core.schema import ClassCounts as ClassCounts
     from potluck.core.schema import Labels as Labels
@@ -202,22 +214,32 @@ if TYPE_CHECKING:
     from potluck.experiment.run import Run as Run
     from potluck.methods import get_method as get_method
     from potluck.methods import list_methods as list_methods
+    from potluck.models.contract import Blocks as Blocks
+    from potluck.models.contract import Exit as Exit
     from potluck.models.contract import GlobalPool as GlobalPool
     from potluck.models.contract import StagedNet as StagedNet
+    from potluck.models.contract import blocks as blocks
     from potluck.models.contract import classifier_names as classifier_names
     from potluck.models.contract import feature_shapes as feature_shapes
     from potluck.models.contract import intermediate_names as intermediate_names
+    from potluck.models.contract import linear_exit as linear_exit
+    from potluck.models.contract import of_depth as of_depth
+    from potluck.models.contract import place_shapes as place_shapes
     from potluck.models.contract import split as split
+    from potluck.models.contract import with_exits as with_exits
     from potluck.parts.channels import Channels as Channels
     from potluck.parts.channels import Narrowing as Narrowing
     from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
     from potluck.parts.cvae import VAELoss as VAELoss
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
+    from potluck.parts.exits import new_exits as new_exits
     from potluck.parts.features import drawn as drawn
     from potluck.parts.features import observed as observed
     from potluck.parts.features import signature as signature
     from potluck.parts.features import with_pairs as with_pairs
+    from potluck.parts.links import Link as Link
+    from potluck.parts.links import SkipLink as SkipLink
     from potluck.parts.losses import distillation as distillation
     from potluck.parts.losses import masked_cross_entropy as masked_cross_entropy
     from potluck.parts.losses import soft_cross_entropy as soft_cross_entropy

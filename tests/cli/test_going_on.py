@@ -34,8 +34,8 @@ class Alone(Local):
 MODEL = """from potluck.models import get_model
 
 
-def small(num_classes, input_shape, *, rate=1.0, width=2):
-    return get_model("cnn2")(num_classes, input_shape, rate=rate, width=width)
+def small(num_classes, input_shape, *, width=2):
+    return get_model("cnn2")(num_classes, input_shape, width=width)
 """
 
 

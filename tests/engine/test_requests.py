@@ -27,7 +27,7 @@ from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
 from potluck.engine.numerics.numerics import PLAIN, Numerics
-from potluck.models.contract import StagedNet, split
+from potluck.models.contract import Exit, StagedNet, split, with_exits
 
 EXACTLY = {"rtol": 0, "atol": 0}
 KEY = fold_in(0, "request")
@@ -100,6 +100,16 @@ def test_predict_gives_the_parts_that_are_asked_for_in_their_order():
     assert_close(asked(Predict(net, data, parts="features")), features, **EXACTLY)
     both = asked(Predict(net, data, parts=("outputs", "features")))
     assert_close(both[0], asked(Predict(net, data)), **EXACTLY)
+
+
+def test_predict_gives_the_outputs_of_all_exits_the_nets_own_last():
+    net, data = trained_net().eval(), points(8)
+    exits = {"stem": Exit(nn.Identity(), nn.Linear(4, 2)), "body": Exit(nn.Identity(), nn.Linear(5, 2))}
+    found, outputs = asked(Predict(with_exits(net, exits), data, parts=("exits", "outputs"), batch_size=3))
+    assert found.shape == (8, 3, 2)
+    assert_close(found[:, 0], exits["stem"](net.stages[0](data.inputs)).detach())
+    assert_close(found[:, -1], outputs, **EXACTLY)
+    assert_close(outputs, asked(Predict(net, data, batch_size=3)), **EXACTLY)
 
 
 def test_predict_computes_as_the_run_does_and_answers_in_single_precision():

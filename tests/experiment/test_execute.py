@@ -174,6 +174,6 @@ def test_two_runs_in_two_threads_end_like_each_alone(tmp_path):
 DROPOUT = """from torch import nn
 
 
-def net(num_classes, input_shape, *, rate=1.0):
+def net(num_classes, input_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, num_classes))
 """

@@ -7,6 +7,7 @@ from torch import nn
 from potluck.core.errors import ConfigError
 from potluck.core.federation import empty_like
 from potluck.core.needs import Need, Offer
+from potluck.core.scale import FULL
 from potluck.experiment.needs import check_needs
 from potluck.testing.worlds import World, toy_federation
 
@@ -62,6 +63,11 @@ def test_need__of_a_methods_own_is_checked_with_its_own_advice():
         check_needs(both, "Paired", without_validation(1, of=3))
 
 
+def grows(scale=FULL):
+    """A net whose one layer has another shape in the shallower net."""
+    return nn.Linear(2, scale.depth or 3)
+
+
 @pytest.mark.parametrize(
     ("need", "changes", "complaint"),
     [
@@ -73,6 +79,12 @@ def test_need__of_a_methods_own_is_checked_with_its_own_advice():
             "toy1: Flatten cannot be split",
         ),
         (Need.WIDTH_SLICES, {"architectures": {"toy1": nn.Flatten}}, "width of toy1, which has no slices; choose"),
+        (
+            Need.DEPTH_PREFIXES,
+            {"architectures": {"toy1": nn.Flatten}},
+            "depth of toy1, which has no blocks to leave out; choose another model",
+        ),
+        (Need.DEPTH_PREFIXES, {"architectures": {"toy1": grows}}, "toy1 at depth 1 is no part of itself; choose"),
     ],
 )
 def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
@@ -84,4 +96,4 @@ def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
 
 def test_need__has_a_text_of_its_own_for_people():
     named = [value for value in vars(Need).values() if isinstance(value, Need)]
-    assert len({str(need) for need in named}) == len(named) == 8
+    assert len({str(need) for need in named}) == len(named) == 9

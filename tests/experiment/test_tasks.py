@@ -39,7 +39,7 @@ WIDTHS = {
 ANY_TASK = ("local", "fedavg", "scaffold", "fedin")
 
 
-def net(task, width, depth, rate=1.0):
+def net(task, width, depth):
     """Flat or token by token, of a depth of its own, with layers of the other depth's names."""
     first = nn.Embedding(5, 8) if task.by_position else nn.Linear(4, 8)
     inner = {f"inner{i}": nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for i in range(depth)}

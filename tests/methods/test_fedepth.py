@@ -564,8 +564,8 @@ def most_in_a_round(play, method, build, capacity, examples):
     data = Examples(torch.rand(examples, 32), torch.arange(examples) % 3)
     run = play(method, Federation({0: Site(0, "net", data, data, data, capacity)}, {"net": build}, "net", 3), rounds=0)
     share = method.sharing.message(run.state.pool, run.engine.federation.roster[0])
-    heads = {"heads": run.state.heads["all"]} if isinstance(method, MFeDepth) else {}
-    call = Call("local_update", 0, Message(**share, **heads).encode(), None, fold_in(0, "call"))
+    exits = {"exits": run.state.exits["all"]} if isinstance(method, MFeDepth) else {}
+    call = Call("local_update", 0, Message(**share, **exits).encode(), None, fold_in(0, "call"))
     found = []
     peak = most_allocated(lambda: found.append(run.engine._host.execute(call)))
     assert isinstance(found[0], Answer), found

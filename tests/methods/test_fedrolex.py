@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from potluck.core.errors import ConfigError, PotluckWarning
 from potluck.core.federation import Federation
 from potluck.core.fit import LocalTraining
+from potluck.core.scale import FULL
 from potluck.core.weights import parameters_of
 from potluck.engine.engine import Engine
 from potluck.methods.fedrolex import FedRolex
@@ -116,8 +117,8 @@ class Shuffling(nn.Module):
 
 
 def test_a_net_whose_channels_cannot_roll_is_refused_before_anything_trains(clouds):
-    def shuffled(rate=1.0):
-        width = int(8 * rate)
+    def shuffled(scale=FULL):
+        width = scale.of(8)
         hidden = nn.Sequential(Shuffling(), nn.Linear(width, width), nn.ReLU())
         return StagedNet({"stem": nn.Linear(6, width), "hidden": hidden}, nn.Linear(width, 3))
 

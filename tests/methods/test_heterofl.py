@@ -15,6 +15,7 @@ from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
+from potluck.core.scale import Scale
 from potluck.core.weights import cut, load, parameters_of
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.heterofl import HeteroFL
@@ -123,7 +124,7 @@ def test_what_clients_cover_adds_up(play, clouds):
 @pytest.mark.parametrize("name", ["resnet14", "preresnet18", "heterofl_cnn", "cnn3", "mlp3"])
 def test_a_slice_loads_strictly_into_the_net_of_its_rate(name, rate):
     build = partial(get_model(name), 3, (2, 8, 8), width=8)
-    full, narrow = build(), build(rate=rate)
+    full, narrow = build(), build(scale=Scale(rate))
     shapes = {key: tensor.shape for key, tensor in narrow.state_dict().items()}
     narrow.load_state_dict(cut(full.state_dict(), shapes), strict=True)
     assert narrow.eval()(torch.zeros(2, 2, 8, 8)).shape == (2, 3)
@@ -133,7 +134,7 @@ def test_a_slice_loads_strictly_into_the_net_of_its_rate(name, rate):
 
 def test_a_slice_computes_what_the_full_net_computes_without_the_other_units(clouds):
     federation = clouds("mlp3")
-    full, half = (federation.architectures["mlp3"](rate=rate) for rate in (1.0, 0.5))
+    full, half = (federation.architectures["mlp3"](scale=Scale(rate)) for rate in (1.0, 0.5))
     shapes = {name: tensor.shape for name, tensor in half.state_dict().items()}
     load(half, cut(full.state_dict(), shapes))
     with torch.no_grad():
@@ -256,7 +257,7 @@ def test_the_scaler_divides_what_enters_a_norm_in_training_only():
 def test_the_scaler_acts_on_every_hidden_layer_of_a_narrow_net(play, clouds, architecture):
     federation = clouds(architecture, capacities=(0.5,))
     run = play(HeteroFL(FULL), federation)
-    net, train = run.engine.server(0).build(rate=0.5), federation.sites[0].train
+    net, train = run.engine.server(0).build(width=0.5), federation.sites[0].train
     load(net, run.wire.sent["local_update"][0][0]["weights"], partial=True)
     h = train.inputs
     for stage in net.stages:
@@ -367,7 +368,7 @@ def test_a_client_is_judged_with_its_slice_and_its_own_statistics(play, clouds):
 
 def test_messages_carry_slices_and_the_full_weights_once_for_measuring(play, clouds):
     run = play(HeteroFL(), clouds("norm2", "norm2", capacities=(1.0, 0.5)))
-    net, narrow = run.engine.server(0).build(), run.engine.server(0).build(rate=0.5)
+    net, narrow = run.engine.server(0).build(), run.engine.server(0).build(width=0.5)
     full, half = (4 * sum(p.numel() for p in n.parameters()) for n in (net, narrow))
     traffic = run.reports[0].traffic
     assert traffic.down == {"weights": full + half + 2 * full, "rate": 2 * 8}

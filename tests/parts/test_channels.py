@@ -6,6 +6,7 @@ from torch import nn
 
 from potluck.core.errors import ConfigError
 from potluck.core.modes import mode
+from potluck.core.scale import FULL, Scale
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
 from potluck.parts.channels import Axis, Block, Channels, Narrowing
@@ -32,9 +33,9 @@ FAMILIES += [pytest.param("mobilenetv2", {}, id="mobilenetv2", marks=pytest.mark
 class Flattened(nn.Module):
     """Two convolutions and two linear layers, the first of which reads a flattened image."""
 
-    def __init__(self, rate=1.0, groups=1):
+    def __init__(self, scale=FULL, groups=1):
         super().__init__()
-        width = int(8 * rate)
+        width = scale.of(8)
         self.first = nn.Conv2d(3, width, 3, padding=1)
         self.second = nn.Conv2d(width, 2 * width, 3, stride=4, padding=1, groups=groups)
         self.third = nn.Linear(2 * width * 4, width)
@@ -45,9 +46,9 @@ class Flattened(nn.Module):
         return self.head(self.third(h.flatten(1)).relu())
 
 
-def grouped_norms(rate=1.0):
+def grouped_norms(scale=FULL):
     """Norms whose statistics no slice shares, but whose channels roll like others."""
-    width = int(8 * rate)
+    width = scale.of(8)
     stages = {"stem": nn.Sequential(nn.Conv2d(3, width, 3), nn.GroupNorm(2, width), nn.ReLU())}
     return StagedNet(stages, nn.Linear(width, 5))
 
@@ -68,12 +69,12 @@ def untouched(net):
 
 
 def channels(build, rate):
-    return Narrowing.to(build(rate=rate))(build(), IMAGE)
+    return Narrowing.to(build(scale=Scale(rate)))(build(), IMAGE)
 
 
 def gap(build, rate, submodel, training):
     """How far a narrow net's outputs are from those of the full net whose other weights are 0, as a share."""
-    full, narrow = untouched(build()), build(rate=rate).double()
+    full, narrow = untouched(build()), build(scale=Scale(rate)).double()
     state = dict(full.state_dict())
     narrow.load_state_dict(select(state, submodel))
     empty = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -109,7 +110,7 @@ def test_channels_that_are_not_tied_as_they_should_be_are_noticed():
     axes = {
         name: tuple(
             Axis(size, (Block(0, size, kept),) if kept < size else ())
-            for size, kept in zip(shape, build(rate=0.5).state_dict()[name].shape, strict=True)
+            for size, kept in zip(shape, build(scale=Scale(0.5)).state_dict()[name].shape, strict=True)
         )
         for name, shape in shapes_of(build()).items()
     }
@@ -122,7 +123,7 @@ def test_channels_that_are_not_tied_as_they_should_be_are_noticed():
 @pytest.mark.parametrize("name", ["heterofl_cnn", "preresnet18", "mlp3"])
 def test_rolling__every_layer_has_one_window_of_its_own_width_from_the_offset_on(name):
     build = partial(get_model(name), 5, IMAGE, width=6)
-    full, narrow = shapes_of(build()), shapes_of(build(rate=0.3))
+    full, narrow = shapes_of(build()), shapes_of(build(scale=Scale(0.3)))
     for offset in (0, 4, 11):
         for name, place in channels(build, 0.3).rolling(offset).items():
             for index, size, kept in zip(place, full[name], narrow[name], strict=True):
@@ -151,7 +152,7 @@ def test_rolling__in_as_many_rounds_as_there_are_channels_each_is_taken_equally_
 @pytest.mark.parametrize("name", ["heterofl_cnn", "resnet14_cifar", "preresnet18"])
 def test_leading__slices_agree_from_layer_to_layer_by_themselves(name):
     build = partial(get_model(name), 5, IMAGE, width=6)
-    assert gap(build, 0.3, leading(shapes_of(build(rate=0.3))), training=True) < 1e-9
+    assert gap(build, 0.3, leading(shapes_of(build(scale=Scale(0.3)))), training=True) < 1e-9
 
 
 def test_channels_of__norms_by_groups_do_not_keep_channels_from_rolling():

@@ -10,6 +10,7 @@ from potluck.core.message import Message
 from potluck.core.method import Need, runs_on_client
 from potluck.core.rng import Key
 from potluck.core.roles import Client, Replies, Server
+from potluck.core.scale import FULL
 from potluck.core.weights import buffers_of, load, parameters_of
 from potluck.parts.sharing import SharesWeights, Sharing
 
@@ -40,8 +41,8 @@ def federation(*architectures):
 
 
 def server(world):
-    def build(architecture=None, *, rate=1.0):
-        return world.build(architecture, Key(("initial", architecture or world.server_architecture)), rate)
+    def build(architecture=None, scale=FULL):
+        return world.build(architecture, Key(("initial", architecture or world.server_architecture)), scale)
 
     return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()), None)
 

@@ -10,6 +10,7 @@ from torch import Size, Tensor, nn
 from potluck.core.examples import Examples
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.scale import FULL, Scale, built
 from potluck.core.task import CLASSIFICATION, Criterion, Task
 from potluck.core.weights import frozen_names, parameters_of
 
@@ -83,10 +84,10 @@ class Federation:
 
     Attributes:
         sites: the clients by id.
-        architectures: named builders; each call makes a new module. A builder that takes `rate` can make
-            narrower nets whose tensors are leading slices of the full net's. Parameters that a builder leaves without
-            `requires_grad` are frozen, and so are layers that it leaves in evaluation mode inside a net in training
-            mode: BatchNorm keeps its statistics, Dropout stays off.
+        architectures: named builders; each call makes a new module. A builder that takes `scale` can make
+            narrower nets, whose tensors are leading slices of the full net's, or shallower ones. Parameters that a
+            builder leaves without `requires_grad` are frozen, and so are layers that it leaves in evaluation mode
+            inside a net in training mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.
         task: the meaning of outputs and targets, the loss and the metrics.
         criterion: (outputs, targets) to a scalar, which training minimises; the task's own unless another is given.
@@ -108,11 +109,15 @@ class Federation:
         if self.criterion is _the_tasks_own:
             object.__setattr__(self, "criterion", self.task.criterion)
 
-    def build(self, architecture: str | None, key: Key, rate: float = 1.0) -> nn.Module:
-        """A new module, initialised by draws from `key` alone; None for the server's architecture."""
-        builder = self.architectures[architecture or self.server_architecture]
+    def build(self, architecture: str | None, key: Key, scale: Scale = FULL) -> nn.Module:
+        """A new module, initialised by draws from `key` alone; None for the server's architecture.
+
+        Raises:
+            ConfigError: the architecture has no net of this scale.
+        """
+        name = architecture or self.server_architecture
         with isolated(key):
-            return to_training(builder() if rate == 1.0 else builder(rate=rate))
+            return to_training(built(self.architectures[name], scale, name))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:

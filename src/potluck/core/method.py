@@ -70,6 +70,9 @@ class Method(Checked, Generic[S]):
     """Whether the server builds clients' networks, for their initial weights, their shapes or their replies. If False,
     clients on other machines may have networks unknown to the server."""
 
+    predicts_with_exits: ClassVar[bool] = False
+    """Whether exits have a part in predictions, see `potluck.parts.exits`; else they serve training alone."""
+
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""
 

@@ -10,6 +10,7 @@ from torch import nn
 from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.scale import FULL, Scale, built
 from potluck.core.task import CLASSIFICATION, Task
 from potluck.core.weights import learnt_of
 
@@ -53,10 +54,10 @@ class Offer:
         """One network of each architecture that a client has."""
         return {name: self.build(name) for name in sorted(set(self.assigned.values()))}
 
-    def build(self, architecture: str, **options: float) -> nn.Module:
+    def build(self, architecture: str, scale: Scale = FULL) -> nn.Module:
         """A network to inspect, built without drawing from the global generator."""
         with isolated(Key((architecture,))):
-            return to_training(self.architectures[architecture](**options))
+            return to_training(built(self.architectures[architecture], scale, architecture))
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Need:
     NESTED_LAYERS: ClassVar["Need"]
     SPLIT_MODEL: ClassVar["Need"]
     WIDTH_SLICES: ClassVar["Need"]
+    DEPTH_PREFIXES: ClassVar["Need"]
     PUBLIC_DATA: ClassVar["Need"]
     VALIDATION: ClassVar["Need"]
     CLASSES: ClassVar["Need"]
@@ -135,10 +137,10 @@ def _split_model(offer: Offer) -> str | None:
 
 def _width_slices(offer: Offer) -> str | None:
     try:
-        full, narrow = offer.build(offer.server_architecture), offer.build(offer.server_architecture, rate=0.5)
+        full, narrow = offer.build(offer.server_architecture), offer.build(offer.server_architecture, Scale(width=0.5))
     except (TypeError, ValueError):
         return f"it cuts the width of {offer.server_architecture}, which has no slices"
-    return None if _fits(narrow, full) else f"{offer.server_architecture} at rate 0.5 is no slice of itself"
+    return None if _fits(narrow, full) else f"{offer.server_architecture} at width 0.5 is no slice of itself"
 
 
 def _fits(narrow: nn.Module, full: nn.Module) -> bool:
@@ -147,6 +149,17 @@ def _fits(narrow: nn.Module, full: nn.Module) -> bool:
         name in whole and all(small <= large for small, large in zip(tensor.shape, whole[name].shape, strict=True))
         for name, tensor in narrow.state_dict().items()
     )
+
+
+def _depth_prefixes(offer: Offer) -> str | None:
+    name = offer.server_architecture
+    try:
+        full, shallow = offer.build(name), offer.build(name, Scale(depth=1))
+    except (TypeError, ValueError):
+        return f"it cuts the depth of {name}, which has no blocks to leave out"
+    whole = {tensor: found.shape for tensor, found in full.state_dict().items()}
+    own = {tensor: found.shape for tensor, found in shallow.state_dict().items() if not tensor.startswith("exits.")}
+    return None if own.items() <= whole.items() else f"{name} at depth 1 is no part of itself"
 
 
 def _public_data(offer: Offer) -> str | None:
@@ -190,6 +203,7 @@ Need.SPLIT_MODEL = Need(
     "expected a StagedNet: give its parts to potluck.models.contract.StagedNet",
 )
 Need.WIDTH_SLICES = Need("a model whose width can be cut", _width_slices, "choose another model")
+Need.DEPTH_PREFIXES = Need("a model whose depth can be cut", _depth_prefixes, "choose another model")
 Need.PUBLIC_DATA = Need("public data", _public_data, "give it 'holdout' or the name of a data set")
 Need.VALIDATION = Need(
     "a validation part for every client",

@@ -18,8 +18,9 @@ from potluck.core.examples import Examples
 from potluck.core.fields import Checked, at_least
 from potluck.core.fit import Extras, Objective, Request, check_frozen
 
-NetPart = Literal["extracted", "features", "outputs"]
-"""Outputs of parts of a staged net: of its extractor, of its last stage (the input of its head), of the whole net."""
+NetPart = Literal["extracted", "features", "exits", "outputs"]
+"""Outputs of parts of a staged net: of its extractor; of its last stage (the input of its head); of all its exits,
+(n, exits, ...), the net's own last; of the whole net."""
 
 
 @runtime_checkable

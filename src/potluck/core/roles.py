@@ -16,6 +16,7 @@ from potluck.core.message import Message
 from potluck.core.notes import Notes
 from potluck.core.requests import Gradient, Measure, Predict
 from potluck.core.rng import Key
+from potluck.core.scale import Scale
 from potluck.core.text import last_lines, one_line
 from potluck.core.weights import Weights, learnt_of, load
 
@@ -176,9 +177,20 @@ class Server:
         except DivergenceError as error:
             raise DivergenceError(f"round {self.round}: the server's {error}; train more gently") from error
 
-    def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
-        """A new module with the run's initial weights, the same at every call; the server's own for None."""
-        return self._build(architecture, rate=rate)
+    def build(self, architecture: str | None = None, *, width: float = 1.0, depth: int | None = None) -> nn.Module:
+        """A new module with the run's initial weights, the same at every call.
+
+        Args:
+            architecture: None for the server's own.
+            width: share of the full net's channels.
+            depth: number of its blocks, counted from the input, behind the last of which the net ends in an exit; None
+                for all, and the net's own head.
+
+        Raises:
+            ConfigError: the architecture has no net of this width or depth, see `Need.WIDTH_SLICES` and
+                `Need.DEPTH_PREFIXES`.
+        """
+        return self._build(architecture, Scale(width, depth))
 
     def about(self, architecture: str | None, question: Callable[[nn.Module, tuple[int, ...]], T]) -> T:
         """The result of a named function of an architecture's net and its input shape; computed once in a run."""
@@ -291,9 +303,9 @@ class Client:
         """The task's loss as an objective for `Fit`."""
         return Supervised(self.criterion)
 
-    def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
+    def build(self, architecture: str | None = None, *, width: float = 1.0, depth: int | None = None) -> nn.Module:
         """A new module with the same initial weights as `server.build` gives."""
-        return self._build(architecture, rate=rate)
+        return self._build(architecture, Scale(width, depth))
 
     def twin(self) -> nn.Module:
         """A new module of this client's own architecture, with the run's initial weights."""

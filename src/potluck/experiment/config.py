@@ -393,7 +393,7 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
     if not isinstance(name, str):
         raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
     parameters = inspect.signature(get_model(name)).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "rate"]
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
     _known(options, known, "federation.models", f"{source}: {name}")
     return ModelSpec(name, options)
 

@@ -77,6 +77,7 @@ from potluck import (
     Sharing,
     Weights,
     at_least,
+    buffers_of,
     feature_shapes,
     learnt_of,
     load,
@@ -133,6 +134,7 @@ class FedGen(SharesWeights[State]):
         return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
+        check_heads(server, self.sharing.buffers)
         generator = server.module("generator", partial(self.generator, feature_width(server), server.num_classes))
         return State(self.sharing.initial(server), learnt_of(generator), None)
 
@@ -262,10 +264,25 @@ def sent_heads(replies: Replies, server: Server) -> Sequence[nn.Module]:
     nets = {name: server.build(name) for name in sorted({server.roster[i].architecture for i in replies})}
     heads: list[nn.Module] = []
     for i, reply in replies.items():
-        head = copy.deepcopy(staged(nets[server.roster[i].architecture]).head)
-        sent = {n.removeprefix("head."): w for n, w in reply["weights"].items() if n.startswith("head.")}
-        heads.append(load(head, sent, partial=True))
+        net = staged(nets[server.roster[i].architecture])
+        sent = {**reply["weights"], **reply.get("buffers", {})}
+        own = {n: w for n, w in sent.items() if n.startswith(f"{net.head_name}.")}
+        heads.append(copy.deepcopy(staged(load(net, own, partial=True)).head))
     return heads
+
+
+def check_heads(server: Server, buffers: str) -> None:
+    """Refuse heads that the server cannot put together from what it is sent.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    for name in sorted({member.architecture for member in server.roster.values()} if buffers != "average" else ()):
+        if buffers_of(staged(server.build(name)).head):
+            raise ConfigError(
+                f"fedgen: the head of {name} keeps statistics, and sharing.buffers={buffers!r} does not send them to"
+                " the server, which teaches its generator with the head; expected 'average'"
+            )
 
 
 def feature_width(server: Server) -> int:

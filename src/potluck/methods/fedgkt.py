@@ -145,7 +145,7 @@ class FedGKT(Method[State]):
         net, extractor = tail(client.build()), list(staged(client.model).stages.named_children())
         load(net, message["net"])
         cut = staged(client.model).extractor_stages
-        return StagedNet({**dict(extractor[:cut]), **dict(net.stages.named_children())}, net.head, net.pool, cut)
+        return net.with_stages({**dict(extractor[:cut]), **dict(net.stages.named_children())}, cut)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def tail(net: nn.Module) -> StagedNet:
     """The layers behind a net's extractor, under the names that they have in it."""
     whole = staged(net)
     behind = list(whole.stages.named_children())[whole.extractor_stages :]
-    return StagedNet(dict(behind), whole.head, whole.pool, extractor_stages=0)
+    return whole.with_stages(dict(behind), extractor_stages=0)
 
 
 def check_cuts(server: Server) -> None:

@@ -55,7 +55,7 @@ class FedRolex(HeteroFL):
         return super().init(server)
 
     def submodel(self, server: Server, rate: float) -> SubModel:
-        channels = server.about(None, Narrowing.to(server.build(rate=rate)))
+        channels = server.about(None, Narrowing.to(server.build(width=rate)))
         return window(channels, server.round)
 
     def narrow_net(self, client: Client, message: Message) -> nn.Module:

@@ -9,12 +9,12 @@ and are never used to predict. The m stands for many heads; mutual distillation 
 Symbols
     W         state.pool
     theta_j   the stages from piece.start to before piece.stop
-    phi_j     heads, by the name of the block that they follow
+    phi_j     exits, by the name of the block that they follow
     p_k       len(client.train)
 
 Wire
-    down      weights |w|, buffers |b|, heads |heads|
-    up        weights |w|, buffers |b|, heads at most |heads|, examples 1
+    down      weights |w|, buffers |b|, exits |exits|
+    up        weights |w|, buffers |b|, exits at most |exits|, examples 1
 
 Limits
     equals fedavg on capacity=1.0 architectures=1
@@ -40,14 +40,13 @@ Departures from the paper
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Size, nn
+from torch import nn
 
 from potluck import (
     Client,
     ClientWork,
     Cohort,
     DepthWise,
-    GlobalPool,
     GroupWeights,
     Member,
     MemoryModel,
@@ -58,8 +57,9 @@ from potluck import (
     Server,
     SharesWeights,
     StagedNet,
-    batch_norms,
+    linear_exit,
     load,
+    new_exits,
     on_client,
     optional,
     parameters_of,
@@ -74,7 +74,7 @@ class State:
     """The server's weights, and the auxiliary classifiers, both by group of clients."""
 
     pool: GroupWeights
-    heads: GroupWeights
+    exits: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -93,32 +93,30 @@ class MFeDepth(DepthWise, SharesWeights[State]):
     def init(self, server: Server) -> State:
         self.check_budgets(server)
         members = {member.architecture: member for member in server.roster.values()}
-        heads: GroupWeights = {}
+        exits: GroupWeights = {}
         for architecture, member in sorted(members.items()):
             net = staged(server.build(architecture))
-            memory = self.estimate(net, server.input_shape)
-            mine = server.module("heads", partial(auxiliary_heads, net, memory, server.num_classes))
-            group = self.sharing.group(member)
-            heads[group] = parameters_of(mine) | heads.get(group, {})
-        return State(self.sharing.initial(server), heads)
+            own = parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
+            exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
+        return State(self.sharing.initial(server), exits)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        heads = state.heads
-        sent = self.sharing.send(state.pool, cohort, server, heads=lambda member: heads[self.sharing.group(member)])
+        exits = state.exits
+        sent = self.sharing.send(state.pool, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
         replies = cohort.stream(self.local_update, sent)
-        means = self.sharing.means(replies, server.roster, "weights", "buffers", "heads")
-        return State(pool=means.over(state.pool, "weights", "buffers"), heads=means.over(heads, "heads"))
+        means = self.sharing.means(replies, server.roster, "weights", "buffers", "exits")
+        return State(pool=means.over(state.pool, "weights", "buffers"), exits=means.over(exits, "exits"))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(**self.expected(member, message), heads=optional(some_of(message["heads"])))
+        return Schema(**self.expected(member, message), exits=optional(some_of(message["exits"])))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         net = staged(client.model)
         memory = self.estimate(net, client.train.input_shape)
-        heads = client.module("heads", partial(auxiliary_heads, net, memory, client.num_classes), keep=False)
-        load(heads, pick(message["heads"], {name: tensor.shape for name, tensor in heads.state_dict().items()}))
+        exits = auxiliary_classifiers(client, net, memory)
+        load(exits, pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}))
         del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
 
@@ -126,25 +124,16 @@ class MFeDepth(DepthWise, SharesWeights[State]):
             """phi_j(theta_j(z)); the last piece has the net's own classifier."""
             parts = list(net.stages.named_children())
             if piece.stop == len(parts) - memory.after:
-                return StagedNet(dict(parts[piece.start :]), net.head, net.pool)
+                return net.with_stages(dict(parts[piece.start :]))
             last, _ = parts[piece.stop - 1]
-            used[last] = heads.get_submodule(last)
-            return nn.Sequential(net.stages[piece.start : piece.stop], used[last])
+            used[last] = exits[last]
+            return StagedNet(dict(parts[piece.start : piece.stop]), exits={last: exits[last]})
 
         reply = yield from self.learn(client, memory, lead_out)
-        return Message(**reply, heads=parameters_of(used) or None)
+        return Message(**reply, exits=parameters_of(used) or None)
 
 
-def auxiliary_heads(net: StagedNet, memory: MemoryModel, classes: int) -> nn.ModuleDict:
-    """A classifier behind every block but the last, by the name of the block's last stage."""
+def auxiliary_classifiers(party: Server | Client, net: StagedNet, memory: MemoryModel) -> nn.ModuleDict:
+    """An exit behind every block but the last, by the name of the block's last stage."""
     behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
-    return nn.ModuleDict({part.name: auxiliary_head(net, part.output, classes) for part in behind})
-
-
-def auxiliary_head(net: StagedNet, features: Size, classes: int) -> nn.Sequential:
-    """A classifier of features (channels,), (channels, height, width), or (tokens, channels) in transformers."""
-    if len(features) == 2:
-        return nn.Sequential(nn.LayerNorm(features[1]), net.pool, nn.Linear(features[1], classes))
-    norm = nn.BatchNorm1d if len(features) == 1 else nn.BatchNorm2d
-    norms = [norm(features[0], track_running_stats=False)] if batch_norms(net) else []
-    return nn.Sequential(*norms, GlobalPool(), nn.Linear(features[0], classes))
+    return new_exits(party, net, {part.name: part.output for part in behind}, partial(linear_exit, track=False))

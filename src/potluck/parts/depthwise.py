@@ -43,7 +43,7 @@ from potluck.parts.memory import (
 )
 from potluck.parts.sharing import Sharing
 
-Exit = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
+SubProblem = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
 """Makes of a piece the net of its sub-problem, from the piece's input to logits."""
 
 
@@ -119,7 +119,7 @@ class DepthWise(Checked):
         sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds.get(entry) is not None}
         return {**kinds, **{entry: optional(kind) for entry, kind in sent.items()}}
 
-    def learn(self, client: Client, memory: MemoryModel, lead_out: Exit) -> Generator[Fit, FitReport, Message]:
+    def learn(self, client: Client, memory: MemoryModel, lead_out: SubProblem) -> Generator[Fit, FitReport, Message]:
         """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the reply.
 
         Args:
@@ -144,7 +144,7 @@ class DepthWise(Checked):
         yield from sub_problems
         return without(self.sharing.reply(client), [name for name, _ in frozen.named_children()])
 
-    def _buffered(self, client: Client, plan: "Plan", lead_out: Exit) -> Generator[Fit, FitReport]:
+    def _buffered(self, client: Client, plan: "Plan", lead_out: SubProblem) -> Generator[Fit, FitReport]:
         """The sub-problems on z_j that is computed once."""
         done, size = 0, self.training.batch_size
         with Buffer(client.train) as z:
@@ -160,7 +160,7 @@ class DepthWise(Checked):
                 if parameters_of(sub_problem):  # else all of it is frozen
                     yield Fit(sub_problem, client.objective, z.examples, self.training)
 
-    def _anew(self, client: Client, plan: "Plan", lead_out: Exit) -> Generator[Fit, FitReport]:
+    def _anew(self, client: Client, plan: "Plan", lead_out: SubProblem) -> Generator[Fit, FitReport]:
         """The sub-problems on z_j that is computed for each batch."""
         done, size = 0, self.training.batch_size
         for number, piece in enumerate(plan.pieces):

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS, keep_statistics
+from potluck.core.batchnorm import keep_statistics
 from potluck.core.fit import LocalTraining
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
-from potluck.models.contract import StagedNet
+from potluck.models.contract import StagedNet, is_norm
 
 SCENARIOS = {
     "fair": (1 / 6, 1 / 3, 1 / 2, 1.0),
@@ -44,7 +44,6 @@ BATCH_SIZE = 32
 SLACK = 1.05
 """The paper's own pieces exceed its budgets by up to 4.2 %; from 14 % on they would be other pieces."""
 
-NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 # Containers are no layers; the paper's net calls ReLU as a function, which its estimate does not see.
 UNCOUNTED = (nn.Sequential, nn.ModuleList, nn.ReLU)
 
@@ -277,7 +276,7 @@ def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[
     shifted[0] = replace(shifted[0], start=0)
     blocks = tuple((first - start + 1, stop - start + 1) for first, stop in memory.blocks if first >= start)
     left = replace(memory, parts=(memory.parts[0], *memory.parts[start:]), blocks=((0, blocks[0][1]), *blocks[1:]))
-    return StagedNet(dict([parts[0], *parts[start:]]), net.head, net.pool), shifted, left
+    return net.with_stages(dict([parts[0], *parts[start:]])), shifted, left
 
 
 def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
@@ -309,17 +308,11 @@ def _blocks(net: StagedNet, costs: Sequence[float]) -> tuple[tuple[int, int], ..
     """
     stages = list(net.stages.children())
     end = len(stages)
-    while end > 1 and _is_norm(stages[end - 1]):
+    while end > 1 and is_norm(stages[end - 1]):
         end -= 1
     singles = [(place, place + 1) for place in range(end)]
     has_stem = end > 1 and 2 * costs[0] < costs[1]
     return ((0, 2), *singles[2:]) if has_stem else tuple(singles)
-
-
-def _is_norm(stage: nn.Module) -> bool:
-    """Whether all parameters of a stage, if it has any, belong to norms."""
-    norms = {id(p) for module in stage.modules() if isinstance(module, NORMS) for p in module.parameters()}
-    return all(id(parameter) in norms for parameter in stage.parameters())
 
 
 def _watched(module: nn.Module, x: Tensor) -> tuple[Tensor, list[int], int]:

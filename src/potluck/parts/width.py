@@ -87,11 +87,11 @@ class WidthSlices(Method[W]):
 
     def submodel(self, server: Server, rate: float) -> SubModel:
         """Where the narrow net of this rate lies in this round: its leading slices, of the shapes that the net has."""
-        return leading({name: tensor.shape for name, tensor in server.build(rate=rate).named_parameters()})
+        return leading({name: tensor.shape for name, tensor in server.build(width=rate).named_parameters()})
 
     def narrow_net(self, client: Client, message: Message) -> nn.Module:
         """On the client, the net of the rate and the weights that it was sent."""
-        return load(client.build(rate=message["rate"]), message["weights"], partial=True)
+        return load(client.build(width=message["rate"]), message["weights"], partial=True)
 
     def inference_message(self, state: W, client_id: ClientId, server: Server) -> Message:
         """The slice of the largest level that the client's capacity allows."""

@@ -36,6 +36,8 @@ from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.testing.corruptions import corruptions
+from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
+from potluck.testing.hearing import Hearing
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import Place, applying, check_size, documented
 from potluck.testing.worlds import CLASSES, World, assigned, packed, quick, run_rounds, toy_federation
@@ -303,7 +305,7 @@ def trains_no_more_than_fits(method: Subject) -> None:
             shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (given, back)]
             assert shapes[0] == shapes[1], f"{call.handler} replies other tensors or shapes than it was sent"
             share = engine.federation.sites[call.client].capacity
-            most = sum(tensor.numel() for tensor in parameters_of(server.build(rate=share)).values())
+            most = sum(tensor.numel() for tensor in parameters_of(server.build(width=share)).values())
             found = sum(tensor.numel() for tensor in given.values())
             assert found <= most, f"a client of capacity {share} trains {found} weights; {most} fit"
             seen += found
@@ -394,21 +396,6 @@ class Counting(Engine):
         return Arriving(counted(), arriving.failures, hold)
 
 
-class Hearing(Sequential):
-    """An executor that remembers calls and their answers."""
-
-    def __init__(self) -> None:
-        self.exchanges: list[tuple[Call, Answer]] = []
-
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Outcomes in the order of the tasks."""
-        for job in (task.make() for task in tasks):
-            outcome = host.execute(job)
-            if isinstance(job, Call) and isinstance(outcome, Answer):
-                self.exchanges.append((job, outcome))
-            yield outcome
-
-
 class Without(Sequential):
     """An executor under which one client always fails."""
 
@@ -468,6 +455,8 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     declares_its_replies,
     trains_no_more_than_fits,
     leaves_alone_what_nobody_covers,
+    shares_its_exits,
+    predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
     learns_a_toy_task,
 )
@@ -486,6 +475,8 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     works_with_newcomers,
     sends_what_it_documents,
     declares_its_replies,
+    shares_its_exits,
+    predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
 )
 """Whatever an option can break; that the method learns is seen for the defaults alone, since it takes long."""

@@ -56,9 +56,9 @@ class Place:
     state: Any
     site: Site
 
-    def net(self, architecture: str | None = None, rate: float = 1.0) -> Any:
+    def net(self, architecture: str | None = None, width: float = 1.0) -> Any:
         """A net of this architecture, the server's if None."""
-        return self.engine.server(0).build(architecture, rate=rate)
+        return self.engine.server(0).build(architecture, width=width)
 
     @property
     def own(self) -> Any:
@@ -72,7 +72,7 @@ class Place:
 
     @property
     def level(self) -> float:
-        """The rate that the client trains."""
+        """The share of the channels that the client trains."""
         return level_within(self.engine.method.levels, self.site.capacity)  # type: ignore[attr-defined]
 
     @property
@@ -87,7 +87,7 @@ SYMBOLS: dict[str, Callable[[Place], int]] = {
     "|b|": lambda at: _bytes(buffers_of(at.own).values()),  # its buffers
     "|theta_i|": lambda at: _bytes(learnt_of(at.own).values()),  # both
     "|theta_g|": lambda at: _bytes(learnt_of(at.net()).values()),  # both of the server's model
-    "|slice|": lambda at: _bytes(parameters_of(at.net(rate=at.level)).values()),  # of the slice that the client trains
+    "|slice|": lambda at: _bytes(parameters_of(at.net(width=at.level)).values()),  # of the slice that the client trains
     "|s_in|": lambda at: _floats(at.features[0]),  # one example's features, before the intermediate layers
     "|s_out|": lambda at: _floats(at.features[1]),  # and after them
     "|h|": lambda at: _floats(at.features[1]),  # what the last layer reads

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -18,10 +17,11 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.core.rng import fold_in
+from potluck.core.scale import FULL, Scale
 from potluck.core.tree import pack
 from potluck.engine.engine import Engine
 from potluck.experiment.config import merged, override, typed, without_none
-from potluck.models.contract import StagedNet
+from potluck.models.contract import StagedNet, of_depth
 
 CLASSES = 4
 _FEATURES, _WIDTH = 10, 16
@@ -56,13 +56,13 @@ class World:
         return replace(self, architectures=1) if Need.ONE_ARCHITECTURE in method.needs() else self
 
 
-def toy_net(depth: int, batchnorm: bool, frozen: bool = False, rate: float = 1.0) -> StagedNet:
-    """A staged net on ten features with `depth` hidden stages after the first, sliceable by `rate`.
+def toy_net(depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL) -> StagedNet:
+    """A staged net on ten features with `depth` hidden stages after the first.
 
     With `frozen` the first stage is as if it were pre-trained, its BatchNorm in evaluation mode, and one bias behind it
     is not trained either.
     """
-    width = ceil(rate * _WIDTH)
+    width = scale.of(_WIDTH)
     stages = {"stem": _stage(_FEATURES, width, batchnorm)}
     stages |= {f"hidden{i}": _stage(width, width, batchnorm) for i in range(1, depth + 1)}
     net = StagedNet(stages, nn.Linear(width, CLASSES))
@@ -72,7 +72,7 @@ def toy_net(depth: int, batchnorm: bool, frozen: bool = False, rate: float = 1.0
             assert norm.running_mean is not None
             nn.init.normal_(norm.running_mean)
         net.get_parameter("stages.hidden1.0.bias").requires_grad_(False)
-    return net
+    return of_depth(net, scale.depth, CLASSES, (_FEATURES,))
 
 
 def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:

@@ -21,6 +21,7 @@ from potluck.core.method import Method
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
+from potluck.core.scale import FULL, Scale
 from potluck.core.task import Sums, added
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, weights_of
@@ -214,15 +215,15 @@ class ClientRuntime:
             return load(net, frozen_of(self.build(architecture)), partial=True) if frozen_names(net) else net
         return self._modules.take(architecture, kept)
 
-    def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
+    def build(self, architecture: str | None = None, scale: Scale = FULL) -> nn.Module:
         """A module with the run's initial weights for this architecture, the same on server and clients.
 
-        Frozen tensors of a narrower net are leading slices of the full net's.
+        Frozen tensors of a narrower or shallower net are parts of the full net's.
         """
         name = architecture or self._federation.server_architecture
         key = fold_in(self._seed, "common model", name)
-        net = self._federation.build(name, key, rate)
-        if rate != 1.0 and (frozen := frozen_of(net)):
+        net = self._federation.build(name, key, scale)
+        if scale != FULL and (frozen := frozen_of(net)):
             shapes = {name: tensor.shape for name, tensor in frozen.items()}
             load(net, cut(frozen_of(self._federation.build(name, key)), shapes), partial=True)
         return net
