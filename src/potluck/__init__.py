@@ -93,9 +93,15 @@ _HOMES = {
     "VAELoss": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
+    "FeatureLoss": "parts.features",
+    "ObservingLoss": "parts.features",
+    "PairStore": "parts.features",
     "drawn": "parts.features",
+    "expected_pairs": "parts.features",
+    "feature_shape": "parts.features",
     "observed": "parts.features",
     "signature": "parts.features",
+    "signatures": "parts.features",
     "with_pairs": "parts.features",
     "distillation": "parts.losses",
     "masked_cross_entropy": "parts.losses",
@@ -108,6 +114,7 @@ _HOMES = {
     "noise_examples": "parts.noise",
     "effective_steps": "parts.normalised",
     "FeaturePrivacy": "parts.privacy",
+    "ReleasesFeatures": "parts.privacy",
     "Reconcile": "parts.projection",
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
@@ -205,9 +212,15 @@ if TYPE_CHECKING:
     from potluck.parts.cvae import VAELoss as VAELoss
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
+    from potluck.parts.features import FeatureLoss as FeatureLoss
+    from potluck.parts.features import ObservingLoss as ObservingLoss
+    from potluck.parts.features import PairStore as PairStore
     from potluck.parts.features import drawn as drawn
+    from potluck.parts.features import expected_pairs as expected_pairs
+    from potluck.parts.features import feature_shape as feature_shape
     from potluck.parts.features import observed as observed
     from potluck.parts.features import signature as signature
+    from potluck.parts.features import signatures as signatures
     from potluck.parts.features import with_pairs as with_pairs
     from potluck.parts.losses import distillation as distillation
     from potluck.parts.losses import masked_cross_entropy as masked_cross_entropy
@@ -220,6 +233,7 @@ if TYPE_CHECKING:
     from potluck.parts.noise import noise_examples as noise_examples
     from potluck.parts.normalised import effective_steps as effective_steps
     from potluck.parts.privacy import FeaturePrivacy as FeaturePrivacy
+    from potluck.parts.privacy import ReleasesFeatures as ReleasesFeatures
     from potluck.parts.projection import Reconcile as Reconcile
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
