@@ -91,9 +91,11 @@ _HOMES = {
     "split": "models.contract",
     "ConditionalVAE": "parts.cvae",
     "VAELoss": "parts.cvae",
+    "server_vae": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
     "FeatureLoss": "parts.features",
+    "FeaturePlace": "parts.features",
     "ObservingLoss": "parts.features",
     "PairStore": "parts.features",
     "drawn": "parts.features",
@@ -116,6 +118,8 @@ _HOMES = {
     "FeaturePrivacy": "parts.privacy",
     "ReleasesFeatures": "parts.privacy",
     "Reconcile": "parts.projection",
+    "PrototypeLoss": "parts.prototypes",
+    "ReplayLoss": "parts.prototypes",
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
     "averages": "parts.prototypes",
@@ -210,9 +214,11 @@ if TYPE_CHECKING:
     from potluck.models.contract import split as split
     from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
     from potluck.parts.cvae import VAELoss as VAELoss
+    from potluck.parts.cvae import server_vae as server_vae
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
     from potluck.parts.features import FeatureLoss as FeatureLoss
+    from potluck.parts.features import FeaturePlace as FeaturePlace
     from potluck.parts.features import ObservingLoss as ObservingLoss
     from potluck.parts.features import PairStore as PairStore
     from potluck.parts.features import drawn as drawn
@@ -235,6 +241,8 @@ if TYPE_CHECKING:
     from potluck.parts.privacy import FeaturePrivacy as FeaturePrivacy
     from potluck.parts.privacy import ReleasesFeatures as ReleasesFeatures
     from potluck.parts.projection import Reconcile as Reconcile
+    from potluck.parts.prototypes import PrototypeLoss as PrototypeLoss
+    from potluck.parts.prototypes import ReplayLoss as ReplayLoss
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
     from potluck.parts.prototypes import averages as averages

@@ -161,8 +161,8 @@ class FedIN(ReleasesFeatures[State]):
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         features, kinds = state.features, state.signatures
-        batch = drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
-        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: batch.get(kinds[m.architecture]))
+        S = drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         for id, reply in cohort.stream(self.local_update, sent):  # l. 6
             means.add(id, reply)  # l. 3
@@ -177,25 +177,25 @@ class FedIN(ReleasesFeatures[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)  # l. 14-15
-        model, received, anchor = client.model, message.get("features"), parameters_of(client.model)
+        model, S, anchor = client.model, message.get("features"), parameters_of(client.model)
         pairs = self.released(client, self.feature_batch)
         inner = intermediate_names(model) & anchor.keys()
         l_local, l_in = ObservingLoss(client.criterion, self.mu, self.noise), FeatureLoss(self.feature_batch)
-        joint = received is not None and self.optimization == "joint"  # l. 9
+        joint = S is not None and self.optimization == "joint"  # l. 9
         report = yield Fit(
             model,
             [l_local, l_in] if joint else l_local,  # l. 16, 18 | l. 10
             client.train,
             self.training,
-            extras={"anchor": anchor, "features": received},
+            extras={"anchor": anchor, "features": S},
             combine=self.rule_on(inner) if joint else None,  # l. 19
             keep=self.feature_batch if self.feature_training and not self.privacy else 0,  # l. 11, 17
         )
         client.note(**report.combined)
-        if received and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
-            data = Examples(received["s_in"], received["s_out"])
+        if S and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
+            data = Examples(S["s_in"], S["s_out"])
             training = replace(self.training, steps=report.steps, batch_size=self.feature_batch)
-            yield Fit(model, l_in, data, training, {"features": received}, trainable=tuple(sorted(inner)))
+            yield Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)))
         return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
 
     def rule_on(self, inner: frozenset[str]) -> Reconcile:
