@@ -98,6 +98,7 @@ _HOMES = {
     "FeaturePlace": "parts.features",
     "ObservingLoss": "parts.features",
     "PairStore": "parts.features",
+    "common_width": "parts.features",
     "drawn": "parts.features",
     "expected_pairs": "parts.features",
     "feature_shape": "parts.features",
@@ -105,6 +106,9 @@ _HOMES = {
     "signature": "parts.features",
     "signatures": "parts.features",
     "with_pairs": "parts.features",
+    "Generator": "parts.generator",
+    "GeneratorLoss": "parts.generator",
+    "sent_heads": "parts.generator",
     "distillation": "parts.losses",
     "masked_cross_entropy": "parts.losses",
     "soft_cross_entropy": "parts.losses",
@@ -221,6 +225,7 @@ if TYPE_CHECKING:
     from potluck.parts.features import FeaturePlace as FeaturePlace
     from potluck.parts.features import ObservingLoss as ObservingLoss
     from potluck.parts.features import PairStore as PairStore
+    from potluck.parts.features import common_width as common_width
     from potluck.parts.features import drawn as drawn
     from potluck.parts.features import expected_pairs as expected_pairs
     from potluck.parts.features import feature_shape as feature_shape
@@ -228,6 +233,9 @@ if TYPE_CHECKING:
     from potluck.parts.features import signature as signature
     from potluck.parts.features import signatures as signatures
     from potluck.parts.features import with_pairs as with_pairs
+    from potluck.parts.generator import Generator as Generator
+    from potluck.parts.generator import GeneratorLoss as GeneratorLoss
+    from potluck.parts.generator import sent_heads as sent_heads
     from potluck.parts.losses import distillation as distillation
     from potluck.parts.losses import masked_cross_entropy as masked_cross_entropy
     from potluck.parts.losses import soft_cross_entropy as soft_cross_entropy

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.batchnorm import keep_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch
 from potluck.core.federation import Criterion, Member
 from potluck.core.fit import Extras, Observed
@@ -49,6 +50,20 @@ def signatures(server: Server, *places: FeaturePlace) -> dict[str, str]:
 def feature_shape(server: Server, architecture: str | None, place: FeaturePlace) -> torch.Size:
     """The shape of one example's features in an architecture, the server's own if None."""
     return server.about(architecture, feature_shapes)[_PLACES.index(place)]
+
+
+def common_width(server: Server) -> int:
+    """How wide the features are that all clients' last layers read.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    names = sorted({member.architecture for member in server.roster.values()})
+    widths = {name: feature_shape(server, name, "s_out").numel() for name in names}
+    if len(set(widths.values())) > 1:
+        found = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise ConfigError(f"last layers read features of different widths: {found}; expected one width")
+    return next(iter(widths.values()))
 
 
 def expected_pairs(server: Server, member: Member, most: int) -> Schema:
