@@ -67,6 +67,7 @@ _HOMES = {
     "buffers_of": "core.weights",
     "cut": "core.weights",
     "frozen_names": "core.weights",
+    "layout": "core.weights",
     "learnt_of": "core.weights",
     "load": "core.weights",
     "mean": "core.weights",
@@ -134,6 +135,9 @@ _HOMES = {
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
     "Sharing": "parts.sharing",
+    "EnsembleLoss": "parts.teaching",
+    "MutualLoss": "parts.teaching",
+    "by_batch_statistics": "parts.teaching",
 }
 
 if TYPE_CHECKING:
@@ -194,6 +198,7 @@ if TYPE_CHECKING:
     from potluck.core.weights import buffers_of as buffers_of
     from potluck.core.weights import cut as cut
     from potluck.core.weights import frozen_names as frozen_names
+    from potluck.core.weights import layout as layout
     from potluck.core.weights import learnt_of as learnt_of
     from potluck.core.weights import load as load
     from potluck.core.weights import mean as mean
@@ -261,6 +266,9 @@ if TYPE_CHECKING:
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing
+    from potluck.parts.teaching import EnsembleLoss as EnsembleLoss
+    from potluck.parts.teaching import MutualLoss as MutualLoss
+    from potluck.parts.teaching import by_batch_statistics as by_batch_statistics
 
 
 def __getattr__(name: str) -> Any:
