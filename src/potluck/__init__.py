@@ -135,6 +135,7 @@ _HOMES = {
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
     "Sharing": "parts.sharing",
+    "norm": "parts.sharing",
     "EnsembleLoss": "parts.teaching",
     "MutualLoss": "parts.teaching",
     "by_batch_statistics": "parts.teaching",
@@ -266,6 +267,7 @@ if TYPE_CHECKING:
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing
+    from potluck.parts.sharing import norm as norm
     from potluck.parts.teaching import EnsembleLoss as EnsembleLoss
     from potluck.parts.teaching import MutualLoss as MutualLoss
     from potluck.parts.teaching import by_batch_statistics as by_batch_statistics
