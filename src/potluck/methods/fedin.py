@@ -28,6 +28,7 @@ Limits
     feature_training=true equals fedin feature_training=false on rounds=1
     multiplier=2.0 equals fedin multiplier=2.0 outside="unit"
     noise=1e-9 approaches fedin on optimizer=sgd
+    averages each layer over its owners on batchnorm=true
     training.lr=0.0 stays at rest
     privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats
 

@@ -21,6 +21,7 @@ Limits
     reaches the optimum
     option="gradient" reaches the optimum
     training.momentum=0.5 reaches the optimum
+    averages each layer over its owners on batchnorm=true
     approaches fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
 
 Departures from the paper
