@@ -161,14 +161,9 @@ class Felo(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        report = yield Fit(
-            client.model,
-            PrototypeLoss(client.criterion, self.alpha),
-            client.train,
-            self.training,
-            extras={"features": message.get("features"), "logits": message.get("logits")},
-            keep=len(client.train),
-        )
+        loss = PrototypeLoss(client.criterion, self.alpha)
+        tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
+        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
         features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
         return self.sharing.reply(
             client,

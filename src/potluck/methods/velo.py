@@ -203,15 +203,9 @@ class Velo(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        loss = PrototypeLoss if self.use == "target" else ReplayLoss
-        report = yield Fit(
-            client.model,
-            loss(client.criterion, self.alpha),
-            client.train,
-            self.training,
-            extras={"features": message.get("features"), "logits": message.get("logits")},
-            keep=len(client.train),
-        )
+        loss = (PrototypeLoss if self.use == "target" else ReplayLoss)(client.criterion, self.alpha)
+        tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
+        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
         features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
         return self.sharing.reply(client, features=features, labels=labels, logits=means_by_class(logits, labels))
 
