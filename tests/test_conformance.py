@@ -12,6 +12,7 @@ from potluck.methods import get_method, list_methods
 from potluck.testing import Check, checks_of
 from potluck.testing.conformance import (
     declares_its_replies,
+    leaves_a_layer_to_its_owners,
     leaves_alone_what_nobody_covers,
     lets_go_of_streamed_replies,
     names_its_variants,
@@ -123,6 +124,45 @@ def test_what_a_method_does_wrong_with_slices_is_found(check, method, complaint)
     check(get_method("heterofl"))
     with pytest.raises(AssertionError, match=complaint):
         check(method)
+
+
+class Diluted(get_method("fedavg")):
+    """Counts a client that lacks a layer as one that has left it as it was."""
+
+    def round(self, state, cohort, server):
+        replies = cohort.ask(self.local_update, self.sharing.send(state.pool, cohort, server))
+        merged = self.sharing.merge(state.pool, replies, server.roster)
+        drawn, answered = len(replies), self.sharing.owners(server.roster, among=replies)
+        pool = {
+            group: {
+                name: old.lerp(merged[group][name], answered[group].get(name, drawn) / drawn)
+                if old.is_floating_point()
+                else merged[group][name]
+                for name, old in weights.items()
+            }
+            for group, weights in state.pool.items()
+        }
+        return type(state)(pool)
+
+
+class Forgetful(get_method("fedavg")):
+    """Lets a layer of which nobody has sent anything fade."""
+
+    def round(self, state, cohort, server):
+        faded = {g: {n: w * 0.5 if w.is_floating_point() else w for n, w in ws.items()} for g, ws in state.pool.items()}
+        return super().round(type(state)(faded), cohort, server)
+
+
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        (Diluted, r"stages\.hidden2.* differs after a round with all from what it is with its owners"),
+        (Forgetful, r"stages\.hidden2.* differs after a round with the others from what it is with nobody"),
+    ],
+)
+def test_leaves_a_layer_to_its_owners__notices_who_counts_others(method, complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        leaves_a_layer_to_its_owners(method)
 
 
 @dataclass(frozen=True)

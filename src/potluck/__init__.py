@@ -67,6 +67,7 @@ _HOMES = {
     "Weights": "core.weights",
     "buffers_of": "core.weights",
     "frozen_names": "core.weights",
+    "layout": "core.weights",
     "learnt_of": "core.weights",
     "load": "core.weights",
     "mean": "core.weights",
@@ -94,18 +95,31 @@ _HOMES = {
     "of_depth": "models.contract",
     "place_shapes": "models.contract",
     "split": "models.contract",
+    "with_exits": "models.contract",
     "Channels": "parts.channels",
     "Narrowing": "parts.channels",
-    "with_exits": "models.contract",
     "ConditionalVAE": "parts.cvae",
     "VAELoss": "parts.cvae",
+    "server_vae": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
     "new_exits": "parts.exits",
+    "FeatureLoss": "parts.features",
+    "FeaturePlace": "parts.features",
+    "ObservingLoss": "parts.features",
+    "PairStore": "parts.features",
+    "common_width": "parts.features",
     "drawn": "parts.features",
+    "expected_pairs": "parts.features",
+    "feature_shape": "parts.features",
     "observed": "parts.features",
     "signature": "parts.features",
+    "signatures": "parts.features",
     "with_pairs": "parts.features",
+    "Generator": "parts.generator",
+    "GeneratorLoss": "parts.generator",
+    "check_heads": "parts.generator",
+    "sent_heads": "parts.generator",
     "Link": "parts.links",
     "SkipLink": "parts.links",
     "distillation": "parts.losses",
@@ -119,7 +133,10 @@ _HOMES = {
     "noise_examples": "parts.noise",
     "effective_steps": "parts.normalised",
     "FeaturePrivacy": "parts.privacy",
+    "ReleasesFeatures": "parts.privacy",
     "Reconcile": "parts.projection",
+    "PrototypeLoss": "parts.prototypes",
+    "ReplayLoss": "parts.prototypes",
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
     "averages": "parts.prototypes",
@@ -130,12 +147,16 @@ _HOMES = {
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
     "Sharing": "parts.sharing",
+    "norm": "parts.sharing",
     "CoverageMean": "parts.submodels",
     "SubModel": "parts.submodels",
     "leading": "parts.submodels",
     "mean_where_covered": "parts.submodels",
     "put": "parts.submodels",
     "select": "parts.submodels",
+    "EnsembleLoss": "parts.teaching",
+    "MutualLoss": "parts.teaching",
+    "by_batch_statistics": "parts.teaching",
     "WidthSlices": "parts.width",
     "mean_statistics": "parts.width",
     "with_scaler": "parts.width",
@@ -199,6 +220,7 @@ if TYPE_CHECKING:
     from potluck.core.weights import Weights as Weights
     from potluck.core.weights import buffers_of as buffers_of
     from potluck.core.weights import frozen_names as frozen_names
+    from potluck.core.weights import layout as layout
     from potluck.core.weights import learnt_of as learnt_of
     from potluck.core.weights import load as load
     from potluck.core.weights import mean as mean
@@ -231,13 +253,26 @@ if TYPE_CHECKING:
     from potluck.parts.channels import Narrowing as Narrowing
     from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
     from potluck.parts.cvae import VAELoss as VAELoss
+    from potluck.parts.cvae import server_vae as server_vae
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
     from potluck.parts.exits import new_exits as new_exits
+    from potluck.parts.features import FeatureLoss as FeatureLoss
+    from potluck.parts.features import FeaturePlace as FeaturePlace
+    from potluck.parts.features import ObservingLoss as ObservingLoss
+    from potluck.parts.features import PairStore as PairStore
+    from potluck.parts.features import common_width as common_width
     from potluck.parts.features import drawn as drawn
+    from potluck.parts.features import expected_pairs as expected_pairs
+    from potluck.parts.features import feature_shape as feature_shape
     from potluck.parts.features import observed as observed
     from potluck.parts.features import signature as signature
+    from potluck.parts.features import signatures as signatures
     from potluck.parts.features import with_pairs as with_pairs
+    from potluck.parts.generator import Generator as Generator
+    from potluck.parts.generator import GeneratorLoss as GeneratorLoss
+    from potluck.parts.generator import check_heads as check_heads
+    from potluck.parts.generator import sent_heads as sent_heads
     from potluck.parts.links import Link as Link
     from potluck.parts.links import SkipLink as SkipLink
     from potluck.parts.losses import distillation as distillation
@@ -251,7 +286,10 @@ if TYPE_CHECKING:
     from potluck.parts.noise import noise_examples as noise_examples
     from potluck.parts.normalised import effective_steps as effective_steps
     from potluck.parts.privacy import FeaturePrivacy as FeaturePrivacy
+    from potluck.parts.privacy import ReleasesFeatures as ReleasesFeatures
     from potluck.parts.projection import Reconcile as Reconcile
+    from potluck.parts.prototypes import PrototypeLoss as PrototypeLoss
+    from potluck.parts.prototypes import ReplayLoss as ReplayLoss
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
     from potluck.parts.prototypes import averages as averages
@@ -262,12 +300,16 @@ if TYPE_CHECKING:
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing
+    from potluck.parts.sharing import norm as norm
     from potluck.parts.submodels import CoverageMean as CoverageMean
     from potluck.parts.submodels import SubModel as SubModel
     from potluck.parts.submodels import leading as leading
     from potluck.parts.submodels import mean_where_covered as mean_where_covered
     from potluck.parts.submodels import put as put
     from potluck.parts.submodels import select as select
+    from potluck.parts.teaching import EnsembleLoss as EnsembleLoss
+    from potluck.parts.teaching import MutualLoss as MutualLoss
+    from potluck.parts.teaching import by_batch_statistics as by_batch_statistics
     from potluck.parts.width import WidthSlices as WidthSlices
     from potluck.parts.width import mean_statistics as mean_statistics
     from potluck.parts.width import with_scaler as with_scaler

@@ -11,6 +11,7 @@ from potluck.core.weights import (
     cut,
     frozen_names,
     frozen_of,
+    layout,
     learnt_of,
     load,
     mean,
@@ -379,3 +380,13 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(change, parti
     with pytest.raises(ValueError, match=f"^weights do not fit Sequential: .*{complaint}"):
         load(model, given_weights, partial=partial)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(model).items())
+
+
+def test_layout__tells_nets_apart_by_shapes_and_by_what_is_frozen():
+    plain, frozen = net(), net()
+    assert layout(plain) == layout(net())
+    frozen[0].bias.requires_grad_(False)
+    assert layout(frozen) != layout(plain)
+    assert {name for name, (_, fixed) in layout(frozen).items() if fixed} == {"0.bias"}
+    assert layout(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))) != layout(plain)
+    assert layout(plain)["0.weight"] == (torch.Size([3, 2]), False)

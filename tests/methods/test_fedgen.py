@@ -9,7 +9,8 @@ from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.core.rng import fold_in, isolated
 from potluck.core.weights import load, parameters_of, weights_of
-from potluck.methods.fedgen import FedGen, Generator, GeneratorLoss, GuidedLoss, likeness
+from potluck.methods.fedgen import FedGen, GuidedLoss
+from potluck.parts.generator import Generator, GeneratorLoss, likeness
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -150,7 +151,7 @@ def test_clients_leave_the_generator_as_it_is(play, clouds):
 
 
 def test_last_layers_of_several_widths_are_refused_before_anybody_trains(play, clouds):
-    with pytest.raises(ConfigError, match=r"^fedgen: last layers read features of different widths: mlp2 8, wide2 16;"):
+    with pytest.raises(ConfigError, match=r"^last layers read features of different widths: mlp2 8, wide2 16;"):
         play(FedGen(), clouds("mlp2", "wide2"))
     with pytest.raises(ValueError, match=r"^generator_training.batch_size: expected at least 2"):
         FedGen(generator_training=LocalTraining(batch_size=1))

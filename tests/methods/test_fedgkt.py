@@ -143,5 +143,7 @@ def test_a_prediction_takes_the_clients_extractor_and_the_servers_net(play, clou
 
 
 def test_extractors_of_other_shapes_are_refused_before_anybody_trains(play, clouds):
-    with pytest.raises(ConfigError, match=r"^fedgkt: client 1: the extractor of wide2 gives features of shape \(16,\)"):
+    with pytest.raises(
+        ConfigError, match=r"^features of client 1, wide2: expected the shape \(8,\), which .* found \(16,\)$"
+    ):
         play(FedGKT(), clouds("mlp2", "wide2"))

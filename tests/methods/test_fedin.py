@@ -12,9 +12,10 @@ from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import load, parameters_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss
+from potluck.methods.fedin import FedIN
 from potluck.models import get_model
 from potluck.models.contract import StagedNet, intermediate_names, split
+from potluck.parts.features import FeatureLoss, ObservingLoss
 from potluck.parts.projection import Reconcile, without_conflict
 from potluck.parts.sharing import Sharing
 
@@ -88,7 +89,7 @@ def test_the_local_loss_is_the_tasks_loss_of_the_whole_network_and_the_pull(play
     net = play(FedIN(), federation).model(0)
     anchor = {name: uniform(*p.shape) for name, p in net.named_parameters()}
     batch = federation.sites[0].train.batch(torch.arange(12))
-    loss, observed = LocalLoss(F.cross_entropy, mu=0.2)(net, batch, {"anchor": anchor})
+    loss, observed = ObservingLoss(F.cross_entropy, mu=0.2)(net, batch, {"anchor": anchor})
     found = dict(zip(anchor, torch.autograd.grad(loss, list(net.parameters())), strict=True))
     task = F.cross_entropy(net(batch[0]), batch[1])
     gradient = dict(zip(anchor, torch.autograd.grad(task, list(net.parameters())), strict=True))
@@ -222,7 +223,7 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
     net, batch = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
     extras = {"anchor": {n: p.detach() - 0.1 for n, p in net.named_parameters()}}
     extras["features"] = {"s_in": uniform(5, 8), "s_out": uniform(5, 8, seed=1)}
-    losses = [LocalLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
+    losses = [ObservingLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
     names, parameters = zip(*net.named_parameters(), strict=True)
     gradients = []
     for loss in losses:
@@ -551,8 +552,8 @@ def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play
     net = play(FedIN(), clouds("mlp2")).model(0)
     batch = Batch(uniform(4000, 6), torch.zeros(4000, dtype=torch.int64), {})
     with torch.no_grad():
-        _, clean = LocalLoss(F.cross_entropy, 0.0)(net, batch, {})
-        _, noisy = LocalLoss(F.cross_entropy, 0.0, strength)(net, batch, {})
+        _, clean = ObservingLoss(F.cross_entropy, 0.0)(net, batch, {})
+        _, noisy = ObservingLoss(F.cross_entropy, 0.0, strength)(net, batch, {})
         added = noisy["s_in"] - clean["s_in"]
         assert added.mean().abs() < 0.05 * strength * clean["s_in"].std()
         assert_close(added.std(), strength * clean["s_in"].std(), rtol=0.05, atol=0)
@@ -563,7 +564,7 @@ def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play
 def test_the_loss_and_the_upload_are_those_of_the_noisy_features(play, clouds):
     net = play(FedIN(), clouds("mlp2")).model(0)
     targets = torch.zeros(20, dtype=torch.int64)
-    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, Batch(uniform(20, 6), targets, {}), {})
+    loss, seen = ObservingLoss(F.cross_entropy, 0.0, 0.8)(net, Batch(uniform(20, 6), targets, {}), {})
     assert_close(loss, F.cross_entropy(net.head(seen["s_out"]), targets))
     run = play(FedIN(noise=5.0), clouds("mlp2"), rounds=1)
     pairs = run.wire.replied["local_update"][0][0]["features"]

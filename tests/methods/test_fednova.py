@@ -95,3 +95,32 @@ def test_a_client_that_nobody_heard_of_changes_nothing_of_a_layer():
 def test_a_sharing_that_averages_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages, found 'none'"):
         FedNova(sharing=Sharing("none"))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_step_of_adam_and_adamw_counts_as_one(optimizer):
+    """In a constant field of gradients every bias-corrected step is one learning rate long, whatever the slope."""
+    share = [size / sum(SIZES) for size in SIZES]
+    tau = sum(p * steps for p, steps in zip(share, SIZES, strict=True))
+    found = after_a_round(FedNova(LocalTraining(optimizer, lr=LR, batch_size=1)))
+    assert found["layers.w"].item() == pytest.approx(LR * tau, rel=1e-4)
+
+
+def test_the_decay_of_adamw_is_a_part_of_the_update_and_not_of_its_number_of_steps():
+    """Each step of AdamW takes the share lr * decay off the weight before it goes lr along the slope."""
+    ways, decay = [], 0.5
+    for size in SIZES:
+        w = 0.0
+        for _ in range(size):
+            w = w * (1 - LR * decay) + LR
+        ways.append(w / size)
+    share = [size / sum(SIZES) for size in SIZES]
+    tau = sum(p * steps for p, steps in zip(share, SIZES, strict=True))
+    expected = tau * sum(p * way for p, way in zip(share, ways, strict=True))
+    found = after_a_round(FedNova(LocalTraining("adamw", lr=LR, batch_size=1, weight_decay=decay)))
+    assert found["layers.w"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_optimiser_whose_steps_have_no_known_length_is_refused():
+    with pytest.raises(ConfigError, match=r"^training\.optimizer: expected 'sgd', 'adam' or 'adamw', .* 'rmsprop'$"):
+        FedNova(LocalTraining("rmsprop"))

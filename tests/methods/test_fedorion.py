@@ -14,10 +14,11 @@ from potluck.core.message import Message
 from potluck.core.needs import Need
 from potluck.core.weights import buffers_of, load, weights_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedorion import FedORION, MutualLoss, NoiseLoss, probabilities, teacher
+from potluck.methods.fedorion import FedORION, teacher
 from potluck.models.contract import StagedNet
 from potluck.parts.noise import noise_examples
 from potluck.parts.sharing import Sharing
+from potluck.parts.teaching import EnsembleLoss, MutualLoss, probabilities
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step
@@ -283,7 +284,7 @@ def test_without_aggregation_running_statistics_are_those_of_the_noise(play, str
 
 def noise_loss(student, teachers, examples, noise, keep=True):
     batch = Batch(noise, torch.empty(len(noise), 0), {})
-    return NoiseLoss(keep)(student, batch, {"teachers": teachers, "examples": examples})
+    return EnsembleLoss(keep)(student, batch, {"teachers": teachers, "shares": examples})
 
 
 def normed():

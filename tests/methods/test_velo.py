@@ -12,8 +12,9 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
 from potluck.core.weights import parameters_of
 from potluck.methods.felo import Felo
-from potluck.methods.velo import ReplayLoss, Velo
+from potluck.methods.velo import Velo
 from potluck.models.contract import StagedNet, split
+from potluck.parts.prototypes import ReplayLoss
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}

@@ -77,6 +77,12 @@ def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
     return {name: tensor.detach().to("meta") for name, tensor in net.state_dict().items() if name not in frozen}
 
 
+def layout(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[Size, bool]]:
+    """Of each parameter and buffer by name, the shape, and whether it is frozen."""
+    frozen = frozen_names(net)
+    return {name: (tensor.shape, name in frozen) for name, tensor in net.state_dict().items()}
+
+
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
     """Copy `weights` into `net` and return it; with `partial`, missing tensors stay as they are; frozen ones always do.
 

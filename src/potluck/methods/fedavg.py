@@ -19,6 +19,8 @@ Limits
     descends the gradient
     counts a twin as twice the data
     misses the optimum
+    averages each layer over its owners on batchnorm=true
+    sharing.weighting="uniform" averages each layer over its owners
     sharing.scope="layer" equals fedavg sharing.scope="model" on architectures=1
     sharing.scope="layer" equals fedavg sharing.scope="architecture" on architectures=1
     sharing.scope="none" equals local

@@ -37,11 +37,11 @@ Departures from the paper
     7. Local training defaults to Adam, like all methods here; the paper has SGD.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
+from torch import Tensor
 
 from potluck import (
     LARGEST,
@@ -55,7 +55,6 @@ from potluck import (
     Method,
     Need,
     Predict,
-    Request,
     Schema,
     Server,
     Weights,
@@ -118,10 +117,16 @@ class FedFomo(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        candidates: dict[str, Weights] = message.get("candidates", {})
-        gains = yield from measured(client, candidates)
-        if helpful := {name: gain for name, gain in gains.items() if gain > 0}:  # eq. 3, 4
-            theirs = [candidates[name] for name in helpful]
+        candidates, examples, gains = message.get("candidates", {}), client.validation, dict[str, float]()
+        if candidates:
+            own, mine, twin = learnt_of(client.model), parameters_of(client.model), client.twin()
+            base = client.criterion((yield Predict(client.model, examples)), examples.labels)
+            for id, theirs in sorted(candidates.items()):
+                outputs = yield Predict(load(twin, {**own, **theirs}), examples)
+                fall, distance = base - client.criterion(outputs, examples.labels), distance_of(mine, theirs)
+                gains[id] = max(0.0, float(fall / distance)) if distance > 0 else 0.0  # eq. 3
+        if helpful := {id: gain for id, gain in gains.items() if gain > 0}:  # eq. 4
+            theirs = [candidates[id] for id in helpful]
             load(client.model, mean_where_present(theirs, list(helpful.values()), {}), partial=True)
         yield Fit(client.model, client.objective, client.train, self.training)
         return Message(weights=learnt_of(client.model), gains=gains)
@@ -130,7 +135,9 @@ class FedFomo(Method[State]):
         """M candidates by an epsilon-greedy choice, each as far as it fits the client's model."""
         mine = {name: shape for name, shape in member.shapes.items() if name not in member.frozen}
         others = {id: pick(weights, mine) for id, weights in sorted(state.models.items()) if id != str(member.id)}
-        fit = [id for id, weights in others.items() if self._may_help(member, server.roster[int(id)], weights)]
+        names = {id: server.roster[int(id)].architecture for id in others}
+        alike = [id for id in others if self.candidates == "graft" or names[id] == member.architecture]
+        fit = [id for id in alike if not member.parameters.isdisjoint(others[id])]
         drawn: list[str] = [fit[place] for place in torch.randperm(len(fit), generator=server.rng).tolist()]
         affinity = state.affinity.get(str(member.id), {})
         liked = sorted(drawn, key=lambda id: affinity.get(id, 0.0), reverse=True)  # ties stay in random order
@@ -141,26 +148,11 @@ class FedFomo(Method[State]):
             chosen.append(next(id for id in order if id not in chosen))
         return {id: others[id] for id in sorted(chosen)}
 
-    def _may_help(self, member: Member, other: Member, weights: Weights) -> bool:
-        alike = member.architecture == other.architecture or self.candidates == "graft"
-        return alike and not member.parameters.isdisjoint(weights)
 
-
-def measured(client: Client, candidates: dict[str, Weights]) -> Generator[Request, Any, dict[str, float]]:
-    """Eq. 3 for each candidate: by how much the loss falls from the client's own model to it, over their distance."""
-    if not candidates:
-        return {}
-    examples = client.validation
-    own, mine, twin = learnt_of(client.model), parameters_of(client.model), client.twin()
-    base = client.criterion((yield Predict(client.model, examples)), examples.labels)
-    gains: dict[str, float] = {}
-    for id, theirs in sorted(candidates.items()):
-        outputs = yield Predict(load(twin, {**own, **theirs}), examples)
-        gaps = [(theirs[name] - mine[name]).square().sum() for name in mine if name in theirs]
-        distance = torch.stack(gaps).sum().sqrt()
-        gain = (base - client.criterion(outputs, examples.labels)) / distance
-        gains[id] = max(0.0, float(gain)) if distance > 0 else 0.0
-    return gains
+def distance_of(mine: Weights, theirs: Weights) -> Tensor:
+    """The Euclidean distance over the parameters that both have, a scalar."""
+    gaps = [(theirs[name] - mine[name]).square().sum() for name in mine if name in theirs]
+    return torch.stack(gaps).sum().sqrt()
 
 
 def added(affinity: Affinity, gains: dict[str, dict[str, float]]) -> Affinity:

@@ -44,8 +44,7 @@ Departures from the paper
     10. A client's loss on generated features is cross-entropy, whatever the federation's criterion.
 """
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -60,29 +59,30 @@ from potluck import (
     Client,
     ClientWork,
     Cohort,
-    ConfigError,
     Criterion,
     Examples,
     Extras,
     Fit,
+    Generator,
+    GeneratorLoss,
     GroupWeights,
     LocalTraining,
     Member,
     Message,
     Need,
-    Replies,
     Schema,
     Server,
     SharesWeights,
     Sharing,
     Weights,
     at_least,
-    buffers_of,
-    feature_shapes,
+    check_heads,
+    common_width,
     learnt_of,
     load,
     on_client,
     require,
+    sent_heads,
     soft_cross_entropy,
     staged,
 )
@@ -135,19 +135,16 @@ class FedGen(SharesWeights[State]):
 
     def init(self, server: Server) -> State:
         check_heads(server, self.sharing.buffers)
-        generator = server.module("generator", partial(self.generator, feature_width(server), server.num_classes))
+        generator = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
         return State(self.sharing.initial(server), learnt_of(generator), None)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         guide = {} if state.counts is None else {"generator": state.generator, "labels": state.counts}
-        replies = cohort.ask(
-            self.local_update, self.sharing.send(state.pool, cohort, server, **guide)
-        )  # Alg. 1, l. 4-9
-        return State(
-            pool=self.sharing.merge(state.pool, replies, server.roster),  # l. 10
-            generator=self._taught(state.generator, replies, server),  # l. 11-14
-            counts=torch.stack(replies.entries("counts")).sum(0),
-        )
+        sent = self.sharing.send(state.pool, cohort, server, **guide)
+        replies = cohort.ask(self.local_update, sent)  # Alg. 1, l. 4-9
+        counts, heads = torch.stack(replies.entries("counts")), sent_heads(replies, server)
+        pool = self.sharing.merge(state.pool, replies, server.roster)  # l. 10
+        return State(pool, self._taught(state.generator, counts, heads, server), counts.sum(0))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         counts = ClassCounts(server.num_classes, member.examples)
@@ -158,55 +155,29 @@ class FedGen(SharesWeights[State]):
         self.sharing.receive(client, message)
         objective, read, extras = client.objective, dict[str, nn.Module](), dict[str, Tensor]()
         if (self.alpha or self.beta) and "generator" in message:
-            build = partial(self.generator, staged(client.model).num_features, client.num_classes)
-            read = {"generator": load(client.module("generator", build, keep=False), message["generator"])}
             objective = GuidedLoss(client.criterion, self.alpha, self.beta)
+            new = self.generator_of(client.num_classes, staged(client.model).num_features)
+            read = {"generator": load(client.module("generator", new, keep=False), message["generator"])}
             extras = {"labels": message["labels"].float()}
         yield Fit(client.model, objective, client.train, self.training, extras, frozen=read)
         counts = torch.bincount(client.train.labels, minlength=client.num_classes)
         return self.sharing.reply(client, counts=counts)
 
-    def generator(self, width: int, classes: int) -> "Generator":
-        """A new generator of features of this width."""
-        return Generator(classes, self.noise, self.hidden, width)
+    def generator_of(self, classes: int, width: int) -> Callable[[], Generator]:
+        """What makes a new G of features of this width."""
+        return partial(Generator, classes, self.noise, self.hidden, width)
 
-    def _taught(self, weights: Weights, replies: Replies, server: Server) -> Weights:
-        """W after training on the last layers that the clients sent."""
-        build = partial(self.generator, feature_width(server), server.num_classes)
-        net, counts = load(server.module("generator", build), weights), torch.stack(replies.entries("counts")).float()
+    def _taught(self, weights: Weights, counts: Tensor, heads: nn.ModuleList, server: Server) -> Weights:
+        """Line 11 to 14: w after training on the last layers that the clients sent; `counts` are (clients, classes)."""
+        net = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
+        load(net, weights)
+        counts = counts.float()
         labels = torch.multinomial(counts.sum(0), self.samples, replacement=True, generator=server.rng)
-        server.fit(
-            Fit(
-                net,
-                GeneratorLoss(self.ensemble, self.diversity),
-                Examples(labels, labels),
-                self.generator_training,
-                extras={"shares": counts / counts.sum(0).clamp(min=1)},
-                frozen={"heads": nn.ModuleList(sent_heads(replies, server))},
-            )
-        )
+        objective = GeneratorLoss(self.ensemble, self.diversity)
+        shares = {"shares": counts / counts.sum(0).clamp(min=1)}
+        data, training = Examples(labels, labels), self.generator_training
+        server.fit(Fit(net, objective, data, training, shares, frozen={"heads": heads}))
         return learnt_of(net)
-
-
-class Generator(nn.Module):
-    """G: labels (batch,) and noise (batch, noise) to features (batch, width)."""
-
-    def __init__(self, classes: int, noise: int, hidden: int, width: int) -> None:
-        super().__init__()
-        self.classes = classes
-        self.noise = noise
-        self.layers = nn.Sequential(
-            nn.Linear(noise + classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
-        )
-
-    def forward(self, labels: Tensor, noise: Tensor) -> Tensor:
-        """Generated features (batch, width)."""
-        return self.layers(torch.cat([noise, F.one_hot(labels, self.classes).to(noise)], 1))
-
-    def drawn(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features for fresh noise, and the noise."""
-        noise = torch.randn(len(labels), self.noise, device=labels.device)
-        return self(labels, noise), noise
 
 
 @dataclass(frozen=True)
@@ -220,80 +191,10 @@ class GuidedLoss:
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         head, generator, outputs = staged(net).head, extras["generator"], net(batch.inputs)
         labels = torch.multinomial(extras["labels"], len(batch.targets), replacement=True)
-        loss = self.criterion(outputs, batch.targets) + self.alpha * F.cross_entropy(
-            head(generator.drawn(labels)[0]), labels
-        )
+        generated = F.cross_entropy(head(generator.drawn(labels)[0]), labels)
+        loss = self.criterion(outputs, batch.targets) + self.alpha * generated
         if not self.beta:
             return loss
         with torch.no_grad():
             expected = head(generator.drawn(batch.targets)[0]).softmax(1)
         return loss + self.beta * soft_cross_entropy(outputs, expected)
-
-
-@dataclass(frozen=True)
-class GeneratorLoss:
-    """Eq. 4: how badly the clients' last layers recognise what is generated, and how little it depends on noise."""
-
-    ensemble: Literal["mean", "share"]
-    diversity: float
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        assert isinstance(net, Generator)
-        labels = batch.targets
-        z, noise = net.drawn(labels)
-        logits = torch.stack([head(z) for head in extras["heads"]])
-        if self.ensemble == "mean":
-            loss = F.cross_entropy(logits.mean(0), labels)
-        else:
-            each = torch.stack([F.cross_entropy(one, labels, reduction="none") for one in logits])
-            loss = (extras["shares"][:, labels] * each).sum(0).mean()
-        return loss + self.diversity * likeness(z, noise)
-
-
-def likeness(z: Tensor, noise: Tensor) -> Tensor:
-    """Between 0 and 1, and 1 if all features are equal: exp(-m), m the mean over pairs of distance times distance.
-
-    The distances are the mean absolute difference of the features and the mean square difference of their noise.
-    """
-    features = (z[:, None] - z[None]).abs().mean(2)
-    return torch.exp(-(features * (noise[:, None] - noise[None]).square().mean(2)).mean())
-
-
-def sent_heads(replies: Replies, server: Server) -> Sequence[nn.Module]:
-    """The last layers that clients sent."""
-    nets = {name: server.build(name) for name in sorted({server.roster[i].architecture for i in replies})}
-    heads: list[nn.Module] = []
-    for i, reply in replies.items():
-        net = staged(nets[server.roster[i].architecture])
-        sent = {**reply["weights"], **reply.get("buffers", {})}
-        own = {n: w for n, w in sent.items() if n.startswith(f"{net.head_name}.")}
-        heads.append(copy.deepcopy(staged(load(net, own, partial=True)).head))
-    return heads
-
-
-def check_heads(server: Server, buffers: str) -> None:
-    """Refuse heads that the server cannot put together from what it is sent.
-
-    Raises:
-        ConfigError: there are some.
-    """
-    for name in sorted({member.architecture for member in server.roster.values()} if buffers != "average" else ()):
-        if buffers_of(staged(server.build(name)).head):
-            raise ConfigError(
-                f"fedgen: the head of {name} keeps statistics, and sharing.buffers={buffers!r} does not send them to"
-                " the server, which teaches its generator with the head; expected 'average'"
-            )
-
-
-def feature_width(server: Server) -> int:
-    """How wide the features are that all clients' last layers read.
-
-    Raises:
-        ConfigError: they differ.
-    """
-    architectures = sorted({member.architecture for member in server.roster.values()})
-    widths = {name: server.about(name, feature_shapes)[1].numel() for name in architectures}
-    if len(set(widths.values())) > 1:
-        found = ", ".join(f"{name} {width}" for name, width in widths.items())
-        raise ConfigError(f"fedgen: last layers read features of different widths: {found}; expected one width")
-    return next(iter(widths.values()))

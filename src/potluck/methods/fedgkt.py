@@ -38,7 +38,6 @@ Departures from the paper
     9. Both trainings default to Adam, like all methods here; the temperature is ours, since the paper tunes it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -51,7 +50,6 @@ from potluck import (
     ClientId,
     ClientWork,
     Cohort,
-    ConfigError,
     Criterion,
     Examples,
     Extras,
@@ -71,11 +69,12 @@ from potluck import (
     above,
     at_least,
     distillation,
-    feature_shapes,
+    feature_shape,
     floats,
     learnt_of,
     load,
     on_client,
+    require,
     staged,
 )
 
@@ -108,24 +107,25 @@ class FedGKT(Method[State]):
         return frozenset({Need.SPLIT_MODEL})
 
     def init(self, server: Server) -> State:
-        check_cuts(server)
+        read = feature_shape(server, None, "s_in")
+        for id, member in server.roster.items():
+            found = feature_shape(server, member.architecture, "s_in")
+            expected = f"the shape {tuple(read)}, which the server's network reads, so use models with one stem"
+            require(found == read, f"features of client {id}, {member.architecture}", expected, tuple(found))
         return State(learnt_of(tail(server.build())), {})
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.train_edge, {i: Message(logits=state.logits.get(str(i))) for i in cohort.ids})
-        net = tail(server.build())
-        load(net, state.net)
-        data = {i: lesson(reply) for i, reply in replies.items()}
+        net = tail(server.build(), state.net)
         objective = TransferLoss(nn.functional.cross_entropy, self.alpha, self.temperature)  # eq. 6
-        server.fit(Fit(net, objective, together([*data.values()]), self.server_training))
-        logits = {str(i): server.predict(Predict(net, examples)) for i, examples in data.items()}
+        server.fit(Fit(net, objective, lesson(*replies.values()), self.server_training))
+        logits = {str(i): server.predict(Predict(net, lesson(reply))) for i, reply in replies.items()}
         return State(learnt_of(net), state.logits | logits)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        n, (s_in, _) = UpTo(member.examples, member.examples), server.about(member.architecture, feature_shapes)
-        return Schema(
-            features=floats(n, *s_in), logits=floats(n, server.num_classes), labels=Labels(n, server.num_classes)
-        )
+        n, classes = UpTo(member.examples, member.examples), server.num_classes
+        features = floats(n, *feature_shape(server, member.architecture, "s_in"))
+        return Schema(features=features, logits=floats(n, classes), labels=Labels(n, classes))
 
     @on_client
     def train_edge(self, client: Client, message: Message) -> ClientWork:
@@ -142,10 +142,9 @@ class FedGKT(Method[State]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
-        net, extractor = tail(client.build()), list(staged(client.model).stages.named_children())
-        load(net, message["net"])
-        cut = staged(client.model).extractor_stages
-        return net.with_stages({**dict(extractor[:cut]), **dict(net.stages.named_children())}, cut)
+        own, net = staged(client.model), tail(client.build(), message["net"])
+        extractor = dict(own.stages[: own.extractor_stages].named_children())
+        return net.with_stages({**extractor, **dict(net.stages.named_children())}, own.extractor_stages)
 
 
 @dataclass(frozen=True)
@@ -162,35 +161,18 @@ class TransferLoss:
         return self.criterion(logits, batch.targets) + self.alpha * gap
 
 
-def lesson(reply: Mapping[str, Tensor]) -> Examples:
-    """What the server learns from a client: features, labels, and the client's logits."""
-    return Examples(reply["features"], reply["labels"]).with_columns(teacher=reply["logits"])
+def lesson(*replies: Message) -> Examples:
+    """What the server learns from clients: all their features, with the labels and the clients' logits."""
+    names = ("features", "labels", "logits")
+    features, labels, logits = (torch.cat([reply[name] for reply in replies]) for name in names)
+    return Examples(features, labels).with_columns(teacher=logits)
 
 
-def together(lessons: list[Examples]) -> Examples:
-    """All clients' examples as one."""
-    inputs, labels = (torch.cat([getattr(one, name) for one in lessons]) for name in ("inputs", "targets"))
-    return Examples(inputs, labels).with_columns(teacher=torch.cat([one.columns["teacher"] for one in lessons]))
-
-
-def tail(net: nn.Module) -> StagedNet:
-    """The layers behind a net's extractor, under the names that they have in it."""
+def tail(net: nn.Module, weights: Weights | None = None) -> StagedNet:
+    """The layers behind a net's extractor, under the names that they have in it; with these weights, if given."""
     whole = staged(net)
-    behind = list(whole.stages.named_children())[whole.extractor_stages :]
-    return whole.with_stages(dict(behind), extractor_stages=0)
-
-
-def check_cuts(server: Server) -> None:
-    """Refuse clients whose extractors' outputs the server's network cannot read.
-
-    Raises:
-        ConfigError: there are some.
-    """
-    expected, _ = feature_shapes(server.build(), server.input_shape)
-    for member in server.roster.values():
-        found, _ = server.about(member.architecture, feature_shapes)
-        if found != expected:
-            raise ConfigError(
-                f"fedgkt: client {member.id}: the extractor of {member.architecture} gives features of shape"
-                f" {tuple(found)}, the server's network reads {tuple(expected)}; use models with one stem"
-            )
+    behind = dict(whole.stages[whole.extractor_stages :].named_children())
+    found = whole.with_stages(behind, extractor_stages=0)
+    if weights is not None:
+        load(found, weights)
+    return found

@@ -28,6 +28,7 @@ Limits
     feature_training=true equals fedin feature_training=false on rounds=1
     multiplier=2.0 equals fedin multiplier=2.0 outside="unit"
     noise=1e-9 approaches fedin on optimizer=sgd
+    averages each layer over its owners on batchnorm=true
     training.lr=0.0 stays at rest
     privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats
 
@@ -57,25 +58,15 @@ Departures from the paper
     13. A client trains for one epoch by default (`training.epochs`); the papers train for five.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from potluck import (
-    Batch,
     Client,
-    ClientId,
     ClientWork,
     Cohort,
-    ConfigError,
-    Criterion,
     Examples,
-    Extras,
+    FeatureLoss,
     FeaturePrivacy,
     Fit,
     GroupWeights,
@@ -83,26 +74,20 @@ from potluck import (
     Member,
     Message,
     Need,
-    Observed,
+    ObservingLoss,
+    PairStore,
     Reconcile,
-    Releases,
+    ReleasesFeatures,
     Schema,
     Server,
-    SharesWeights,
     Sharing,
-    UpTo,
     at_least,
     drawn,
-    feature_shapes,
-    floats,
+    expected_pairs,
     intermediate_names,
-    keep_statistics,
-    observed,
     on_client,
     parameters_of,
-    signature,
-    split,
-    squared_distance,
+    signatures,
     with_pairs,
 )
 
@@ -117,12 +102,12 @@ class State:
     """
 
     pool: GroupWeights
-    features: dict[str, Observed]
+    features: PairStore
     signatures: dict[str, str]
 
 
 @dataclass(frozen=True)
-class FedIN(SharesWeights[State]):
+class FedIN(ReleasesFeatures[State]):
     """Hyper-parameters of FedIN.
 
     Attributes:
@@ -169,32 +154,16 @@ class FedIN(SharesWeights[State]):
     store_capacity: Annotated[int, at_least(2)] = 5000
     sharing: Sharing = Sharing(weighting="uniform")
 
-    def __post_init__(self) -> None:
-        if self.privacy and self.sharing.buffers == "local":
-            raise ConfigError(
-                "sharing.buffers: found 'local' beside privacy; a client's own statistics would shape the features that"
-                " are released, and nothing bounds how; expected 'average' or 'drop'"
-            )
-
-    @property
-    def releases_privately(self) -> bool:
-        """Whether features leave clients, clipped and with noise."""
-        return self.privacy is not None and self.feature_training
-
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
-        architectures = sorted({member.architecture for member in server.roster.values()})
-        signatures = {name: signature(feature_shapes(server.build(name), server.input_shape)) for name in architectures}
-        return State(self.sharing.initial(server), {}, signatures)
+        return State(self.sharing.initial(server), {}, signatures(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        most, features, kinds = self.feature_batch * self.feature_batches, state.features, state.signatures
-        batch = {name: drawn(pairs, most, server.rng) for name, pairs in sorted(features.items())}  # Alg. 1, l. 5
-        sent = self.sharing.send(
-            state.pool, cohort, server, features=lambda member: batch.get(state.signatures[member.architecture])
-        )
+        features, kinds = state.features, state.signatures
+        S = drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         for id, reply in cohort.stream(self.local_update, sent):  # l. 6
             means.add(id, reply)  # l. 3
@@ -203,91 +172,33 @@ class FedIN(SharesWeights[State]):
         return State(means.over(state.pool, "weights", "buffers"), features, kinds)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        n, (s_in, s_out) = UpTo(self.feature_batch), server.about(member.architecture, feature_shapes)
-        pairs = Schema(s_in=floats(n, *s_in), s_out=floats(n, *s_out)) if self.feature_training else None
+        pairs = expected_pairs(server, member, self.feature_batch) if self.feature_training else None
         return Schema(**self.sharing.expected(member, message), features=pairs)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)  # l. 14-15
-        model, received, pairs = client.model, message.get("features"), None
-        if self.releases_privately and self.privacy:
-            pairs = self.privacy.release(client, partial(observed, model), self.feature_batch)
-        anchor, losses = parameters_of(model), [LocalLoss(client.criterion, self.mu, self.noise), self.feature_loss]
+        model, S, anchor = client.model, message.get("features"), parameters_of(client.model)
+        pairs = self.released(client, self.feature_batch)
         inner = intermediate_names(model) & anchor.keys()
-        joint = received is not None and self.optimization == "joint"  # l. 9
-        report = yield Fit(  # l. 16-19
+        l_local, l_in = ObservingLoss(client.criterion, self.mu, self.noise), FeatureLoss(self.feature_batch)
+        joint = S is not None and self.optimization == "joint"  # l. 9
+        report = yield Fit(
             model,
-            losses if joint else losses[:1],
+            [l_local, l_in] if joint else l_local,  # l. 16, 18 | l. 10
             client.train,
             self.training,
-            extras={"anchor": anchor, "features": received},
-            combine=self.rule_on(inner) if joint else None,
-            keep=self.feature_batch if self.feature_training and not self.privacy else 0,
+            extras={"anchor": anchor, "features": S},
+            combine=self.rule_on(inner) if joint else None,  # l. 19
+            keep=self.feature_batch if self.feature_training and not self.privacy else 0,  # l. 11, 17
         )
         client.note(**report.combined)
-        if received is not None and inner and not joint:
-            yield self.fit_on_features(model, received, inner, report.steps)
+        if S and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
+            data = Examples(S["s_in"], S["s_out"])
+            training = replace(self.training, steps=report.steps, batch_size=self.feature_batch)
+            yield Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)))
         return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
 
-    @property
-    def feature_loss(self) -> "FeatureLoss":
-        """The loss of G_IN."""
-        return FeatureLoss(self.feature_batch)
-
     def rule_on(self, inner: frozenset[str]) -> Reconcile:
-        """What becomes of G_local and G_IN on the intermediate layers, and elsewhere."""
+        """Eq. 13, 14 / 12, 13: what becomes of G_local and G_IN on the intermediate layers, and elsewhere."""
         return Reconcile(inner, self.rule, self.multiplier, self.granularity, self.outside)
-
-    def fit_on_features(self, model: nn.Module, received: Observed, inner: frozenset[str], steps: int) -> Fit:
-        """The ablation "w/o Opt", after the local phase: as many steps of the intermediate layers on features alone."""
-        data = Examples(received["s_in"], received["s_out"])
-        training = replace(self.training, steps=steps, batch_size=self.feature_batch)
-        extras = {"features": received}
-        return Fit(model, self.feature_loss, data, training, extras, trainable=tuple(sorted(inner)))
-
-    def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
-        if self.privacy is None:
-            reason = "noise on the scale of the features themselves is no private mechanism"
-            return f"No epsilon can be stated: {reason}." if self.noise else None
-        return self.privacy.statement(releases)
-
-
-@dataclass(frozen=True)
-class LocalLoss:
-    """Eq. 4 / 3: the task's loss, and the pull towards the weights that were sent."""
-
-    criterion: Criterion
-    mu: float
-    noise: float = 0.0
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, targets, _ = batch
-        parts = split(net)
-        s_in = self._noisy(parts.extractor(inputs))
-        s_out = self._noisy(parts.intermediate(s_in))
-        loss = self.criterion(parts.classifier(s_out), targets)
-        if self.mu:
-            loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
-        return loss, {"s_in": s_in, "s_out": s_out}
-
-    def _noisy(self, features: Tensor) -> Tensor:
-        """Revision, section 4.3: features + noise * z, z as spread as they are; what follows is trained on them."""
-        if not self.noise:
-            return features
-        return features + self.noise * features.detach().std() * torch.randn_like(features)
-
-
-@dataclass(frozen=True)
-class FeatureLoss:
-    """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out."""
-
-    batch: int
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        s_in, s_out = extras["features"]["s_in"], extras["features"]["s_out"]
-        if len(s_in) > self.batch:
-            rows = torch.randperm(len(s_in))[: self.batch]
-            s_in, s_out = s_in[rows], s_out[rows]
-        with keep_statistics(net):
-            return F.mse_loss(split(net).intermediate(s_in), s_out)

@@ -26,10 +26,10 @@ Limits
 
 Departures from the paper
     1. Where architectures differ, p_i and tau_eff are those of each layer's owners; with one they are the paper's.
-    2. Under Adam |a_i|_1 is tau_i: for a preconditioner that does not change, the coefficients of each bias-corrected
-       step sum to 1. The paper covers rules that are linear in the gradients, which Adam is not. Other optimisers than
-       Adam and SGD are refused.
-    3. Weight decay has no part in |a_i|_1, nor has clipping.
+    2. Under Adam and AdamW |a_i|_1 is tau_i: for a preconditioner that does not change, the coefficients of each
+       bias-corrected step sum to 1. The paper covers rules that are linear in the gradients, which these are not. Other
+       optimisers than these and SGD are refused.
+    3. Weight decay has no part in |a_i|_1, whether it is in the gradient or, as in AdamW, beside it; nor has clipping.
     4. p_i is taken over the clients that were drawn and answered, so that it sums to 1.
     5. BatchNorm's running statistics are averaged like those of FedAvg and not normalised: going beyond the clients'
        mean could make a variance negative.
@@ -76,7 +76,7 @@ class FedNova(SharesWeights[State]):
     """Hyper-parameters of FedNova.
 
     Attributes:
-        training: a client's local training, by "sgd" or "adam".
+        training: a client's local training, by "sgd", "adam" or "adamw".
         sharing: who averages with whom, with which weights p_i.
     """
 
@@ -85,7 +85,8 @@ class FedNova(SharesWeights[State]):
 
     def __post_init__(self) -> None:
         optimizer = self.training.optimizer
-        require(optimizer in ("sgd", "adam"), "training.optimizer", "'sgd' or 'adam', whose |a_i| is known", optimizer)
+        known = "'sgd', 'adam' or 'adamw', whose |a_i| is known"
+        require(optimizer in ("sgd", "adam", "adamw"), "training.optimizer", known, optimizer)
         require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
     def init(self, server: Server) -> State:
@@ -96,9 +97,7 @@ class FedNova(SharesWeights[State]):
         means = self.sharing.means(replies, server.roster, "d", "steps", "buffers")
         d, tau = means.of("d"), means.of("steps")  # sum p_i d_i and tau_eff, by layer
         step = {group: {name: tau[group][name] * d[group][name] for name in d[group]} for group in d}
-        moved = {
-            group: plus(x, step.get(group, {}), -1.0) for group, x in state.pool.items()
-        }  # x - tau_eff sum p_i d_i
+        moved = {g: plus(x, step.get(g, {}), -1.0) for g, x in state.pool.items()}  # x - tau_eff sum p_i d_i
         return State(means.over(moved, "buffers"))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:

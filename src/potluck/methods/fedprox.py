@@ -20,6 +20,7 @@ Limits
     mu=0.0 equals fedavg
     descends the gradient
     counts a twin as twice the data
+    averages each layer over its owners
     sharing.scope="layer" equals fedprox sharing.scope="architecture" on architectures=1
 
 Departures from the paper

@@ -49,17 +49,11 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor, nn
-
 from potluck import (
-    Batch,
     ClassCounts,
     Client,
     ClientWork,
     Cohort,
-    Criterion,
-    Extras,
     Fit,
     GroupWeights,
     LocalTraining,
@@ -67,24 +61,21 @@ from potluck import (
     Member,
     Message,
     Need,
-    Observed,
-    Replies,
+    PrototypeLoss,
     Rows,
     Schema,
     Server,
     SharesWeights,
     Sharing,
-    Table,
     UpTo,
     at_least,
     averages,
-    distance,
-    feature_shapes,
+    feature_shape,
     floats,
     means_by_class,
     on_client,
     one_each,
-    split,
+    signatures,
     stored,
 )
 
@@ -142,28 +133,27 @@ class Felo(SharesWeights[State]):
         return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 
     def init(self, server: Server) -> State:
-        architectures = sorted({member.architecture for member in server.roster.values()})
-        shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
-        widths = {name: signature(mid) for name, (_, mid) in shapes.items()}
-        return State({}, {}, widths, pool=self.sharing.initial(server))
+        return State({}, {}, signatures(server, "s_out"), self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        (features, logits), widths = self._averages(state, server), state.widths
-        sent = self.sharing.send(
-            state.pool, cohort, server, features=lambda m: features.get(widths[m.architecture]), logits=logits
-        )
+        classes, widths, ready = server.num_classes, state.widths, server.round > self.warmup_rounds
+        features, logits = dict(state.features), state.logits
+        H = {width: averages(rows, classes, self.combine) for width, rows in features.items() if ready}
+        Z = averages(logits, classes, self.combine) if ready and logits else None
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(widths[m.architecture]), logits=Z)
         replies = cohort.ask(self.local_update, sent)
-        return State(
-            *self._stored(state, replies, server),
-            widths=state.widths,
-            pool=self.sharing.merge(state.pool, replies, server.roster),
-        )
+        for id, reply in replies.items():
+            width, labels = widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
+            new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
+            features[width] = stored(features.get(width), new, self.feature_capacity)
+            logits = stored(logits, one_each(reply["logits"], labels), self.logit_capacity)
+        return State(features, logits, widths, self.sharing.merge(state.pool, replies, server.roster))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        present, (_, mid) = UpTo(server.num_classes), server.about(member.architecture, feature_shapes)
+        present, shape = UpTo(server.num_classes), feature_shape(server, member.architecture, "s_out")
         return Schema(
             counts=ClassCounts(server.num_classes, member.examples, present),
-            features=floats(present, *mid),
+            features=floats(present, *shape),
             logits=floats(present, server.num_classes),
             **self.sharing.expected(member, message),
         )
@@ -171,57 +161,13 @@ class Felo(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        report = yield Fit(
-            client.model,
-            LocalLoss(client.criterion, self.alpha),
-            client.train,
-            self.training,
-            extras={"features": message.get("features"), "logits": message.get("logits")},
-            keep=len(client.train),
-        )
-        labels = report.kept["labels"]
+        loss = PrototypeLoss(client.criterion, self.alpha)
+        tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
+        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
+        features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
         return self.sharing.reply(
             client,
             counts=labels.bincount(minlength=client.num_classes),
-            features=means_by_class(report.kept["features"], labels),
-            logits=means_by_class(report.kept["logits"], labels),
+            features=means_by_class(features, labels),
+            logits=means_by_class(logits, labels),
         )
-
-    def _averages(self, state: State, server: Server) -> tuple[dict[str, Table], Table | None]:
-        """H by width, and Z; nothing while clients warm up."""
-        if server.round <= self.warmup_rounds or not state.logits:
-            return {}, None
-        classes = server.num_classes
-        features = {width: averages(rows, classes, self.combine) for width, rows in state.features.items()}
-        return features, averages(state.logits, classes, self.combine)
-
-    def _stored(self, state: State, replies: Replies, server: Server) -> tuple[dict[str, Rows], Rows]:
-        """The reported features and logits after the replies came in and the oldest went."""
-        features, logits = dict(state.features), state.logits
-        for id, reply in replies.items():
-            width, labels = state.widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
-            new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
-            features[width] = stored(features.get(width), new, self.feature_capacity)
-            logits = stored(logits, one_each(reply["logits"], labels), self.logit_capacity)
-        return features, logits
-
-
-@dataclass(frozen=True)
-class LocalLoss:
-    """The task's loss + alpha (MSE(h, H_y) + MSE(z, Z_y)); h, z and y are observed."""
-
-    criterion: Criterion
-    alpha: float
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, labels, _ = batch
-        parts = split(net)
-        h = parts.intermediate(parts.extractor(inputs))
-        z = parts.classifier(h)
-        gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
-        return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
-
-
-def signature(shape: torch.Size) -> str:
-    """The shape of features, as text: only clients of one signature can use one another's."""
-    return "x".join(map(str, shape))

@@ -21,6 +21,7 @@ Wire
 Limits
     mu=0.0 equals fedavg
     equals fedavg on rounds=1
+    averages each layer over its owners
     training.lr=0.0 stays at rest
 
 Departures from the paper

@@ -21,6 +21,7 @@ Limits
     reaches the optimum
     option="gradient" reaches the optimum
     training.momentum=0.5 reaches the optimum
+    averages each layer over its owners on batchnorm=true
     approaches fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
 
 Departures from the paper
@@ -46,8 +47,6 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
-
 from potluck import (
     Client,
     ClientWork,
@@ -68,6 +67,7 @@ from potluck import (
     effective_steps,
     like,
     minus,
+    norm,
     on_client,
     parameters_of,
     plus,
@@ -126,12 +126,7 @@ class Scaffold(SharesWeights[State]):
 
     def init(self, server: Server) -> State:
         pool = self.sharing.initial(server)
-        parameters = set[str]().union(*(member.parameters for member in server.roster.values()))
-        control = {
-            group: zeros_like({name: w for name, w in weights.items() if name in parameters})
-            for group, weights in pool.items()
-        }
-        return State(pool, control)
+        return State(pool, self.sharing.zeros(pool, server.roster))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         sharing, roster = self.sharing, server.roster
@@ -195,9 +190,3 @@ def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
     correction = minus(extras["c"], extras["c_i"])
     unreached = {name: tensor for name, tensor in correction.items() if name not in gradient}
     return {**plus(gradient, correction), **unreached}
-
-
-def norm(control: GroupWeights) -> float:
-    """The L2 norm of c, all layers and groups together."""
-    tensors = [tensor for weights in control.values() for tensor in weights.values()]
-    return float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]).norm())

@@ -50,18 +50,14 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from potluck import (
-    Batch,
     Client,
     ClientWork,
     Cohort,
-    ConditionalVAE,
-    Criterion,
     Examples,
-    Extras,
+    FeaturePlace,
     Fit,
     GroupWeights,
     Labels,
@@ -70,8 +66,8 @@ from potluck import (
     Member,
     Message,
     Need,
-    Observed,
-    Replies,
+    PrototypeLoss,
+    ReplayLoss,
     Rows,
     Schema,
     Server,
@@ -83,20 +79,17 @@ from potluck import (
     Weights,
     at_least,
     averages,
-    distance,
-    feature_shapes,
+    feature_shape,
     floats,
-    keep_statistics,
-    load,
     means_by_class,
     on_client,
     one_each,
     require,
-    split,
+    server_vae,
+    signatures,
     stored,
     weights_of,
 )
-from potluck.methods.felo import LocalLoss, signature
 
 
 @dataclass(frozen=True)
@@ -171,26 +164,37 @@ class Velo(SharesWeights[State]):
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 
+    @property
+    def place(self) -> FeaturePlace:
+        """Where clients' features are taken."""
+        return "s_out" if self.use == "target" else "s_in"
+
     def init(self, server: Server) -> State:
-        architectures = sorted({member.architecture for member in server.roster.values()})
-        shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
-        signatures = {name: signature(found[self.use == "target"]) for name, found in shapes.items()}
-        return State({}, {}, {}, {}, signatures, pool=self.sharing.initial(server))
+        return State({}, {}, {}, {}, signatures(server, self.place), self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         ready, kinds = server.round > self.warmup_rounds, state.signatures
-        synthetic = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
-        logits = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
-        sent = self.sharing.send(
-            state.pool, cohort, server, features=lambda m: synthetic.get(kinds[m.architecture]), logits=logits
-        )
-        return self._learnt(state, cohort.ask(self.local_update, sent), server)
+        H = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
+        Z = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(kinds[m.architecture]), logits=Z)
+        replies = cohort.ask(self.local_update, sent)
+        features, logits = dict(state.features), state.logits
+        for id, reply in replies.items():
+            name, new = kinds[server.roster[id].architecture], one_each(reply["features"], reply["labels"])
+            features[name] = stored(features.get(name), new, self.feature_capacity)
+            logits = stored(logits, one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity)
+        vaes, taught = dict(state.vaes), dict(state.taught)
+        due = server.round >= self.warmup_rounds and server.round % self.vae_every == 0
+        for name, rows in sorted(features.items()) if due else ():
+            if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
+                vaes[name] = self._fitted(state.vaes.get(name), rows, server)
+                taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
+        return State(features, logits, vaes, taught, kinds, self.sharing.merge(state.pool, replies, server.roster))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         n, present = UpTo(member.examples), UpTo(server.num_classes)
-        shape = server.about(member.architecture, feature_shapes)[self.use == "target"]
         return Schema(
-            features=floats(n, *shape),
+            features=floats(n, *feature_shape(server, member.architecture, self.place)),
             labels=Labels(n, server.num_classes, present),
             logits=floats(present, server.num_classes),
             **self.sharing.expected(member, message),
@@ -199,88 +203,22 @@ class Velo(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        loss = LocalLoss if self.use == "target" else ReplayLoss
-        report = yield Fit(
-            client.model,
-            loss(client.criterion, self.alpha),
-            client.train,
-            self.training,
-            extras={"features": message.get("features"), "logits": message.get("logits")},
-            keep=len(client.train),
-        )
-        labels = report.kept["labels"]
-        return self.sharing.reply(
-            client,
-            features=report.kept["features"],
-            labels=labels,
-            logits=means_by_class(report.kept["logits"], labels),
-        )
-
-    def _learnt(self, state: State, replies: Replies, server: Server) -> State:
-        """The server's half of the round: store what came, and train the VAEs if it is time."""
-        features, logits = dict(state.features), state.logits
-        for id, reply in replies.items():
-            name = state.signatures[server.roster[id].architecture]
-            new = one_each(reply["features"], reply["labels"])
-            features[name] = stored(features.get(name), new, self.feature_capacity)
-            logits = stored(logits, one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity)
-        vaes, taught = dict(state.vaes), dict(state.taught)
-        if server.round >= self.warmup_rounds and server.round % self.vae_every == 0:
-            for name, rows in sorted(features.items()):
-                if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
-                    vaes[name] = self._fitted(state.vaes.get(name), rows, server)
-                    taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
-        pool = self.sharing.merge(state.pool, replies, server.roster)
-        return State(features, logits, vaes, taught, state.signatures, pool)
+        loss = (PrototypeLoss if self.use == "target" else ReplayLoss)(client.criterion, self.alpha)
+        tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
+        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
+        features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
+        return self.sharing.reply(client, features=features, labels=labels, logits=means_by_class(logits, labels))
 
     def _fitted(self, weights: Weights | None, rows: Rows, server: Server) -> Weights:
         """A VAE, new or from these weights, after training on the stored features."""
-        vae = self._vae(weights, rows, server)
         data = Examples(rows["values"].flatten(1), rows["labels"])
+        vae = server_vae(server, data.inputs.shape[1], self.vae_width, weights)
         server.fit(Fit(vae, VAELoss(self.kl_weight, self.kl_reduction), data, self.vae_training))
         return weights_of(vae)
 
     def _generated(self, state: State, name: str, server: Server) -> Table:
-        """H: for each class one draw of the code, decoded."""
-        rows, known = state.features[name], state.taught[name]
-        vae = self._vae(state.vaes[name], rows, server)
-        codes = torch.randn(server.num_classes, vae.width, generator=server.rng)
-        with torch.no_grad():
-            synthetic = vae.decode(codes, torch.arange(server.num_classes)) * known[:, None]
-        return {"means": synthetic.view(-1, *rows["values"].shape[1:]), "known": known}
-
-    def _vae(self, weights: Weights | None, rows: Rows, server: Server) -> "ConditionalVAE":
-        features = rows["values"][0].numel()
-        width = max(2, min(features, self.vae_width))
-        vae = server.module("vae", lambda: ConditionalVAE(features, server.num_classes, width))
-        if weights is not None:
-            load(vae, weights)
-        assert isinstance(vae, ConditionalVAE)
-        return vae
-
-
-@dataclass(frozen=True)
-class ReplayLoss:
-    """(1 - alpha) task's loss + alpha (task's loss of g(H_y) + MSE(g(H_y), Z_y) + MSE(z, Z_y)); observes h, z, y.
-
-    Where a share of the batch has an H_y, the task's loss weighs 1 - alpha share, the two terms of g alpha share.
-    """
-
-    criterion: Criterion
-    alpha: float
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, labels, _ = batch
-        parts = split(net)
-        h = parts.extractor(inputs)
-        z = parts.classifier(parts.intermediate(h))
-        task, gap = self.criterion(z, labels), distance(z, labels, extras["logits"])
-        observed = {"features": h, "logits": z, "labels": labels}
-        synthetic = extras["features"]
-        if synthetic is None or (known := synthetic["known"][labels]).sum() < 2:  # one has no batch statistics
-            return task + self.alpha * gap, observed
-        replayed, share = labels[known], known.float().mean()
-        with keep_statistics(net):
-            again = parts.classifier(parts.intermediate(synthetic["means"][replayed]))
-        taught = self.criterion(again, replayed) + distance(again, replayed, extras["logits"])
-        return (1 - self.alpha * share) * task + self.alpha * (share * taught + gap), observed
+        """H: for each class that the VAE has seen one draw of the code, decoded."""
+        shape, known = state.features[name]["values"].shape[1:], state.taught[name]
+        vae = server_vae(server, shape.numel(), self.vae_width, state.vaes[name])
+        synthetic = vae.drawn(server.rng) * known[:, None]
+        return {"means": synthetic.view(-1, *shape), "known": known}

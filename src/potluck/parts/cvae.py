@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from potluck.core.examples import Batch
 from potluck.core.fit import Extras
+from potluck.core.roles import Server
+from potluck.core.weights import Weights, load
 
 
 class ConditionalVAE(nn.Module):
@@ -35,6 +37,30 @@ class ConditionalVAE(nn.Module):
     def decode(self, code: Tensor, labels: Tensor) -> Tensor:
         """Features (batch, n)."""
         return self.decoder(torch.cat([code, self.label(labels)], 1))
+
+    def drawn(self, rng: torch.Generator) -> Tensor:
+        """One synthetic feature of each class, (classes, n), without a gradient."""
+        classes = self.label.num_embeddings
+        codes = torch.randn(classes, self.width, generator=rng)
+        with torch.no_grad():
+            return self.decode(codes, torch.arange(classes))
+
+
+def server_vae(server: Server, features: int, widest: int, weights: Weights | None = None) -> ConditionalVAE:
+    """A server's auto-encoder of features (batch, n), as wide as they are and at most `widest`.
+
+    Args:
+        server: whose module it is.
+        features: n.
+        widest: of its layers.
+        weights: what it has learnt; None for a new one.
+    """
+    width = max(2, min(features, widest))
+    vae = server.module("vae", lambda: ConditionalVAE(features, server.num_classes, width))
+    assert isinstance(vae, ConditionalVAE)
+    if weights is not None:
+        load(vae, weights)
+    return vae
 
 
 @dataclass(frozen=True)

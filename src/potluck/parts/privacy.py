@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from functools import partial
 from os import urandom
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from potluck.core.fit import Observed
 from potluck.core.method import Releases
 from potluck.core.modes import mode
 from potluck.core.roles import Client
+from potluck.parts.features import observed
+from potluck.parts.sharing import HasWeights, SharesWeights
 
 log = logging.getLogger(__name__)
 Calibration = Literal["analytic", "classical"]
@@ -194,6 +197,51 @@ class FeaturePrivacy(Checked):
             log.warning("features of %d of %d examples are not finite; zeros stand for them", wrong, len(rows))
         rows = torch.where(finite, rows, 0.0)
         return (rows * (self.clip / rows.norm(dim=1, keepdim=True).clamp(min=self.clip))).view(features.shape)
+
+
+P = TypeVar("P", bound=HasWeights)
+
+
+class ReleasesFeatures(SharesWeights[P]):
+    """A method whose clients send features beside weights: as they are, or by a private mechanism.
+
+    Deriving from it fills the half of the contract that speaks of privacy; the attributes are fields of the method's
+    own.
+
+    Attributes:
+        feature_training: whether features are sent at all.
+        noise: of features in training, which is no private mechanism.
+        privacy: the mechanism; None sends features as they are.
+    """
+
+    feature_training: bool
+    noise: float
+    privacy: FeaturePrivacy | None
+
+    def __post_init__(self) -> None:
+        if self.privacy and self.sharing.buffers == "local":
+            raise ConfigError(
+                "sharing.buffers: found 'local' beside privacy; a client's own statistics would shape the features that"
+                " are released, and nothing bounds how; expected 'average' or 'drop'"
+            )
+
+    @property
+    def releases_privately(self) -> bool:
+        """Whether features leave clients, clipped and with noise."""
+        return self.privacy is not None and self.feature_training
+
+    def released(self, client: Client, count: int) -> Observed | None:
+        """Private pairs of `count` of the client's examples, see `FeaturePrivacy.release`; None without a mechanism."""
+        if self.privacy is None or not self.feature_training:
+            return None
+        return self.privacy.release(client, partial(observed, client.model), count)
+
+    def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
+        """What the features have spent, or why no epsilon can be stated of noisy ones."""
+        if self.privacy is None:
+            reason = "noise on the scale of the features themselves is no private mechanism"
+            return f"No epsilon can be stated: {reason}." if self.noise else None
+        return self.privacy.statement(releases)
 
 
 def _noise(shape: torch.Size) -> Tensor:

@@ -30,6 +30,7 @@ from potluck.core.weights import (
     load,
     parameters_of,
     pick,
+    zeros_like,
 )
 from potluck.parts.means import Gathered, Mean
 
@@ -97,6 +98,11 @@ class Sharing(Checked):
                 check_same_shapes(name, [mine[name].shape, group[name].shape])
             group.update({name: tensor for name, tensor in mine.items() if name not in group})
         return pool
+
+    def zeros(self, pool: GroupWeights, roster: Roster) -> GroupWeights:
+        """Zeros for each trained layer of the pool: how control variates and dual variables begin."""
+        trained = self.owners(roster)
+        return {g: zeros_like({n: w for n, w in pool[g].items() if n in trained[g]}) for g in pool}
 
     def group(self, member: Member) -> str:
         """The name of the group that a client averages with."""
@@ -349,6 +355,12 @@ class SharesWeights(Method[P]):
     def global_model(self, state: P, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture."""
         return self.sharing.global_model(state.pool, server)
+
+
+def norm(weights: GroupWeights) -> float:
+    """The L2 norm of all tensors of all groups together."""
+    tensors = [tensor for group in weights.values() for tensor in group.values()]
+    return float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]).norm())
 
 
 def _size(member: Member) -> int:

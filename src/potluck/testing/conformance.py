@@ -35,6 +35,7 @@ from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
+from potluck.parts.sharing import SharesWeights
 from potluck.testing.corruptions import corruptions
 from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
 from potluck.testing.hearing import Hearing
@@ -165,6 +166,28 @@ def leaves_bystanders_alone(method: Subject, overrides: Overrides = ()) -> None:
     before = engine.store.read(3)
     engine.round(2, state, [0, 1])
     assert engine.store.read(3) == before, "a client that was not drawn has changed"
+
+
+def leaves_a_layer_to_its_owners(method: Subject, overrides: Overrides = ()) -> None:
+    """What the server makes of a layer depends on the clients that own it, as if the others had not been drawn.
+
+    A layer of which no owner is drawn keeps its values.
+    """
+    world = toy_federation(World(batchnorm=True).fit_for(subject := quick(method, overrides)))
+    if not isinstance(subject, SharesWeights) or not subject.sharing.averages or len(world.architectures) == 1:
+        return
+    deep = [id for id, site in sorted(world.sites.items()) if site.architecture == "toy2"]  # it has all layers of toy1
+    shallow = sorted(world.sites.keys() - set(deep))
+    theirs = world.roster[deep[0]].shapes.keys() - world.roster[shallow[0]].shapes.keys()
+    group, pools = subject.sharing.group(world.roster[deep[0]]), dict[str, Weights]()
+    for who, ids in {"all": [*deep, *shallow], "its owners": deep, "the others": shallow}.items():
+        engine = _engine(method, overrides)
+        start = engine.start()
+        pools["nobody"], pools[who] = start.pool[group], engine.round(1, start, ids)[0].pool[group]
+    for name in sorted(theirs):
+        for one, other in (("all", "its owners"), ("the others", "nobody")):
+            same = torch.equal(pools[one][name], pools[other][name])
+            assert same, f"{name} differs after a round with {one} from what it is with {other}"
 
 
 def does_not_depend_on_the_order_of_clients(method: Subject, overrides: Overrides = ()) -> None:
@@ -444,6 +467,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     leaves_the_global_generator_alone,
     does_not_change_the_state_it_is_given,
     leaves_bystanders_alone,
+    leaves_a_layer_to_its_owners,
     does_not_depend_on_the_order_of_clients,
     gives_the_same_bytes_on_workers,
     agrees_when_stacked,
@@ -467,6 +491,7 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     leaves_the_global_generator_alone,
     does_not_change_the_state_it_is_given,
     leaves_bystanders_alone,
+    leaves_a_layer_to_its_owners,
     does_not_depend_on_the_order_of_clients,
     gives_the_same_bytes_on_workers,
     agrees_when_stacked,

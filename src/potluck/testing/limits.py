@@ -9,6 +9,7 @@ Lines of the Limits section, one each; overrides are dotted keys as on the comma
     [overrides] misses the optimum                         of two quadratics, with full participation
     [overrides] descends the gradient                      one full-batch step is a step on everyone's data
     [overrides] counts a twin as twice the data            with full batches, a copy of a client is a double weight
+    [overrides] averages each layer over its owners        a layer is the mean of what each owner alone would make of it
     [overrides] never repeats                              with private releases, two runs of one seed differ
 
 With `equals` and `approaches` the two sides must be different methods, or nothing could ever fail.
@@ -29,10 +30,12 @@ from torch import Tensor
 
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
+from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method
-from potluck.core.weights import Weights, weights_of
+from potluck.core.weights import Weights, mean, weights_of
 from potluck.engine.engine import Engine
 from potluck.methods import get_method
+from potluck.parts.sharing import GroupWeights, SharesWeights
 from potluck.testing.worlds import (
     QUADRATIC_OPTIMUM,
     World,
@@ -47,7 +50,7 @@ from potluck.testing.worlds import (
 _LINE = re.compile(
     r"^(?P<mine>(?:\S+=\S+ )*)"
     r"(?P<verb>equals|approaches|stays at rest|reaches the optimum|misses the optimum"
-    r"|descends the gradient|counts a twin as twice the data|never repeats)"
+    r"|descends the gradient|counts a twin as twice the data|averages each layer over its owners|never repeats)"
     r"(?P<theirs>(?: (?!on )\S+)*)(?: on (?P<world>.+))?$"
 )
 
@@ -187,6 +190,38 @@ def _counts_twins(limit: Limit) -> None:
     _assert_same(*models, exact=False, where=limit.text)
 
 
+def _averages_layers(limit: Limit) -> None:
+    """A first round with some clients gives, layer by layer, the mean of first rounds with each owner of it alone.
+
+    Owners are weighed as the method's `sharing` says. What a client sends does not depend on who else is drawn.
+    """
+    method = quick(limit.method, limit.mine)
+    assert isinstance(method, SharesWeights), f"{limit.text}: it has no weights on the server"
+    assert method.sharing.averages, f"{limit.text}: it averages no weights"
+    sharing, federation = method.sharing, toy_federation(limit.world.fit_for(method))
+    drawn = sorted(federation.sites)[:-1]
+    members = [federation.roster[id] for id in drawn]
+    together, alone = _pool_after(method, federation, drawn), [_pool_after(method, federation, [id]) for id in drawn]
+    owners_found: set[tuple[ClientId, ...]] = set()
+    for group, layers in together.items():
+        for name, found in layers.items():
+            named = [name in member.parameters | member.buffers for member in members]
+            owners = [i for i, member in enumerate(members) if named[i] and sharing.group(member) == group]
+            shares = [float(members[i].examples) if sharing.weighting == "samples" else 1.0 for i in owners]
+            if owners:  # else `leaves_a_layer_to_its_owners` has seen to it
+                expected = mean([alone[i][group][name] for i in owners], shares)
+                _assert_same({name: found}, {name: expected}, exact=False, where=f"{limit.text}: group {group}")
+            owners_found.add(tuple(owners))
+    assert len(owners_found) > 1, f"{limit.text}: all layers have the same owners, so it can hardly fail"
+
+
+def _pool_after(method: SharesWeights[Any], federation: Federation, ids: list[ClientId]) -> GroupWeights:
+    """The server's weights after a first round with these clients."""
+    engine = Engine(method, federation)
+    state, _ = engine.round(1, engine.start(), ids)
+    return state.pool
+
+
 def _never_repeats(limit: Limit) -> None:
     """Private noise is drawn from no key, so it tells two runs of one seed apart; and every release is counted."""
     method = quick(limit.method, limit.mine)
@@ -208,5 +243,6 @@ _VERIFY = {
     "misses the optimum": _misses,
     "descends the gradient": _descends,
     "counts a twin as twice the data": _counts_twins,
+    "averages each layer over its owners": _averages_layers,
     "never repeats": _never_repeats,
 }
