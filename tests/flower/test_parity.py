@@ -18,6 +18,7 @@ METHODS = {
     "fedin": {},
     "fedmd": {"federation": {"public": "holdout"}},
     "heterofl": {"federation": {"models": [{"name": "preresnet18", "width": 8}]}},
+    "fedrolex": {"federation": {"models": [{"name": "preresnet20", "widths": [4, 8, 16]}]}},
     "fedorion": {"method": {"noise_batches": 2}},
     "felo": {},
     "velo": {},

@@ -113,8 +113,7 @@ def channels_of(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) ->
             return channels
     raise ConfigError(
         f"{type(net).__name__}: the channels of its layers cannot change places, since some layer tells them apart by"
-        " position, as channel shuffles, attention heads and convolutions in groups do; use a method that takes"
-        " leading slices, such as heterofl, or another model"
+        " position, as channel shuffles, attention heads and convolutions in groups do; choose another model"
     )
 
 
