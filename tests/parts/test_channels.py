@@ -97,9 +97,12 @@ def test_rolling__a_window_computes_what_the_full_net_does_without_the_other_cha
 
 @pytest.mark.parametrize("build", [Flattened, partial(get_model("resnet14_cifar"), 5, IMAGE, width=6)])
 def test_drawn__channels_agree_wherever_they_are(build):
-    found, draws = channels(build, 0.5), torch.Generator().manual_seed(0)
+    found, draws, taken = channels(build, 0.5), torch.Generator().manual_seed(0), set()
     for _ in range(3):
-        assert gap(build, 0.5, found.drawn(draws), training=False) < 1e-9
+        submodel = found.drawn(draws)
+        taken.add(tuple(submodel["head.weight"][1].tolist()))
+        assert gap(build, 0.5, submodel, training=False) < 1e-9
+    assert len(taken) == 3
     assert gap(build, 0.5, found.rolling(3), training=False) < 1e-9
 
 

@@ -56,6 +56,12 @@ def test_equal_tensors_and_a_single_one_come_back(rule):
 
 
 @pytest.mark.parametrize("rule", ROBUST)
+def test_single_numbers_are_combined_like_tensors(rule):
+    found = Mean(rule)([torch.tensor(value) for value in (1.0, 2.0, 3.0)], [1.0] * 3)
+    assert_close(found, torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("rule", ROBUST)
 def test_the_order_of_clients_does_not_matter(rule):
     tensors = [drawn(5, seed=seed) for seed in range(4)]
     results = [Mean(rule)(list(order), [1.0] * 4) for order in itertools.permutations(tensors)]

@@ -20,7 +20,7 @@ Wire
 Limits
     equals heterofl on rounds=1
     equals heterofl on capacity=1.0
-    approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
+    equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
     training.lr=0.0 stays at rest on capacity=1.0
 
 Departures from the paper

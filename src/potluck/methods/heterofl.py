@@ -17,7 +17,7 @@ Wire
     with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
 
 Limits
-    approaches fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
+    equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
     training.lr=0.0 stays at rest
 
 Departures from the paper

@@ -1,12 +1,12 @@
 """Which channels of a net's layers belong together, so that sub-models of its width may take any of them.
 
-A layer reads what another has written. So whoever takes some of the output channels of one has to take the same of the
-other's input channels, in the same order; and of everything that is added to them, as in residual nets. Leading slices
-agree by themselves where a net is built of layers that keep their channels' order; windows that roll and sets that are
-drawn must be the same wherever the channels are.
+A layer reads what another has written. A sub-model that keeps some output channels of one layer has to keep the same
+input channels of the next, in the same order, and the same channels of everything that is added to them, as in
+residual nets. Leading slices agree by themselves where layers keep the order of their channels; windows that roll and
+sets that are drawn must be the same wherever the channels occur.
 
-`channels_of` finds this out of the shapes of a net and of a narrower one of the same kind, and proves it on the net:
-what it computes may not change when channels that belong together change places.
+`channels_of` works this out from the shapes of a net and of a narrower one of the same kind, and proves it on the net:
+the net must compute the same after channels that belong together have changed places.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,8 +93,8 @@ class Channels:
 def channels_of(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) -> Channels:
     """The channels of a net of which there is a narrower one.
 
-    Channels of one number belong together: all layers of one width choose the same. Where that does not hold, since
-    shortcuts fill up with zeros, the channels beyond those of the next smaller width choose for themselves.
+    Layers of one width keep the same channels. Where that is not enough, since shortcuts fill up with zeros, the
+    channels beyond the next smaller width are a block of their own, and those before it are that width's.
 
     Args:
         net: the full one; it is changed.
@@ -113,8 +113,7 @@ def channels_of(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) ->
             return channels
     raise ConfigError(
         f"{type(net).__name__}: the channels of its layers cannot change places, since some layer tells them apart by"
-        " position, as channel shuffles, attention heads and convolutions in groups do; use a method that takes"
-        " leading slices, such as heterofl, or another model"
+        " position, as channel shuffles, attention heads and convolutions in groups do; choose another model"
     )
 
 
@@ -156,7 +155,7 @@ def _axes(full: Shapes, narrow: Shapes, *, nested: bool) -> dict[str, tuple[Axis
 
 
 def _read(dimension: Pair, written: set[Pair], last: Sequence[Pair]) -> tuple[Pair, int]:
-    """The width of which a dimension has channels, and how often each: what no layer writes is a flattened image."""
+    """Whose channels a dimension has, and positions of each: a dimension that no layer writes is a flattened image."""
     if dimension not in written:
         for width, kept in reversed(last):
             times = dimension[0] // width
