@@ -98,7 +98,7 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
     return {
         "job": [from_job(job, setting)[0] for job in jobs],
         "outcome": [from_outcome(outcome)[0] for outcome in outcomes],
-        "introduction": [introduction.words(), {"refusal": "ConfigError: no"}],
+        "introduction": [introduction.header(), {"refusal": "ConfigError: no"}],
     }
 
 
@@ -134,7 +134,7 @@ def use_introduction(text: bytes) -> None:
     """Read an introduction, and see a client in it."""
     found = Introduction.read(_through_flower(text))
     found.member(0)
-    json.dumps(found.words(), allow_nan=False).encode()
+    json.dumps(found.header(), allow_nan=False).encode()
 
 
 def use_records(text: bytes) -> None:

@@ -1,12 +1,15 @@
 """What the documentation shows is what there is: code blocks run, quoted files are the files."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import potluck
 from potluck.cli import main
+from potluck.core.roles import Client, Server
 from potluck.methods import list_methods
 
 ROOT = Path(__file__).parents[1]
@@ -43,12 +46,18 @@ def test_the_readme_lists_methods_that_there_are():
     assert set(named) <= set(list_methods())
 
 
+METHODS = [code for code in blocks(ROOT / "docs/guides/add-a-method.md", "python") if code.startswith('"""')]
+
+
+def test_the_guide_quotes_local_as_it_is():
+    assert METHODS[0] == (ROOT / "src/potluck/methods/local.py").read_text()
+
+
 @pytest.mark.slow
-def test_the_method_of_the_guide_passes_its_checks(tmp_path, monkeypatch, capsys):
-    (method,) = [code for code in blocks(ROOT / "docs/guides/add-a-method.md", "python") if code.startswith('"""')]
-    assert method == (ROOT / "src/potluck/methods/local.py").read_text()
-    (tmp_path / "alone.py").write_text(method)
-    monkeypatch.setattr(sys, "argv", ["potluck", "check", str(tmp_path / "alone.py")])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.split(":")[0].strip('"'))
+def test_the_methods_of_the_guide_pass_their_checks(method, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(method)
+    monkeypatch.setattr(sys, "argv", ["potluck", "check", str(tmp_path / "mine.py")])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert not stopped.value.code, capsys.readouterr().out
@@ -58,3 +67,71 @@ def test_the_method_of_the_guide_passes_its_checks(tmp_path, monkeypatch, capsys
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def exists(name: str) -> bool:
+    """Whether a name in code font is in the public vocabulary, on a `client` or a `server`, a module, or in one."""
+    first, *rest = name.split(".")
+    if first in ("client", "server"):
+        owner = {"client": Client, "server": Server}[first]
+        return hasattr(owner, rest[0]) or rest[0] in owner.__dataclass_fields__
+    if first != "potluck":
+        return hasattr(potluck, first) and all(hasattr(getattr(potluck, first), part) for part in rest)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        return hasattr(importlib.import_module(module), attribute)
+    return True
+
+
+def names_in(page: Path) -> list[str]:
+    """Names in code font: dotted names, without commands, settings and arguments."""
+    found = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)`", page.read_text())
+    return [name for name in dict.fromkeys(found) if name not in NOT_NAMES and not name.startswith("run.")]
+
+
+NOT_NAMES = ("potluck", "keeps_model", "cohort.ask")
+
+
+def test_the_glossary_names_what_there_is():
+    names = names_in(ROOT / "docs/glossary.md")
+    assert len(names) > 40
+    assert not [name for name in names if not exists(name)]
+    assert not exists("Household")
+    assert not exists("potluck.core.task.Judge")
+    assert not exists("client.record")
+
+
+def test_every_page_that_teaches_links_to_the_glossary():
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs/guides").glob("*.md")):
+        assert "glossary.md" in page.read_text(), page.name
+
+
+# Words of earlier versions, and the glossary's word for each.
+FORBIDDEN = {
+    r"judge\w*": "evaluate",
+    r"household\w*": "node",
+    r"spares": "reusable modules",
+    r"epitaph": "reason",
+    r"doorm[ae]n": "gate",
+    r"knock(s|ed|ing)?": "connect",
+    r"parcels?": "envelope",
+    r"play(s|ed|ing)?": "run",
+    r"share_right": "accuracy",
+    r"hash8": "experiment_id",
+}
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+CODE_FILES = [path for suffix in ("py", "toml") for path in (ROOT / "src").rglob(f"*.{suffix}")]
+
+
+@pytest.mark.parametrize("word", FORBIDDEN)
+def test_no_page_and_no_file_uses_a_word_that_the_glossary_replaces(word):
+    used = re.compile(rf"\b{word}\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}; write {FORBIDDEN[word]!r}"
+        for path in [*WRITTEN, *CODE_FILES]
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if used.search(line)
+    ]
+    assert not found, "\n".join(found)

@@ -63,8 +63,8 @@ class TestWithFlower:
         code, said = outcome(monkeypatch, capsys, "keys", "--address", "fl.example.org", "--node", "a")
         assert code == 0
         assert said.out.splitlines() == [
-            "keys: for the server, reached as fl.example.org, localhost; keep it there",
-            "keys/nodes/a: carry it to a, then delete it here",
+            "keys: for the server, reachable as fl.example.org, localhost; keep it there",
+            "keys/nodes/a: copy it to a, then delete it here",
         ]
         code, said = outcome(monkeypatch, capsys, "keys", "--revoke", "a")
         assert (code, said.out) == (0, "a is revoked\n")

@@ -61,9 +61,9 @@ class Gate:
 
     def __init__(self, address: tuple[str, int], inside: str, keys: Path | None, say: Say) -> None:
         self._address = address
-        doorman = _ProxyApp(inside, keys, _Once(say))
+        proxy = _ProxyApp(inside, keys, _Once(say))
         config = uvicorn.Config(
-            doorman,
+            proxy,
             host=address[0],
             port=address[1],
             log_level=logging.CRITICAL,
@@ -74,7 +74,7 @@ class Gate:
         )
         config.load()
         if keys is not None:
-            config.ssl = _context(keys, doorman.tell)
+            config.ssl = _context(keys, proxy.tell)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="gate", daemon=True)
 
