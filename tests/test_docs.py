@@ -2,14 +2,19 @@
 
 import importlib
 import re
+import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 
 import potluck
-from potluck.cli import main
+from potluck.cli import app, main
 from potluck.core.roles import Client, Server
+from potluck.experiment.config import resolve
+from potluck.experiment.presets import experiment_for
 from potluck.methods import list_methods
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +37,53 @@ CODE = [
 def test_code_blocks_run(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of each `potluck` command in a page's blocks."""
+    found = []
+    for block in re.findall(r"^ *```(?:console|bash)\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        for command in re.split(r"[;\n]", block):
+            words = shlex.split(command, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words.pop(0)
+            if words[:1] == ["potluck"]:
+                found.append(words[1:])
+    return found
+
+
+COMMANDS = [pytest.param(words, id=" ".join(words)) for page in PAGES for words in commands(page)]
+
+
+def parsed(words: list[str]) -> dict[str, object]:
+    """The parameters of a command, which is not run."""
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="potluck")
+    command = group.get_command(context, words[0])
+    assert command, f"there is no command {words[0]!r}"
+    return command.make_context(words[0], words[1:], parent=context).params
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_have_the_arguments_that_are_shown(words):
+    given = parsed(words)
+    target, overrides = given.get("target"), given.get("overrides") or []
+    if words[0] == "run" and not given["resume"] and not str(target).endswith((".toml", ".py")):
+        first = [target] if target and "=" in str(target) else []
+        experiment_for(None if first else target, [*first, *overrides])
+
+
+def test_commands_that_do_not_exist_are_noticed():
+    with pytest.raises(AssertionError, match="no command"):
+        parsed(["play"])
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["run", "--fast"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_of_configuration_resolve(page):
+    for block in blocks(page, "toml"):
+        resolve(tomllib.loads(block), page.name)
 
 
 def test_the_readme_quotes_fedavg_as_it_is():

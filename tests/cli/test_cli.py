@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from potluck.core.task import Regression
+from potluck.data.dataset import Description
 from potluck.methods import list_methods
 
 from .conftest import SMALL
@@ -375,3 +377,14 @@ def test_list_and_show__name_what_a_method_needs(potluck):
     shown = potluck("show heterofl").out
     assert "needs a model whose width can be cut: if not, choose another model" in shown
     assert "needs one architecture for all clients: if not, give federation.models one name" in shown
+
+
+def test_list_and_show__name_the_task_of_a_data_set_without_classes(potluck, monkeypatch):
+    described = {
+        "digits": Description("digits", (1, 8, 8), 10),
+        "svhn": Description("svhn", (4,), 1, task=Regression()),
+    }
+    monkeypatch.setattr("potluck.cli.catalogue.describe", described.__getitem__)
+    assert potluck("show svhn").out == "svhn: inputs (4,), regression, 1 output\n"
+    assert potluck("show digits").out == "digits: inputs (1, 8, 8), 10 classes\n"
+    assert re.search(r"svhn +inputs \(4,\), regression, 1 output", potluck("list datasets svhn").out)
