@@ -206,7 +206,7 @@ def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
 
 
 def _lines(path: Path, kind: type[Record]) -> list[Record]:
-    """One record for each line, but for an incomplete last one, whose writing goes on or was interrupted."""
+    """One record for each line; an incomplete last one, still being written or interrupted, is ignored."""
     if not path.is_file():
         return []
     *lines, _ = path.read_bytes().split(b"\n")

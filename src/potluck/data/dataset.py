@@ -151,7 +151,7 @@ def _check_classes(where: str, number: int, names: tuple[str, ...] | None) -> No
         raise DataError(f"{where}: {len(names)} names of classes for {number} classes; give one name each")
     if len(set(names)) != number:
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{where}: two classes are called {twice!r}; give each a name of its own")
+        raise DataError(f"{where}: two classes are called {twice!r}; give each its own name")
 
 
 def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int, task: Task) -> None:

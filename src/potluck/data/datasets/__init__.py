@@ -112,7 +112,7 @@ def _found(name_or_path: str | Path) -> Source:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError) as error:  # a name that no file can have, or missing permission
         raise DataError(
-            f"{path}: cannot be looked at ({error}); give the path of a folder or of an .npz file"
+            f"{path}: cannot be accessed ({error}); give the path of a folder or of an .npz file"
         ) from error
     if is_folder:
         return FolderSource(path)

@@ -156,7 +156,7 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             if (claimed := math.prod(shape) * kind.itemsize) != held:
                 raise DataError(
                     f"{path}: {name} says that it is {kind} of shape {shape}, {claimed:,} bytes, and holds {held:,}; "
-                    "write it anew with numpy.savez"
+                    "write it again with numpy.savez"
                 )
             headers[name] = shape, kind
     kinds = [headers[name][1] for name in ("x_train", "x_test")]
