@@ -30,7 +30,7 @@ SETTINGS = (
 
 
 def write_data() -> None:
-    """The 442 patients as arrays of an own data set; every fourth is a test example."""
+    """The 442 patients as arrays of a data set; every fourth is a test example."""
     features, progress = load_diabetes(return_X_y=True)
     features, progress = features / features.std(0), (progress - progress.mean()) / progress.std()
     test = np.arange(len(progress)) % 4 == 0
