@@ -186,7 +186,7 @@ class Engine:
             if not (self._may_lose_rounds and (report.failures or diverged)):
                 raise
             report.client_notes.clear()
-            self.store.go_back(before)
+            self.store.roll_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
