@@ -44,7 +44,7 @@ class TestWithFlower:
             (["serve", "--insecure", "run.round=3"], "nearest"),
             (["join", "somewhere", "--insecure"], "expected HOST:PORT"),
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
-            (["join", "x:1", "--insecure", "--model", "cnn2"], "data of one's own"),
+            (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
             (["join", "x:1", "--insecure", "--state", "x" * 120], "characters long"),
             (["keys", "--address", "a:1"], "without port"),

@@ -128,7 +128,7 @@ def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itsel
 
 
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match="data of one's own"):
+    with pytest.raises(ConfigError, match="--model and --capacity need --data"):
         node_at(NodeConfig(tmp_path, model="cnn2"), header())
 
 
