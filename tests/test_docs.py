@@ -155,6 +155,15 @@ def test_the_glossary_names_what_there_is():
     assert not exists("client.record")
 
 
+def test_the_guides_vocabulary_names_what_there_is():
+    page = (ROOT / "docs/guides/add-a-method.md").read_text()
+    table = page[page.index("## The vocabulary") : page.index("## What clients may answer")]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    names = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)", "\n".join(rows))
+    assert len(names) > 30
+    assert not [name for name in names if name not in ("Annotated", "Literal", "__post_init__") and not exists(name)]
+
+
 def test_every_page_that_teaches_links_to_the_glossary():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs/guides").glob("*.md")):
         assert "glossary.md" in page.read_text(), page.name
