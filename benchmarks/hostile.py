@@ -455,16 +455,16 @@ def _introductions(canary: str) -> Iterator[Attack]:
     yield Attack(at, "100,000 brackets", text("[" * 100_000))
     yield Attack(at, "tables 900 deep", instead(nested(900)))
     yield Attack(at, "half of a surrogate pair as a name", replaced(**{"\ud800": 1}))
-    yield Attack(at, "25 MB of words", replaced(home="x" * MANY))
-    yield Attack(at, "a payload of 8 MB beside its words", payload(lambda before: b"x" * 2**23))
+    yield Attack(at, "a header of 25 MB", replaced(home="x" * MANY))
+    yield Attack(at, "a payload of 8 MB beside its header", payload(lambda before: b"x" * 2**23))
     yield Attack(
         at,
-        "words of another version",
+        "a header of another version",
         lambda records: RecordDict({"potluck": ConfigRecord({"version": 99, "words": "{}"})}),
     )
     yield Attack(
         at,
-        "words that are a list of numbers",
+        "a header that is a list of numbers",
         lambda records: RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": [1.5]})}),
     )
     yield Attack(at, "no records at all", lambda records: RecordDict({}))
@@ -522,11 +522,11 @@ def _replies() -> Iterator[Attack]:
         "a result for an answer",
         instead({"client": HOSTILE, "result": {"model": "ab"}}, pack({})),
     )
-    yield Attack(at, "words that are a list", instead([]))
-    yield Attack(at, "words 900 deep", instead(nested(900)))
+    yield Attack(at, "a header that is a list", instead([]))
+    yield Attack(at, "a header 900 deep", instead(nested(900)))
     yield Attack(
         at,
-        "words of another version",
+        "a header of another version",
         lambda records: RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}),
     )
     yield Attack(at, "no records at all", lambda records: RecordDict({}))

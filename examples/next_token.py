@@ -40,7 +40,7 @@ class Reader(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(width, WIDTH)
         (self.kind,) = body
-        self.add_module(self.kind, body[self.kind])  # under a name of its own: only equal bodies are averaged
+        self.add_module(self.kind, body[self.kind])  # under a distinct name: only equal bodies are averaged
         self.output = nn.Linear(WIDTH, width)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A regression: the progress of diabetes in a year, from ten measurements, by perceptrons of three depths.
 
 Six clients hold some 45 patients each and share no weights: they teach each other by predictions for patients whose
-outcome nobody knows (FedMD). The data come with scikit-learn; outcomes are brought to mean 0 and spread 1. Writes the
+outcomes are unknown (FedMD). The data come with scikit-learn; outcomes are brought to mean 0 and spread 1. Writes the
 data, a run's folder and its report, all below the current folder:
 
     python examples/regression.py
@@ -30,7 +30,7 @@ SETTINGS = (
 
 
 def write_data() -> None:
-    """The 442 patients in the arrays of a data set of one's own; every fourth is a test example."""
+    """The 442 patients as arrays of a data set; every fourth is a test example."""
     features, progress = load_diabetes(return_X_y=True)
     features, progress = features / features.std(0), (progress - progress.mean()) / progress.std()
     test = np.arange(len(progress)) % 4 == 0

@@ -101,7 +101,7 @@ def test_columns_go_with_their_examples(examples):
 
 
 def test_a_column_has_one_row_an_example(examples):
-    with pytest.raises(ValueError, match=r"^column 'rank': found 10 rows; expected 3, one an example$"):
+    with pytest.raises(ValueError, match=r"^column 'rank': found 10 rows; expected 3, one for each example$"):
         examples.take(at(9, 4, 6)).with_columns(rank=torch.arange(10))
     with pytest.raises(ValueError, match=r"^column 'rank': found 3 rows; expected 2"):
         examples.take(at(9, 4, 6)).with_columns(rank=at(1, 2, 3)).take(at(0, 1)).with_columns(rank=at(1, 2, 3))
@@ -115,7 +115,7 @@ def test_examples_are_the_same_rows_whatever_is_known_of_them(examples):
 
 
 def test_there_is_one_target_an_input(examples):
-    with pytest.raises(ValueError, match=r"^10 inputs but 3 targets: give one target an input$"):
+    with pytest.raises(ValueError, match=r"^10 inputs but 3 targets: give one target for each input$"):
         Examples(INPUTS, TARGETS[:3])
 
 

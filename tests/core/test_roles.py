@@ -21,6 +21,13 @@ def test_replies_come_in_order_of_client_ids():
     assert list(replies.failures) == [3]
 
 
+def test_replies_that_are_read_by_an_entrys_name_say_how_to_read_it():
+    replies = Replies({1: Message(n=1)}, {})
+    with pytest.raises(EntryError, match=r"indexed by client id; found 'n': write \.entries\('n'\)"):
+        replies["n"]
+    assert "n" not in replies
+
+
 def test_entries_that_an_answer_lacks_are_refused():
     with pytest.raises(EntryError, match="no entry 'n'"):
         Replies({1: Message(n=1), 2: Message()}, {}).entries("n")

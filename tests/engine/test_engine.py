@@ -578,7 +578,7 @@ def test_a_failing_client_is_counted_as_asked_but_not_as_answering(play):
 def test_a_failure_that_is_not_tolerated_stops_the_round(play):
     message = (
         r"^client 1 failed in Fails\.work: MemoryError: none left;"
-        r" run\.tolerate_failures = true goes on without it$"
+        r" run\.tolerate_failures = true continues without it$"
     )
     with pytest.raises(ClientFailure, match=message):
         play(Fails())
@@ -675,7 +675,7 @@ class Diverges(Asks):
 def test_a_client_whose_loss_is_not_finite_stops_the_run_with_round_and_client(play):
     message = (
         r"^round 1: client 2 diverged in Diverges\.work: its loss is (nan|inf); the last checkpoint stands; train more"
-        r" gently, or go on without such clients: run\.on_divergence = 'drop'$"
+        r" gently, or continue without such clients: run\.on_divergence = 'drop'$"
     )
     with pytest.raises(DivergenceError, match=message):
         play(Diverges())
@@ -688,7 +688,7 @@ def test_a_client_whose_loss_is_not_finite_can_be_gone_on_without(play, options,
     assert report.failures[2].kind == "divergence"
     assert record(engine, 2) is None
     said = [line.getMessage() for line in caplog.records if getattr(line, "on_screen", False)]
-    assert said == ["round 1 goes on without client 2, which diverged"]
+    assert said == ["round 1 continues without client 2, which diverged"]
 
 
 def test_divergence_can_stop_a_run_that_tolerates_failures(play):

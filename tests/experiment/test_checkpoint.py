@@ -62,7 +62,7 @@ def saved(checkpoints, number, of):
 @pytest.fixture
 def checkpoints(tmp_path):
     found = Checkpoints(tmp_path, ClientStore(tmp_path))
-    found.make_ready()
+    found.prepare()
     return found
 
 

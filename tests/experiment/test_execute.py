@@ -81,7 +81,7 @@ def test_a_folder_that_another_process_plays_in_is_refused_until_that_ends(tmp_p
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(CheckpointError, match="another process plays this run"), holding(tmp_path):
+        with pytest.raises(CheckpointError, match="another process is running in this folder"), holding(tmp_path):
             pass
         other.kill()
     with holding(tmp_path):
@@ -108,7 +108,7 @@ def test_a_killed_process_takes_its_lock_with_it_though_its_workers_live_on(tmp_
     command = [sys.executable, "-c", FORKS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         worker = int(process.stdout.readline())
-        with pytest.raises(CheckpointError, match="another process plays this run"), holding(tmp_path):
+        with pytest.raises(CheckpointError, match="another process is running in this folder"), holding(tmp_path):
             pass
         process.kill()
         process.wait()

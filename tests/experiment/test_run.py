@@ -197,7 +197,7 @@ def test_too_many_lost_rounds_in_a_row_end_the_run_also_when_it_was_stopped_betw
         ClientFailure, match=r"^3 rounds in a row were lost, the last one, 4, because: no client"
     ) as told:
         play(Unlucky, rounds=9, tolerate_failures=True, lost_rounds=3)
-    assert str(told.value).endswith("run.lost_rounds says how many may be")
+    assert str(told.value).endswith("run.lost_rounds sets how many may be")
 
 
 def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end_the_run(tmp_path):

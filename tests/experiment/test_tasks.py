@@ -150,7 +150,7 @@ def test_masks_and_mutual_distillation_need_classes_and_what_leaves_them_out_doe
 
 def test_a_network_of_another_width_is_refused_before_the_first_round():
     wrong = replace(federation("regression"), num_classes=3)
-    with pytest.raises(DataError, match="need networks with 2 outputs, and these have 3"):
+    with pytest.raises(DataError, match="need networks with 2 outputs; these have 3"):
         Run(quick("local"), wrong, RunConfig())
     tokens = federation("next_token")
     flat = {"net0": partial(nn.Linear, 6, 5), "net1": tokens.architectures["net1"]}
@@ -186,9 +186,7 @@ def test_numbers_to_predict_are_refused_until_the_task_is_named(numbers):
 
 
 def test_a_partition_by_label_is_refused_where_there_are_none(numbers):
-    with pytest.raises(
-        ConfigError, match="dirichlet deals examples by their label, and those of a regression have none"
-    ):
+    with pytest.raises(ConfigError, match="dirichlet divides examples by label, and those of a regression have none"):
         assemble(resolve(settings(numbers, task="regression", partition={"name": "dirichlet"})))
 
 

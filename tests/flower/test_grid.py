@@ -126,7 +126,7 @@ def empty(message):
         (raising, "its app raised: MemoryError: full"),
         (nonsense, "not an outcome of Potluck's"),
         (empty, "its reply is empty"),
-        (answering(EvalResult(0, "model", EMPTY)), "evaluates its model where it was called"),
+        (answering(EvalResult(0, "model", EMPTY)), "an evaluation in answer to a call"),
         (answering(Answer(7, EMPTY, None, ())), "its node answers for client 7"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_node_that_was_started_anew_has_forgotten_its_job(monkeypatch):
         grid.pull_messages = pulled
 
     (failure,), _ = play({"a": echo}, [call(0)], timeout=30, before=restart)
-    assert "started anew" in failure.reason
+    assert "was restarted" in failure.reason
 
 
 def test_too_few_nodes_are_named():
@@ -189,7 +189,7 @@ def test_the_round_of_a_job_travels_in_its_own_words(job):
             to_job(({**header, "round": wrong}, payload))
 
 
-@pytest.mark.parametrize("words", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
+@pytest.mark.parametrize("header", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
 def test_a_damaged_message_is_refused(header):
     from flwr.app import ConfigRecord, RecordDict
 

@@ -131,7 +131,7 @@ def test_meeting_goes_on_without_a_node_that_introduces_itself_wrongly(bad, reas
     assert met.names == {0: "a", 2: "c"}
     assert said[0].startswith("node b takes no part: ")
     assert reason in said[0]
-    assert said[1] == "2 of 3 nodes take part; going on without the others"
+    assert said[1] == "2 of 3 nodes take part; continuing without the others"
 
 
 def test_meeting_takes_another_node_for_one_that_is_refused():
@@ -215,7 +215,7 @@ def test_who_was_met_is_found_again_and_damage_is_said(tmp_path):
             _Met.read(place)
 
 
-def test_a_household_answers_whatever_it_is_sent(tmp_path):
+def test_a_nodes_service_answers_whatever_it_is_sent(tmp_path):
     service = NodeService(NodeConfig(tmp_path))
     for kind in (HELLO, "train.job", "nonsense"):
         for header in ({}, {"client": 0}, {"experiment": 1, "run": "r", "client": 0}, {"client": 0, "handler": 7}):

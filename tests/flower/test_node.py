@@ -50,7 +50,7 @@ def test_a_reply_that_came_too_late_is_forgotten(tmp_path):
 
 @pytest.mark.parametrize("name", ["0" * 32, "../secret", ""])
 def test_what_is_not_there_is_said(tmp_path, name):
-    with pytest.raises(CheckpointError, match="not here"):
+    with pytest.raises(CheckpointError, match="is missing"):
         NodeStore(tmp_path).read(name)
 
 
@@ -69,7 +69,7 @@ def test_the_server_keeps_names_that_a_checkpoint_can_hold():
     other.restore(store.save())
     assert other.read(3) == b"a" * 32
     assert other.read(4) is None
-    with pytest.raises(CheckpointError, match="no name of client 4"):
+    with pytest.raises(CheckpointError, match="not a name of client 4"):
         other.restore({4: f"3-{'a' * 32}.safetensors"})
 
 
@@ -128,7 +128,7 @@ def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itsel
 
 
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match="data of one's own"):
+    with pytest.raises(ConfigError, match="--model and --capacity need --data"):
         node_at(NodeConfig(tmp_path, model="cnn2"), header())
 
 

@@ -1,4 +1,4 @@
-"""Stored runs: what a run's folder holds, checked while it is read, and the two rounds that headlines come from."""
+"""Reading stored runs: the content of a run's folder, checked while it is read, and the two headline rounds."""
 
 import json
 import tomllib
@@ -31,21 +31,21 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as its folder tells it.
+    """A run, read from its folder.
 
     Attributes:
-        folder: where it lies.
-        name: of the folder.
-        method: its name.
-        dataset: its name; for data of one's own, the name of the file or folder.
+        folder: its path.
+        name: the folder's name.
+        method: the method's name.
+        dataset: the data set's name; for your own data, the name of the file or folder.
         seed: of every draw in the run.
         experiment_id: of the configuration without seed and length: equal for runs of one experiment.
         config: the tables of `config.toml`.
-        manifest: what the run stands on.
+        manifest: code, data and machine.
         rounds: the finished rounds, from the first on.
-        clients: one record a client and evaluated round.
-        digests: by file, of what was recorded; and of the last checkpoint if it is there.
-        metrics: of its task, the primary one first.
+        clients: one record for each client and evaluated round.
+        digests: of each file of records, and of the last checkpoint if there is one.
+        metrics: the task's metrics, the primary one first.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class StoredRun:
 
     @property
     def metric(self) -> Metric:
-        """The primary one: what headlines give and the round is chosen by."""
+        """The primary metric, in headlines, by which the best round is chosen."""
         return self.metrics[0]
 
     @property
@@ -134,7 +134,7 @@ def last(run: StoredRun) -> RoundRecord | None:
 def chosen(run: StoredRun) -> RoundRecord | None:
     """The first round with the best mean of the primary metric on validation parts; None if there are none.
 
-    Test examples have no say in it.
+    Test examples have no influence on it.
     """
     best, best_value = None, None
     for record in run.rounds:
@@ -167,7 +167,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path, manifest: dict[str, Any]) -> tuple[Metric, ...]:
-    """What a run measures; an earlier version's, accuracy alone."""
+    """A run's metrics; for runs of earlier versions, accuracy alone."""
     try:
         facts = manifest["task"]["metrics"] if "task" in manifest else [ACCURACY.facts()]
         return tuple(Metric.of(metric) for metric in facts)
@@ -190,7 +190,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
-    """The rounds that count: a killed run may have recorded one that its checkpoint does not have."""
+    """The rounds up to the checkpoint: a killed run may have recorded one more."""
     recorded = _lines(path, RoundRecord)
     if [record.round for record in recorded] != list(range(1, len(recorded) + 1)):
         raise CheckpointError(f"{path} is damaged: its rounds are not 1, 2, 3 and so on; restore it, or run again")
@@ -206,7 +206,7 @@ def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
 
 
 def _lines(path: Path, kind: type[Record]) -> list[Record]:
-    """One record a line. What follows the last line's end is half a line that is being, or was never, written."""
+    """One record for each line; an incomplete last one, still being written or interrupted, is ignored."""
     if not path.is_file():
         return []
     *lines, _ = path.read_bytes().split(b"\n")

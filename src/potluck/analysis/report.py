@@ -39,12 +39,12 @@ _MEASURED: dict[Measure, str] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A value of the primary metric to reach.
+    """A target value of the primary metric.
 
     Attributes:
         value: an accuracy is a share between 0 and 1.
         measure: of the clients' models on their own test parts or on the common test set, or of the global model.
-        against: name of the run that the speed-up is measured against; None leaves the speed-up out.
+        against: name of the run that the speed-up is measured against; None omits the speed-up.
     """
 
     value: float
@@ -116,7 +116,7 @@ def _environment(metric: Metric) -> Environment:
 
 
 def _experiment(members: Group) -> dict[str, Any]:
-    """What the page says about one experiment beside its rows in the tables."""
+    """The section on one experiment, besides its rows in the tables."""
     runs = members.runs
     evaluation = sum(record.bytes_evaluation for run in runs for record in run.rounds)
     training = sum(record.bytes_down + record.bytes_up for run in runs for record in run.rounds)
@@ -141,7 +141,7 @@ def _shared(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def _different(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """By key, the value in each experiment of the settings that they do not share."""
+    """The settings that differ between experiments: by key, the value in each."""
     trees = [settings(members.runs[0]) for members in groups]
     return {key: [tree.get(key, _NOTHING) for tree in trees] for key in differing(trees)}
 
@@ -175,5 +175,5 @@ def _number(value: float) -> str:
 
 
 def _cell(value: object) -> str:
-    """Text that cannot end the cell of a Markdown table."""
+    """Text escaped for a cell of a Markdown table."""
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -29,11 +29,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class ArchitectureRow:
-    """The clients of one architecture, at the last evaluated round and at the one chosen on validation.
+    """The clients of one architecture, at the last evaluated round and at the one chosen by validation.
 
     Attributes:
         architecture: its name.
-        clients: how many have it.
+        clients: the number of clients with it.
         personal_last: mean over them on their own test parts; `common_last` on the common test set.
         personal_chosen: the same at the chosen round, and `common_chosen`.
     """
@@ -65,7 +65,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Headline:
-    """What an experiment reaches at one of its two headline rounds, over its seeds.
+    """An experiment's results at one of its two headline rounds, over its seeds.
 
     Attributes:
         rounds: the round of each seed.
@@ -119,7 +119,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class TrafficRow:
-    """What one entry of the messages weighs a round."""
+    """The bytes in a round of one entry of the messages."""
 
     entry: str
     megabytes_down: float
@@ -128,13 +128,13 @@ class TrafficRow:
 
 @dataclass(frozen=True)
 class NoteRow:
-    """The last value of a number that a method reports of its rounds.
+    """The last value of a note.
 
     Attributes:
         name: of the run.
-        note: what was reported, of all clients as `clients/NAME`.
-        round: the last in which it was.
-        value: in that round; `first` in the first, `low` and `high` the extremes over all rounds.
+        note: its name; `clients/NAME` for the mean over clients.
+        round: the last round with it.
+        value: its value in that round; `first` in the first, `low` and `high` the extremes over all rounds.
     """
 
     name: str
@@ -182,7 +182,7 @@ class CurvePoint:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean and standard deviation of the values there are; None if there is none."""
+    """Mean and standard deviation of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -193,7 +193,7 @@ def metric_of(runs: Sequence[StoredRun]) -> Metric:
     """The primary metric of all these runs.
 
     Raises:
-        CheckpointError: they have several, which no table or picture can compare.
+        CheckpointError: they have several, which cannot be compared.
     """
     metrics = {run.metric: run for run in reversed(runs)}
     if len(metrics) > 1:
@@ -205,7 +205,7 @@ def metric_of(runs: Sequence[StoredRun]) -> Metric:
 
 
 def megabytes(run: StoredRun) -> tuple[float, float]:
-    """What a round sends down and up, mean over the run's rounds."""
+    """Traffic down and up in a round, mean over the run's rounds."""
     down = fmean(record.bytes_down for record in run.rounds)
     up = fmean(record.bytes_up for record in run.rounds)
     return down / BYTES_PER_MEGABYTE, up / BYTES_PER_MEGABYTE
@@ -294,7 +294,7 @@ def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
 
 
 def note_table(runs: Sequence[StoredRun]) -> list[NoteRow]:
-    """What methods reported, run by run and note by note; empty if none reported anything."""
+    """All notes, run by run; empty if there are none."""
     rows: list[NoteRow] = []
     for run in runs:
         seen: dict[str, list[tuple[int, float]]] = {}
@@ -350,7 +350,7 @@ def target_table(
 
 
 def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None]) -> list[CurvePoint]:
-    """How a metric of one experiment develops, at the rounds where every one of its runs has it."""
+    """The curve of a metric of one experiment, at the rounds where all of its runs have it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         sent = accumulate(record.bytes_down + record.bytes_up for record in run.rounds)
@@ -365,7 +365,7 @@ def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None
 
 
 def _clients_by_architecture(runs: Sequence[StoredRun]) -> dict[str, int]:
-    """Models are dealt in turn, so all seeds of an experiment have the same counts; the first evaluated run tells."""
+    """Clients by architecture, the same for all seeds of an experiment; read from the first evaluated run."""
     for run in runs:
         if record := last(run):
             return dict(Counter(line.architecture for line in run.clients if line.round == record.round))
@@ -384,7 +384,7 @@ def _headline(records: Iterable[RoundRecord | None], metric: Metric) -> Headline
 
 
 def _mean_megabytes(sizes: Sequence[Sequence[dict[str, int]]], entry: str) -> float:
-    """Of one entry, from its bytes by run and round."""
+    """The traffic of one entry, from its bytes by run and round."""
     return fmean(fmean(of_round.get(entry, 0) for of_round in of_run) for of_run in sizes) / BYTES_PER_MEGABYTE
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from potluck.core.discovery import matching
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.method import Method
+from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
 from potluck.experiment.config import hyper_parameters
@@ -68,8 +69,7 @@ def print_details(name: str, *, digest: bool) -> None:
     elif name in list_partitions():
         _print_class(console, get_partition(name), "federation.partition")
     elif name in list_datasets():
-        description = describe(name)
-        console.print(f"{name}: inputs {description.input_shape}, {description.num_classes} classes", highlight=False)
+        console.print(f"{name}: {_dataset_line(describe(name))}", highlight=False)
     else:
         everything = [item for names in _LISTS.values() for item in names()]
         raise ConfigError(
@@ -112,6 +112,12 @@ def _first_line(kind: str, name: str) -> str:
     if kind == "partitions":
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":
-        description = describe(name)
-        return f"inputs {description.input_shape}, {description.num_classes} classes"
+        return _dataset_line(describe(name))
     return (inspect.getdoc(get_model(name)) or "").split("\n")[0]
+
+
+def _dataset_line(description: Description) -> str:
+    """A data set's input shape, and its classes, or its task and the width of an output."""
+    width, task = description.num_classes, description.task
+    outputs = f"{width} classes" if task.has_classes else f"{task.name}, {width} output{'s' if width != 1 else ''}"
+    return f"inputs {description.input_shape}, {outputs}"

@@ -132,14 +132,14 @@ def take_part(
         Refused: the server refuses this node.
     """
     from potluck.flower.node.config import NodeConfig
-    from potluck.flower.node.join import Credentials, stay
+    from potluck.flower.node.join import Credentials, run_node
 
     _address(address)
     credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, device, tuple(code))
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
     try:
-        stay(credentials, home, lambda line: typer.echo(line, err=True))
+        run_node(credentials, home, lambda line: typer.echo(line, err=True))
     finally:
         signal.signal(signal.SIGTERM, before)
 

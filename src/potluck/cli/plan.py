@@ -80,10 +80,10 @@ def print_plan(
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """The shape that "3x32x32" stands for.
+    """The shape in text such as "3x32x32".
 
     Raises:
-        ConfigError: it is no row of sizes.
+        ConfigError: the text is not a list of sizes.
     """
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise ConfigError(f"shape {text!r}; expected sizes joined by x, such as 3x32x32 or 784")
@@ -91,10 +91,10 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def bytes_of(text: str) -> int:
-    """The bytes that "32MiB" or "1.5GB" stands for.
+    """The bytes in text such as "32MiB" or "1.5GB".
 
     Raises:
-        ConfigError: it is no positive number with a known unit.
+        ConfigError: the text is not a positive number with a known unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
     count = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
@@ -140,10 +140,10 @@ def _optimizer_text(optimizer: str) -> str:
 
 
 def _caption(net: nn.Module) -> str:
-    """What the columns say, and what they leave out."""
+    """What the columns show, and what they leave out."""
     return (
         "both with the parameters; measured: what is saved for the backward pass; left out: the data, the whole"
-        f" network's weights ({size_text(_held(net))} a copy: as they come, in the network, as they go), what torch's"
+        f" network's weights ({size_text(_held(net))} a copy: as received, in the network, as sent), what torch's"
         " kernels use while they run, and what the allocator holds back"
     )
 

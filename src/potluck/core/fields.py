@@ -71,18 +71,18 @@ class Checked:
 def check_fields(value: Any) -> None:
     """Compare every field of a dataclass with its annotation.
 
-    Numbers, text, truth values, None, `Literal` words, dataclasses and dicts are looked at, tuples and unions of them,
-    and the bounds in `Annotated`; whatever else an annotation names passes.
+    Checked are numbers, text, booleans, None, `Literal` values, dataclasses and dicts, tuples and unions of them, and
+    the bounds in `Annotated`; other annotations are ignored.
 
     Raises:
-        ConfigError: one does not fit; its text begins with the field's name.
+        ConfigError: one does not fit; the message begins with the field's name.
     """
     for name, hint in _hints(type(value)).items():
         _check(name, getattr(value, name), hint)
 
 
 def require(holds: bool, name: str, expected: str, found: object) -> None:
-    """Refuse a value where a condition does not hold.
+    """Check a condition on a value.
 
     Raises:
         ConfigError: "name: expected ..., found ...".
@@ -92,7 +92,7 @@ def require(holds: bool, name: str, expected: str, found: object) -> None:
 
 
 def _after_check(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__post_init__` that finds the fields checked."""
+    """A `__post_init__` that first checks the fields."""
     if post_init is Checked.__post_init__ or hasattr(post_init, "checks_fields"):
         return post_init
 
@@ -167,7 +167,7 @@ def _is_whole(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
+    except OverflowError:  # an integer too large for a float
         return False
 
 

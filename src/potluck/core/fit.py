@@ -1,4 +1,4 @@
-"""Local training as a value: a client yields a `Fit`, the engine trains and sends back a `FitReport`.
+"""Local training as a value: a client yields a `Fit`, the engine trains and returns a `FitReport`.
 
 A `Fit` is one of several requests; the others are in `potluck.core.requests`.
 """
@@ -25,31 +25,30 @@ Objective = Callable[[nn.Module, Batch, Extras], Tensor | tuple[Tensor, Observed
 Combine = Callable[[list[Weights], Extras], Weights | tuple[Weights, Observed]]
 AfterStep = Callable[[Weights, Extras, float], Weights]
 Moments = dict[str, Any]
-"""What an optimiser knows of each weight, so that another can go on from there."""
+"""An optimiser's state for each weight, from which another optimiser can continue."""
 
 
 @dataclass(frozen=True)
 class LocalTraining(Checked):
-    """How a net is trained on local data.
+    """Settings of training on local data.
 
     Adam, 0.001 and batches of 16 are the setting that the FedIN papers give to every method; their 5 epochs are not the
     default.
 
     Attributes:
-        optimizer: "adam", "adamw", "sgd", or any other class of `torch.optim` by its name, with torch's own defaults
-            for what is not given here.
+        optimizer: "adam", "adamw", "sgd", or any other class of `torch.optim` by its name, with torch's defaults for
+            options not given here.
         lr: learning rate of the first round.
         epochs: passes over the local data, the last incomplete batch included.
         steps: optimiser steps instead of epochs, if given.
-        batch_size: examples a step.
+        batch_size: examples in a step.
         momentum: of SGD.
         weight_decay: L2 term added to the gradient by the optimiser; of AdamW, the share of the weights that each step
             of rate 1 takes off.
         clip_norm: limit of the gradient's global norm, applied after gradients are combined; None for no limit.
         schedule: how the learning rate falls from round to round.
-        persist: whether a client keeps the optimiser's moments for its next call instead of starting afresh. They
-            never travel; each `Fit` of a handler has its own, by its place, and starts afresh where names or shapes of
-            the weights have changed.
+        persist: whether a client keeps the optimiser's state for its next call. It is never sent; each `Fit` of a
+            handler, by its position, has its own, which is discarded if names or shapes of the weights have changed.
     """
 
     optimizer: str = "adam"
@@ -77,13 +76,13 @@ class LocalTraining(Checked):
         return replace(self, lr=self.lr * self.schedule.share(number), schedule=Schedule())
 
     def new_optimizer(self, weights: list[nn.Parameter]) -> Optimizer:
-        """A fresh optimiser of these weights."""
+        """A new optimiser of these weights."""
         return new_optimizer(self.optimizer, weights, self.lr, self.momentum, self.weight_decay)
 
 
 @dataclass(eq=False)
 class Request:
-    """What the engine computes for a method, as the run computes: a client yields it, the server calls for it."""
+    """What the engine computes for a method, with the run's numerics: a client yields it, the server calls a method."""
 
     kind: ClassVar[str]
     done: bool = field(default=False, init=False)
@@ -98,22 +97,22 @@ class Fit(Request):
     """A request to train `net` in place. Objectives are written for one client and hold no state.
 
     Attributes:
-        net: what is trained; several nets go into an `nn.ModuleDict`.
+        net: the net to train; several nets go into an `nn.ModuleDict`.
         objectives: (net, batch, extras) to a scalar loss, or to a loss and named per-example observations
             (batch, ...). With several, each step computes the gradient of each.
-        data: what batches are drawn from.
+        data: the examples from which batches are drawn.
         training: optimiser, length, batch size.
-        extras: tensors that objectives and hooks read: control variates, another client's features ...
-        combine: gradients by objective (a name is missing where the objective does not depend on it) and
-            extras to the gradient that the optimiser takes, or to it and named scalars. Default: their sum.
-        after_step: (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
+        extras: tensors for objectives and hooks, such as control variates or another client's features.
+        combine: maps gradients by objective (without the names on which the objective does not depend) and extras to
+            the optimiser's gradient, or to it and named scalars. Default: their sum.
+        after_step: maps (weights, extras, lr) to the weights after an optimiser step, for corrections in step space.
         trainable: prefixes of the parameter names to train; None for all. Parameters without `requires_grad` never are.
         turns: for each objective the prefixes of the parameters that it trains, if the objectives are to step one
             after the other on each batch, each with its own optimiser, instead of together.
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
         frozen: nets that objectives only read, by the name under which they find them in their extras: a module, or
             several in an `nn.ModuleList`. They are in evaluation mode and their weights have no gradient, but gradients
-            flow through them to what they are applied to.
+            flow through them to their inputs.
     """
 
     kind = "fit"
@@ -139,25 +138,25 @@ class Fit(Request):
 
     @property
     def losses(self) -> tuple[Objective, ...]:
-        """The objectives as a tuple, also when there is only one."""
+        """The objectives as a tuple, even if there is only one."""
         return (self.objectives,) if callable(self.objectives) else tuple(self.objectives)
 
     def trains(self, name: str) -> bool:
-        """Whether the parameter of this name is to be trained, unless it is frozen."""
+        """Whether the parameter with this name is trained, unless it is frozen."""
         chosen = self.trainable is None or name.startswith(self.trainable)
         return chosen and (self.turns is None or any(name.startswith(prefixes) for prefixes in self.turns))
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """The parameters to be trained by name, none that is frozen."""
+        """The parameters to train, by name, without frozen ones."""
         named = self.net.named_parameters()
         return {name: parameter for name, parameter in named if parameter.requires_grad and self.trains(name)}
 
 
 def check_frozen(frozen: Mapping[str, nn.Module], extras: Extras) -> None:
-    """Refuse a frozen net that has the name of one of the extras.
+    """Check that no frozen net has the name of one of the extras.
 
     Raises:
-        ValueError: there is one.
+        ValueError: one has.
     """
     if both := sorted(frozen.keys() & extras.keys()):
         raise ValueError(f"frozen: {both[0]!r} is also the name of one of the extras; objectives find both there")
@@ -165,7 +164,7 @@ def check_frozen(frozen: Mapping[str, nn.Module], extras: Extras) -> None:
 
 @dataclass(frozen=True)
 class FitReport:
-    """What the engine answers to a `Fit`.
+    """The engine's answer to a `Fit`.
 
     Attributes:
         loss: mean over the steps of the first objective.
@@ -187,7 +186,7 @@ _built: ContextVar[list[Request] | None] = ContextVar("built", default=None)
 
 @contextmanager
 def watching() -> Generator[list[Request]]:
-    """Collect every request built inside the block, so that an engine notices one that was never yielded."""
+    """Collect every request built inside the block, so that the engine detects one that was never yielded."""
     built: list[Request] = []
     token = _built.set(built)
     try:

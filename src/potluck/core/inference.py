@@ -12,7 +12,7 @@ _AT_ONCE = 2**20
 
 
 def predict(net: nn.Module, examples: Examples, batch_size: int = 100) -> Tensor:
-    """Logits (n, classes) of all examples in order; the net's mode is put back, its buffers are untouched.
+    """Logits (n, classes) of all examples in order; the net's mode is restored, its buffers are unchanged.
 
     A batch of 100 small images keeps a layer's activations in a core's cache: with 250, a PreResNet-20 takes 1.8 times
     as long and a ResNet-18 of width 16 1.2 times (one thread of an AMD EPYC).
@@ -24,13 +24,13 @@ def predict(net: nn.Module, examples: Examples, batch_size: int = 100) -> Tensor
 def forward(
     net: nn.Module, examples: Examples, compute: Callable[[Tensor], tuple[Tensor, ...]], batch_size: int
 ) -> tuple[Tensor, ...]:
-    """What `compute` makes of all examples in order, one tensor (n, ...) for each of its results.
+    """The results of `compute` on all examples in order, one tensor (n, ...) for each result.
 
     Args:
-        net: in evaluation mode meanwhile.
+        net: put in evaluation mode while it runs.
         examples: not augmented.
-        compute: of inputs (batch, ...) tensors (batch, ...), without gradients.
-        batch_size: examples that pass together.
+        compute: maps inputs (batch, ...) to tensors (batch, ...); runs without gradients.
+        batch_size: examples in one forward pass.
     """
     with mode(net, training=False), torch.no_grad():
         found = [compute(batch.inputs) for batch in examples.batches(batch_size)]
@@ -40,15 +40,15 @@ def forward(
 def predictions(
     net: nn.Module, examples: Examples, placed: Callable[[Tensor], Tensor], batch_size: int = 100
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs and targets of all examples in order, as many examples at once as have a million outputs or so.
+    """Outputs and targets of all examples in order, in chunks of about a million outputs.
 
-    As in `predict`, and never all of them in memory together; the net is in evaluation mode until the last is taken.
+    As in `predict`, but never all in memory together; the net is in evaluation mode until the last chunk is taken.
 
     Args:
-        net: anywhere.
+        net: on any device.
         examples: to predict for.
-        placed: brings tensors to where the net is.
-        batch_size: examples that pass together.
+        placed: moves tensors to the net's device.
+        batch_size: examples in one forward pass.
     """
     outputs: list[Tensor] = []
     targets: list[Tensor] = []

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError, DivergenceError, PotluckError
+from potluck.core.errors import ConfigError, DivergenceError, EntryError, PotluckError
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Roster
 from potluck.core.fit import Extras, Fit, FitReport, Moments, Request
@@ -64,6 +64,8 @@ class Replies(Mapping[ClientId, Message]):
         self.failures = dict(failures)
 
     def __getitem__(self, client: ClientId) -> Message:
+        if isinstance(client, str):  # a slip that a plain KeyError would not explain
+            raise EntryError(f"replies are indexed by client id; found {client!r}: write .entries({client!r})")
         return self._answers[client]
 
     def __iter__(self) -> Iterator[ClientId]:

@@ -2,7 +2,7 @@
 
 A task measures by *sums*: tensors that add up over batches and over clients, and from which every metric follows. The
 sums of two halves of some data, added, are those of the whole, so a client reports sums and keeps its predictions, and
-a metric over all clients' examples is exact although nobody has them all.
+a metric over all clients' examples is exact although no party has them all.
 
 Counts are int64 and add up exactly; the others are float64 and add up to rounding. The area under the ROC curve depends
 on ranks, which do not add up, so scores are counted in a histogram of `SCORE_BINS` bins of equal width from

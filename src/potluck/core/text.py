@@ -1,7 +1,7 @@
 """Untrusted text, sanitised for logs, records and terminals: it cannot forge a line or control the terminal."""
 
 ON_SCREEN = {"on_screen": True}
-"""Extra of log records that are also shown on the terminal while the run goes on."""
+"""Extra of log records that are also shown on the terminal while a run is in progress."""
 
 LINE, LINES = 500, 60
 """The most characters of a line, and lines of a traceback, that are kept."""

@@ -111,7 +111,7 @@ def _views(data: bytes) -> dict[str, Tensor]:
     found: dict[str, Any] = json.loads(data[8 : 8 + length])
     del found["__metadata__"]
     start, at, tensors = 8 + length, 0, dict[str, Tensor]()
-    with warnings.catch_warnings():  # of tensors in bytes, which nobody else reads
+    with warnings.catch_warnings():  # about tensors in read-only bytes, which have no other reader
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape = _NAMED[entry["dtype"]], [index(size) for size in entry["shape"]]

@@ -181,7 +181,7 @@ def mean_where_present(
     keep: Mapping[str, Tensor],
     combine: Combine = mean,
 ) -> Weights:
-    """Layer by layer, the mean over the clients that own the layer; layers nobody owns keep their value.
+    """Layer by layer, the mean over the clients that own the layer; layers that no client owns keep their value.
 
     This is the layer-wise aggregation of FedIN's revision, eq. 19 (with equal shares) and, among clients
     of one architecture, FedAvg.

@@ -87,8 +87,8 @@ class Engine:
     """Runs a method on a federation, round by round.
 
     Args:
-        tolerate_failures: go on without a client whose handler raises, or whose reply is refused; otherwise the round
-            raises.
+        tolerate_failures: continue without a client whose handler raises, or whose reply is refused; otherwise the
+            round raises.
         on_divergence: what to do about a client whose loss or reply is not finite: "stop" the run, or "drop" the client
             as if it had failed; None means "drop" if failures are tolerated, else "stop".
         largest: the largest number that a reply may hold.
@@ -186,7 +186,7 @@ class Engine:
             if not (self._may_lose_rounds and (report.failures or diverged)):
                 raise
             report.client_notes.clear()
-            self.store.go_back(before)
+            self.store.roll_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
@@ -332,15 +332,15 @@ class Engine:
         if available is None or held <= _LARGE_SHARE * available:
             return
         if together:
-            what, mend = f"the replies of {len(sizes)} clients are", "run.cohort_fraction makes cohorts smaller"
+            what, advice = f"the replies of {len(sizes)} clients are", "run.cohort_fraction makes cohorts smaller"
         else:
-            what, mend = "a reply and what is added up of all replies are", "smaller models have smaller replies"
+            what, advice = "a reply and the running sums of all replies are", "smaller models have smaller replies"
         log.warning(
             "%s in memory together and may take %.1f GiB of the %.1f GiB available; %s",
             what,
             held / 2**30,
             available / 2**30,
-            mend,
+            advice,
             extra=ON_SCREEN,
         )
 
@@ -422,12 +422,12 @@ class Engine:
         if diverged and not self._drop_diverged:
             raise DivergenceError(
                 f"round {number}: client {failure.client} diverged in {failure.handler}: {failure.reason}; the last"
-                " checkpoint stands; train more gently, or go on without such clients: run.on_divergence = 'drop'"
+                " checkpoint stands; train more gently, or continue without such clients: run.on_divergence = 'drop'"
             )
         if diverged:
-            log.warning("round %d goes on without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
+            log.warning("round %d continues without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
         elif not self._tolerate_failures:
-            raise ClientFailure(f"{failure}; run.tolerate_failures = true goes on without it")
+            raise ClientFailure(f"{failure}; run.tolerate_failures = true continues without it")
 
 
 class _Lost(PotluckError):

@@ -100,11 +100,11 @@ class ClientStore:
         """
 
     def mark(self) -> Any:
-        """A snapshot for `go_back`; takes no memory for records that are on disk."""
+        """A snapshot for `roll_back`; takes no memory for records that are on disk."""
         unsaved = {client: record for client, record in self._memory.items() if client not in self._files}
         return dict(self._files), unsaved
 
-    def go_back(self, mark: Any) -> None:
+    def roll_back(self, mark: Any) -> None:
         """Restore every record to a snapshot, unless a checkpoint was saved since."""
         files, unsaved = mark
         for client in [client for client in self._memory if self._files.get(client, "") != files.get(client)]:

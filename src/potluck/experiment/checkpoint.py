@@ -33,7 +33,7 @@ class Checkpoints:
         self._store = store
         self._content = ContentFiles()
 
-    def make_ready(self) -> None:
+    def prepare(self) -> None:
         """Make the folder, and delete partial files of a killed run.
 
         Raises:

@@ -59,7 +59,7 @@ def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
     with file:
         while not _locked(file):
             if time.monotonic() >= deadline:
-                raise CheckpointError(f"{folder}: another process is running this; wait for it, or end it")
+                raise CheckpointError(f"{folder}: another process is running in this folder; wait for it, or end it")
             time.sleep(0.2)
         _held.add(file)
         try:

@@ -101,7 +101,7 @@ class Records:
             return [f"{self._folder}: an earlier version wrote the checkpoint; {unknown}"]
         return []
 
-    def go_on(self) -> None:
+    def drop_excess(self) -> None:
         """Drop lines beyond the checkpoint's extent, which a killed run may leave.
 
         Raises:

@@ -180,8 +180,8 @@ class Run:
         for note in self.notes:
             log.warning("%s", note)
         if self._records and self._checkpoints:
-            self._checkpoints.make_ready()
-            self._records.go_on()
+            self._checkpoints.prepare()
+            self._records.drop_excess()
         self._lost = lost_in_a_row(self._folder / ROUNDS) if self._folder else 0
         records: list[RoundRecord] = []
         evaluation: Evaluation | None = None

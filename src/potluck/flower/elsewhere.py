@@ -45,7 +45,7 @@ class KeptElsewhere(ClientStore):
         """A snapshot of the names."""
         return dict(self._names)
 
-    def go_back(self, mark: Any) -> None:
+    def roll_back(self, mark: Any) -> None:
         """Restore the names; each job tells its node which record to start from."""
         self._names = dict(mark)
 

@@ -1,4 +1,4 @@
-"""The contract of methods as checks that anyone can run on a method of his own."""
+"""The contract of methods, as checks that users can run on their own methods."""
 
 import inspect
 import math
@@ -53,7 +53,7 @@ _ROUNDING = 1e-10
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that a method must do. `run` raises AssertionError if it does not.
+    """A check of one thing that a method must do. `run` raises AssertionError if it does not.
 
     Attributes:
         name: what it must do, and the variant that must.
@@ -102,7 +102,7 @@ def documentation_is_complete(method: Subject) -> None:
 
 
 def is_a_frozen_value(method: Subject) -> None:
-    """Nothing can be smuggled from server to client through `self`."""
+    """Nothing can be passed from server to client through `self`."""
     subject = method()
     try:
         subject.cache = 1  # type: ignore[attr-defined]
@@ -112,14 +112,14 @@ def is_a_frozen_value(method: Subject) -> None:
 
 
 def hyper_parameters_round_trip(method: Subject, overrides: Overrides = ()) -> None:
-    """A method written to TOML reads back equal."""
+    """A method's hyper-parameters, written to TOML and read back, are equal."""
     subject = quick(method, overrides)
     tree = tomllib.loads(tomli_w.dumps(without_none(asdict(subject))))
     assert typed(method, tree, "method", "round trip") == subject, "it reads back different"
 
 
 def names_its_variants(method: Subject) -> None:
-    """Every variant differs from the defaults and from the others, or checking it would check nothing new."""
+    """Every variant differs from the defaults and from the others; otherwise its checks would be redundant."""
     found = {"the defaults": quick(method)}
     for name, variant in method.variants.items():
         subject = quick(method, assigned(variant))
@@ -136,7 +136,7 @@ def is_deterministic(method: Subject, overrides: Overrides = ()) -> None:
 
 
 def private_noise_never_repeats(method: Subject) -> None:
-    """A method that can release something privately states with which hyper-parameters; the limit carries it out."""
+    """A method that can make private releases states a limit `never repeats`, which names the hyper-parameters."""
     if method.releases_privately is Method.releases_privately:
         return
     stated = any(limit.verb == "never repeats" for limit in limits_of(method))
@@ -160,7 +160,7 @@ def does_not_change_the_state_it_is_given(method: Subject, overrides: Overrides 
 
 
 def leaves_bystanders_alone(method: Subject, overrides: Overrides = ()) -> None:
-    """A client that was not drawn keeps what it had."""
+    """The state of a client that was not drawn is unchanged."""
     engine = _engine(method, overrides)
     state, _ = engine.round(1, engine.start(), sorted(engine.federation.sites))
     before = engine.store.read(3)
@@ -191,7 +191,7 @@ def leaves_a_layer_to_its_owners(method: Subject, overrides: Overrides = ()) -> 
 
 
 def does_not_depend_on_the_order_of_clients(method: Subject, overrides: Overrides = ()) -> None:
-    """The cohort is a set."""
+    """The order of the cohort does not matter."""
     results: list[bytes] = []
     for ids in ([0, 1, 2, 3], [3, 1, 0, 2]):
         engine = _engine(method, overrides)
@@ -201,11 +201,11 @@ def does_not_depend_on_the_order_of_clients(method: Subject, overrides: Override
 
 
 def gives_the_same_bytes_on_workers(method: Subject, overrides: Overrides = ()) -> None:
-    """Which process carries out a client's work does not matter; not tried where processes cannot be forked."""
+    """The result does not depend on the process that runs a client; skipped if processes cannot be forked."""
     if not can_fork():
         return
     engine, threads = _engine(method, overrides, executor=Workers(2)), torch.get_num_threads()
-    torch.set_num_threads(1)  # as workers have
+    torch.set_num_threads(1)  # as in workers
     try:
         spread, alone = (engine, run_rounds(engine, 2)), _ran(method, overrides)
     finally:
@@ -215,10 +215,10 @@ def gives_the_same_bytes_on_workers(method: Subject, overrides: Overrides = ()) 
 
 
 def agrees_when_stacked(method: Subject, overrides: Overrides = ()) -> None:
-    """Clients trained side by side end where they do one by one, and report the same, up to rounding of doubles.
+    """Stacked training gives the same results and notes as training one by one, up to rounding in double precision.
 
-    With SGD: Adam makes a whole step of a gradient that is nothing but rounding, such as that of a bias before a
-    BatchNorm, and neither result is then the right one.
+    With SGD, since Adam takes a full step for a gradient that is only rounding error, such as that of a bias before a
+    BatchNorm.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -238,7 +238,7 @@ def agrees_when_stacked(method: Subject, overrides: Overrides = ()) -> None:
 
 
 def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
-    """What a model's builder has frozen stays as it was built, at clients and on the server, and never travels."""
+    """Frozen tensors stay as built, on clients and on the server, and are never sent."""
     for executor in (overhearing := Overhearing(), Stacked()):
         engine = _engine(method, overrides, world=World(batchnorm=True, frozen=True), executor=executor)
         state, server = run_rounds(engine, 2), engine.server(0)
@@ -246,7 +246,7 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
         models = {f"client {id}": engine.inference_model(state, id) for id in engine.federation.sites}
         for whose, model in (*models.items(), ("the server", engine.global_model(state))):
             found = {} if model is None else frozen_of(model)
-            # One by one: a model may be put together of the client's layers and the server's.
+            # Tensor by tensor, since a model may combine layers of the client and of the server.
             kept = all(any(_is_part(tensor, one.get(name)) for one in built) for name, tensor in found.items())
             assert kept, f"frozen tensors have changed at {whose}"
         for id in engine.federation.sites:
@@ -263,7 +263,7 @@ def lets_go_of_streamed_replies(method: Subject) -> None:
 
 
 def survives_a_missing_reply(method: Subject, overrides: Overrides = ()) -> None:
-    """A client that fails costs its reply and nothing else."""
+    """A client's failure loses its reply and nothing else."""
     engine = _engine(method, overrides, executor=Without(1), tolerate_failures=True)
     state, before = engine.start(), engine.store.read(1)
     for number in (1, 2):
@@ -273,15 +273,15 @@ def survives_a_missing_reply(method: Subject, overrides: Overrides = ()) -> None
 
 
 def works_with_newcomers(method: Subject, overrides: Overrides = ()) -> None:
-    """Clients first drawn in a later round, and cohorts of one, are served."""
+    """Clients first drawn in a later round, and cohorts of one, work."""
     engine = _engine(method, overrides)
     run_rounds(engine, 3, iter([[0, 1], [2], [2, 3]]))
 
 
 def sends_what_it_documents(method: Subject, overrides: Overrides = ()) -> None:
-    """The entries that the engine counted are those of the Wire section, and as large as its formulas say.
+    """The entries that the engine counted are those of the Wire section, and their sizes match its formulas.
 
-    A variant may leave out entries; those that it sends are documented for it or for the defaults.
+    A variant may omit entries; those that it sends are documented for it or for the defaults.
     """
     for wire in (applying(method, overrides),) if overrides else documented(method):
         engine = _engine(method, wire.overrides, world=World(batchnorm=True, labels=CLASSES - 1))
@@ -299,9 +299,9 @@ def sends_what_it_documents(method: Subject, overrides: Overrides = ()) -> None:
 
 
 def declares_its_replies(method: Subject, overrides: Overrides = ()) -> None:
-    """Every reply is what `replies` declares, and a reply with anything wrong in it is refused."""
+    """Every reply fits the declaration in `replies`, and corrupted replies are refused."""
     heard = Hearing()
-    engine = _engine(method, overrides, executor=heard, tolerate_failures=True)  # to see what is refused
+    engine = _engine(method, overrides, executor=heard, tolerate_failures=True)  # so that refusals are recorded
     run_rounds(engine, 3)
     roster, server, tried = engine.federation.roster, engine.server(1), set[tuple[Any, ...]]()
     for call, answer in heard.exchanges:
@@ -354,7 +354,7 @@ def leaves_alone_what_nobody_covers(method: Subject) -> None:
 
 
 def resumes_to_the_same_bytes(method: Subject, overrides: Overrides = ()) -> None:
-    """Two rounds in one go and two rounds with a stop between them end alike."""
+    """Two rounds, and two rounds with a stop between them, give the same result."""
     with tempfile.TemporaryDirectory() as place:
         whole, halves = Path(place) / "whole", Path(place) / "halves"
         straight = _run(method, overrides, whole, rounds=2)
@@ -364,7 +364,7 @@ def resumes_to_the_same_bytes(method: Subject, overrides: Overrides = ()) -> Non
 
 
 def learns_a_toy_task(method: Subject) -> None:
-    """Twelve rounds of a linear problem bring the evaluated models well above chance."""
+    """After twelve rounds of a linear problem the evaluated models are well above chance."""
     engine = _engine(method)
     state = run_rounds(engine, 12)
     test = engine.federation.test
@@ -435,7 +435,7 @@ class Without(Sequential):
 
 
 class Overhearing(Sequential):
-    """An executor that notes the names of all tensors in messages."""
+    """An executor that records the names of all tensors in messages."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -450,7 +450,7 @@ class Overhearing(Sequential):
             yield outcome
 
     def hear(self, entries: Mapping[str, Any]) -> None:
-        """Note the names of a message's entries, and of what is in them."""
+        """Record the names of a message's entries, and of tensors in them."""
         for name, entry in entries.items():
             self.names.add(name)
             if isinstance(entry, dict):
@@ -504,7 +504,7 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     predicts_with_exits_as_it_says,
     resumes_to_the_same_bytes,
 )
-"""Whatever an option can break; that the method learns is seen for the defaults alone, since it takes long."""
+"""The checks of a variant: all but `learns_a_toy_task`, which takes long."""
 
 
 def _engine(
@@ -532,7 +532,7 @@ def _ran(method: Subject, overrides: Overrides = (), seed: int = 0) -> tuple[Eng
 
 
 def _everything(ran: tuple[Engine, Any]) -> bytes:
-    """The method's state and all that clients keep."""
+    """The method's state and all clients' states."""
     engine, state = ran
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
 

@@ -1,4 +1,4 @@
-"""What a method's docstring says of its limits and fixed points, carried out.
+"""Carries out the limits and fixed points that a method's docstring states.
 
 Lines of the Limits section, one each; overrides are dotted keys as on the command line:
 
@@ -12,7 +12,7 @@ Lines of the Limits section, one each; overrides are dotted keys as on the comma
     [overrides] averages each layer over its owners        a layer is the mean of what each owner alone would make of it
     [overrides] never repeats                              with private releases, two runs of one seed differ
 
-With `equals` and `approaches` the two sides must be different methods, or nothing could ever fail.
+With `equals` and `approaches` the two sides must be different methods, or the check could not fail.
 
 WORLD is a list of `key=value` for `potluck.testing.worlds.World`.
 """
@@ -99,7 +99,7 @@ def _parsed(method: type[Method[Any]], line: str) -> Limit:
     return Limit(line, method, tuple(found["mine"].split()), found["verb"], tuple(found["theirs"].split()), world)
 
 
-def judged_models(method: Method[Any], world: World) -> list[Weights]:
+def evaluated_models(method: Method[Any], world: World) -> list[Weights]:
     """The weights that each client would use after the world's rounds."""
     engine = Engine(method, toy_federation(world.fit_for(method)))
     state = run_rounds(engine, world.rounds)
@@ -113,14 +113,14 @@ def _compare(limit: Limit) -> None:
     theirs = quick(get_method(name), overrides, **training)
     assert mine != theirs, f"{limit.text}: both sides are the same method, so it cannot fail; state another limit"
     world = limit.world.fit_for(mine).fit_for(theirs)
-    for client, (a, b) in enumerate(zip(judged_models(mine, world), judged_models(theirs, world), strict=True)):
+    for client, (a, b) in enumerate(zip(evaluated_models(mine, world), evaluated_models(theirs, world), strict=True)):
         _assert_same(a, b, exact=limit.verb == "equals", where=f"{limit.text}: client {client}")
 
 
 def _at_rest(limit: Limit) -> None:
     method = quick(limit.method, limit.mine)
-    before = judged_models(method, replace(limit.world, rounds=0))
-    for client, (a, b) in enumerate(zip(before, judged_models(method, limit.world), strict=True)):
+    before = evaluated_models(method, replace(limit.world, rounds=0))
+    for client, (a, b) in enumerate(zip(before, evaluated_models(method, limit.world), strict=True)):
         _assert_same(a, b, exact=False, where=f"{limit.text}: client {client}")
 
 
@@ -144,7 +144,7 @@ def _misses(limit: Limit) -> None:
 
 
 def _settled(limit: Limit, rounds: int, *, partial: bool = False) -> float:
-    """Where the one weight settles."""
+    """The value at which the single weight settles."""
     method = quick(limit.method, limit.mine, optimizer="sgd", lr=0.03, steps=5, batch_size=1)
     engine = Engine(method, quadratics())
     state = run_rounds(engine, rounds, _one_at_a_time() if partial else None)
@@ -153,7 +153,7 @@ def _settled(limit: Limit, rounds: int, *, partial: bool = False) -> float:
 
 
 def _one_at_a_time() -> Iterator[list[int]]:
-    """One of two clients a round, each as often, in no simple rhythm."""
+    """One of two clients in each round, equally often, in an irregular order."""
     return ([(7 * number + number // 3) % 2] for number in count())
 
 
@@ -176,7 +176,7 @@ def _descends(limit: Limit) -> None:
 
 
 def _counts_twins(limit: Limit) -> None:
-    """Two clients with the same data weigh as one client with that data twice."""
+    """Two clients with the same data weigh as much as one client with that data twice."""
     method = quick(limit.method, limit.mine, batch_size=10**6)
     federation = toy_federation(replace(limit.world, clients=2, architectures=1))
     one, two = federation.sites.values()
@@ -223,9 +223,9 @@ def _pool_after(method: SharesWeights[Any], federation: Federation, ids: list[Cl
 
 
 def _never_repeats(limit: Limit) -> None:
-    """Private noise is drawn from no key, so it tells two runs of one seed apart; and every release is counted."""
+    """Private noise does not come from a key, so two runs of one seed differ; and every release is counted."""
     method = quick(limit.method, limit.mine)
-    assert method.releases_privately, f"{limit.text}: with these overrides nothing is released privately"
+    assert method.releases_privately, f"{limit.text}: with these overrides there are no private releases"
     states: list[bytes] = []
     for _ in range(2):
         engine = Engine(method, toy_federation(limit.world.fit_for(method)))

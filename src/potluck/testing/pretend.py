@@ -1,9 +1,9 @@
-"""A pretend accelerator, made of the processor: placement can be tested where there is no GPU.
+"""A pretend accelerator, simulated by the CPU, so that placement can be tested without a GPU.
 
-Inside `PretendDevice()`, tensors can be moved to the device "pretend". The processor computes with them, so results
-have its bits; an operation on tensors of two devices raises as it would with a GPU; and what comes back to the
-processor is counted. Its own draws, such as Dropout's, come from the processor's generator. Torch looks for devices at
-a process's first backward pass: call `register` before it, where a test module is imported for instance.
+Inside `PretendDevice()`, tensors can be moved to the device "pretend". The CPU computes with them, so results have the
+CPU's bits; an operation on tensors of two devices raises as on a GPU; and copies to the CPU are counted. Draws on the
+device, such as Dropout's, come from the CPU's generator. Torch looks for devices at a process's first backward pass:
+call `register` before it, where a test module is imported for instance.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ def can_pretend() -> bool:
 
 @dataclass
 class Counted:
-    """What was seen inside a block.
+    """The counts inside a block.
 
     Attributes:
-        to_host: copies from the device to the processor's memory, and numbers that were read from it.
+        to_host: copies from the device to CPU memory, and numbers read from it.
         computed: other operations on the device.
     """
 
@@ -42,7 +42,7 @@ class Counted:
 
 
 class PretendDevice(TorchDispatchMode):
-    """Inside the block the device "pretend" exists; `counted` says what was done with it."""
+    """Inside the block the device "pretend" exists; `counted` counts its operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class PretendDevice(TorchDispatchMode):
 
 
 class _OnDevice(Tensor):
-    """A tensor that says it is on the device; `raw` is the processor's that computes for it."""
+    """A tensor that claims to be on the device; `raw` is the CPU tensor that computes for it."""
 
     raw: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
@@ -117,7 +117,7 @@ def _carried_out(func: Any, args: Any, kwargs: Mapping[str, Any], counted: Count
 
 
 def _target(func: Any, args: Any, kwargs: Mapping[str, Any], from_device: bool) -> tuple[bool, dict[str, Any]]:
-    """Whether the result is on the device, and the options with which the processor computes it."""
+    """Whether the result is on the device, and the options with which the CPU computes it."""
     plain = dict(kwargs)
     if plain.get("device") is not None:
         named = torch.device(plain["device"]).type == NAME
@@ -129,7 +129,7 @@ def _target(func: Any, args: Any, kwargs: Mapping[str, Any], from_device: bool) 
 
 
 def _check_devices(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse what a GPU would: tensors of two devices, but for copies, indices, and numbers as tensors."""
+    """Refuse tensors of two devices, as a GPU would, except in copies, as indices, and numbers as tensors."""
     if func in _COPIES or (func in _INDEXED and isinstance(args[0], _OnDevice)):
         return
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim() > 0]

@@ -1,4 +1,4 @@
-"""What a method's docstring says of its messages, to be compared with what the engine counted.
+"""The Wire section of a method's docstring, for comparison with what the engine counted.
 
 Lines of the Wire section, entries with the size of one client's:
 
@@ -7,9 +7,9 @@ Lines of the Wire section, entries with the size of one client's:
     with      OVERRIDES also: down NAME FORMULA; up NAME FORMULA      further entries under other hyper-parameters
 
 A formula has +, * and brackets, and begins with "at most" if it is a bound. Sizes of tensors stand in bars and are
-bytes, as are `flag` and `integer`, a number of that kind in a tensor; other symbols are counts. A whole number alone
-counts plain numbers, of eight bytes each. The symbols are those of `SYMBOLS`; a hyper-parameter stands for its value,
-and `|x|` for the bytes that the method's state has under the name x.
+bytes, as are `flag` and `integer`, a number of that kind in a tensor; other symbols are counts. An integer alone counts
+plain numbers, of eight bytes each. The symbols are those of `SYMBOLS`; a hyper-parameter has its value, and `|x|` is
+the bytes of the entry x of the method's state.
 """
 
 import ast
@@ -50,7 +50,7 @@ class Documented:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a formula is evaluated: one client of a run, with the method's state after the last round."""
+    """The context of a formula: one client of a run, with the method's state after the last round."""
 
     engine: Engine
     state: Any
@@ -103,7 +103,7 @@ SYMBOLS: dict[str, Callable[[Place], int]] = {
 
 
 def documented(method: type[Method[Any]]) -> list[Documented]:
-    """What the Wire section says: of the defaults first, then of each line that begins with "with".
+    """The content of the Wire section: of the defaults first, then of each line that begins with "with".
 
     Raises:
         AssertionError: a line cannot be read, or a direction has none.
@@ -121,7 +121,7 @@ def documented(method: type[Method[Any]]) -> list[Documented]:
 
 
 def applying(method: type[Method[Any]], overrides: Sequence[str]) -> Documented:
-    """What is documented for these hyper-parameters: of the defaults, and of each "with" whose overrides they have.
+    """The entries documented for these hyper-parameters: of the defaults, and of each "with" whose overrides they have.
 
     Raises:
         AssertionError: as `documented`.
@@ -136,7 +136,7 @@ def applying(method: type[Method[Any]], overrides: Sequence[str]) -> Documented:
 
 
 def _changes_nothing(method: type[Method[Any]], subject: Method[Any], overrides: Sequence[str]) -> bool:
-    """Whether these overrides make the same method; options that exclude each other make none."""
+    """Whether these overrides make the same method; mutually exclusive options do not."""
     try:
         return quick(method, overrides) == subject
     except ConfigError:
@@ -144,7 +144,7 @@ def _changes_nothing(method: type[Method[Any]], subject: Method[Any], overrides:
 
 
 def check_size(formula: str, sent: int, places: Iterable[Place]) -> str | None:
-    """What is wrong with the bytes that were sent, all clients' together; None if that is nothing.
+    """What is wrong with the number of bytes sent by all clients together; None if nothing.
 
     Raises:
         AssertionError: the formula cannot be evaluated.
@@ -159,7 +159,7 @@ def evaluated(formula: str, place: Place) -> int:
     """The bytes of one client's entry.
 
     Raises:
-        AssertionError: the formula has a symbol that stands for nothing, or is no formula.
+        AssertionError: the formula has an unknown symbol, or cannot be parsed.
     """
     if formula.isdigit():
         return _NUMBER_BYTES * int(formula)
@@ -168,7 +168,7 @@ def evaluated(formula: str, place: Place) -> int:
         return _folded(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, KeyError) as error:
         raise AssertionError(
-            f"Wire: {formula!r} is no formula; expected symbols, numbers, +, * and brackets"
+            f"Wire: {formula!r} is not a formula; expected symbols, numbers, +, * and brackets"
         ) from error
 
 
@@ -196,7 +196,10 @@ def _value(symbol: str, formula: str, place: Place) -> int:
     for name in symbol.split("."):
         value = getattr(value, name, None)
     known = ", ".join(SYMBOLS)
-    assert isinstance(value, int), f"Wire: {formula!r} has {symbol!r}, which stands for nothing; known: {known}"
+    assert isinstance(value, int), (
+        f"Wire: {formula!r} has {symbol!r}, which is not a symbol; known: {known}, hyper-parameters,"
+        " and |NAME| for the entry NAME of the method's state"
+    )
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Toy federations: small enough to play a round in milliseconds, different enough to catch mistakes."""
+"""Toy federations: small enough for a round in milliseconds, varied enough to catch mistakes."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ class World:
     """The shape of a toy federation; a method's Limits section sets these by name after `on`.
 
     Attributes:
-        clients: how many.
-        architectures: how many different depths they have.
+        clients: the number of clients.
+        architectures: the number of different depths.
         capacity: of every client; None for a mixture.
-        labels: classes that each client holds.
+        labels: the number of classes that each client holds.
         batchnorm: whether the nets have BatchNorm.
-        frozen: whether the nets' builders freeze something, see `toy_net`.
-        rounds: to play.
-        optimizer: of all local training; None for the method's own.
+        frozen: whether the nets' builders freeze layers, see `toy_net`.
+        rounds: the number of rounds.
+        optimizer: the optimiser of all local training; None for the method's own.
     """
 
     clients: int = 4
@@ -52,15 +52,15 @@ class World:
     optimizer: str | None = None
 
     def fit_for(self, method: Method[Any]) -> "World":
-        """This world with one architecture if the method demands it."""
+        """This world, with one architecture if the method requires it."""
         return replace(self, architectures=1) if Need.ONE_ARCHITECTURE in method.needs() else self
 
 
 def toy_net(depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL) -> StagedNet:
     """A staged net on ten features with `depth` hidden stages after the first.
 
-    With `frozen` the first stage is as if it were pre-trained, its BatchNorm in evaluation mode, and one bias behind it
-    is not trained either.
+    With `frozen` the first stage is frozen, as if it were pre-trained, with its BatchNorm in evaluation mode, and so is
+    one bias behind it.
     """
     width = scale.of(_WIDTH)
     stages = {"stem": _stage(_FEATURES, width, batchnorm)}
@@ -81,7 +81,7 @@ def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:
 
 
 def toy_federation(world: World, seed: int = 0) -> Federation:
-    """Clients with unequal amounts of a linear four-class problem, public inputs, and a common test set."""
+    """Clients with unequal amounts of data from a linear four-class problem, public inputs, a common test set."""
     generator = fold_in(seed, "toy world").generator()
     boundary = torch.randn(_FEATURES, CLASSES, generator=generator)
     draw = partial(_draw, boundary, generator)
@@ -120,8 +120,8 @@ def _draw(boundary: Tensor, generator: torch.Generator, count: int, classes: Seq
 def quadratics() -> Federation:
     """Two clients with losses a/2 (w - b)^2, (a, b) = (1, 1) and (4, -1): least squares in one weight.
 
-    The optimum of their mean is (1 * 1 - 4 * 1) / (1 + 4) = -0.6. Local training from it drifts, since each
-    client heads for its own optimum at its own pace.
+    The optimum of their mean is (1 * 1 - 4 * 1) / (1 + 4) = -0.6. Local training drifts away from it, since each client
+    moves to its own optimum at its own rate.
     """
     sites: dict[ClientId, Site] = {}
     for i, (a, b) in enumerate([(1.0, 1.0), (4.0, -1.0)]):
@@ -166,7 +166,7 @@ def assigned(variant: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def run_rounds(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
-    """Play rounds with everyone, or with the cohorts given; the last state."""
+    """Run rounds with all clients, or with the given cohorts; return the last state."""
     state = engine.start()
     for number in range(1, rounds + 1):
         ids = sorted(engine.federation.sites) if cohorts is None else next(cohorts)

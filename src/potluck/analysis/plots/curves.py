@@ -21,10 +21,10 @@ _DOTS_PER_INCH = 150
 _INK, _FAINT = "#333333", "#6b6b6b"
 # Okabe and Ito's palette, which people with any colour vision can tell apart; without yellow, too light for a line.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_DASHES = ("-", "--", ":", "-.")  # a further round of the colours gets another dash
+_DASHES = ("-", "--", ":", "-.")  # further lines repeat the colours with another dash
 _MARKED_POINTS = 12
 _LABEL_GAP = 0.065  # of the panel's height: one line of text
-_NARROWEST = 0.1  # of the shares that a panel spans
+_NARROWEST = 0.1  # the least span of a panel, in shares
 _STYLE = {
     "font.size": 9,
     "text.color": _INK,
@@ -50,7 +50,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of a panel: what it is called, where it goes and how it looks."""
+    """One line of a panel: label, points and style."""
 
     label: str
     points: list[CurvePoint]
@@ -71,7 +71,7 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
         runs: one or more.
 
     Returns:
-        A matplotlib figure that no window and no global state knows of.
+        A matplotlib figure that belongs to no window and no global state.
 
     Raises:
         CheckpointError: the runs have several primary metrics.
@@ -91,10 +91,10 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
         over_traffic.set_title("mean over clients, over traffic" if alone else "the same, over traffic")
         _finish(over_rounds, over_traffic, metric)
         _label_ends(over_rounds, left)
-        _label_ends(over_traffic, right if alone else [])  # beside the left panel every line has its label already
+        _label_ends(over_traffic, right if alone else [])  # the left panel already labels every line
         _caption(figure, groups)
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it would move the panels a little with every further drawing
+        figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
     return figure
 
 
@@ -106,7 +106,7 @@ def save(figure: Figure, path: Path) -> None:
 
 @contextmanager
 def _style() -> Generator[None]:
-    """Matplotlib's defaults and ours, whatever a user has configured, and without a trace afterwards."""
+    """Matplotlib's defaults and ours, whatever the user has configured; restored afterwards."""
     from matplotlib import style
 
     with style.context(["default", _STYLE]):
@@ -114,7 +114,7 @@ def _style() -> Generator[None]:
 
 
 def _experiment_lines(members: Group) -> list[_Line]:
-    """A line an architecture, unless there is one only, and the mean over clients in black."""
+    """A line for each architecture, unless there is only one, and the mean over clients in black."""
     records = [record for run in members.runs if (record := last(run))]
     metric = members.runs[0].metric.name
     names = list(dict.fromkeys(name for record in records for name in record.by_architecture("personal", metric)))
@@ -134,7 +134,7 @@ def _method_lines(groups: Sequence[Group]) -> list[_Line]:
 
 
 def _measure_lines(members: Group) -> list[_Line]:
-    """What the clients' models, and the server's, do on which test data."""
+    """The curves of the clients' models and of the server's."""
     common, whole = _curve(members, "common"), _curve(members, "global")
     lines = [
         _mean_line("own test parts", members),
@@ -172,7 +172,7 @@ def _draw(axes: Axes, lines: Sequence[_Line], place: Callable[[CurvePoint], floa
 
 
 def _finish(over_rounds: Axes, over_traffic: Axes, metric: Metric) -> None:
-    """Name the axes; rounds and megabytes start at nothing and end with the data."""
+    """Label the axes; rounds and megabytes start at 0 and end with the data."""
     from matplotlib.ticker import MaxNLocator
 
     label = metric.label if metric == ACCURACY else f"{metric.label} ({metric.direction})"
@@ -196,7 +196,7 @@ def _percent(share: float, _: int) -> str:
 
 
 def _share_limits(bottom: float, top: float) -> tuple[float, float]:
-    """Around the data, but wide enough that a small difference looks small, and within what a share can be."""
+    """Limits around the data, wide enough that a small difference looks small, and within 0 to 1 for shares."""
     lacking = max(0.0, _NARROWEST - (top - bottom)) / 2
     return max(0.0, bottom - lacking), min(1.02, top + lacking)
 
@@ -226,7 +226,7 @@ def _apart(heights: Sequence[float]) -> list[float]:
 
 
 def _caption(figure: Figure, groups: Sequence[Group]) -> None:
-    """What is shown, above it; how it was averaged, below."""
+    """The heading above the panels, and below them how lines were averaged."""
     clients = enumerated(sorted({members.runs[0].client_count for members in groups}))
     title = f"{heading(groups)}, {clients} clients: {groups[0].runs[0].metric.label} of the clients' models"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")

@@ -73,7 +73,7 @@ class Session:
         give_back: called when the answer is encoded and the client's model is no longer needed.
 
     Raises:
-        ContractError: the handler is none that runs on clients.
+        ContractError: the handler is not marked `@on_client`.
     """
 
     def __init__(self, method: Method[Any], call: Call, client: Client, give_back: Callable[[], None]) -> None:

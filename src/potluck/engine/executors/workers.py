@@ -83,8 +83,8 @@ class _Worker:
         if self.stopped and not before and self.bundle:
             pid = self.process.pid
             log.warning(
-                "worker process %s, at work for %s, was stopped, and the round waits for it: `kill -CONT %s` lets it"
-                " go on, `kill -KILL %s` gives its work to another",
+                "worker process %s, at work for %s, was stopped, and the round waits for it: `kill -CONT %s`"
+                " resumes it, `kill -KILL %s` gives its work to another",
                 *(pid, self.bundle.clients, pid, pid),
             )
 

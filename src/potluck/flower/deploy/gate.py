@@ -61,9 +61,9 @@ class Gate:
 
     def __init__(self, address: tuple[str, int], inside: str, keys: Path | None, say: Say) -> None:
         self._address = address
-        doorman = _ProxyApp(inside, keys, _Once(say))
+        proxy = _ProxyApp(inside, keys, _RateLimited(say))
         config = uvicorn.Config(
-            doorman,
+            proxy,
             host=address[0],
             port=address[1],
             log_level=logging.CRITICAL,
@@ -74,7 +74,7 @@ class Gate:
         )
         config.load()
         if keys is not None:
-            config.ssl = _context(keys, doorman.tell)
+            config.ssl = _context(keys, proxy.tell)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="gate", daemon=True)
 
@@ -100,7 +100,7 @@ class Gate:
 class _ProxyApp:
     """The gate as an ASGI application."""
 
-    def __init__(self, inside: str, keys: Path | None, tell: "_Once") -> None:
+    def __init__(self, inside: str, keys: Path | None, tell: "_RateLimited") -> None:
         self.tell = tell
         self._members = None if keys is None else _Members(keys)
         trust = ssl.create_default_context(cafile=str(keys / CA)) if keys is not None else False
@@ -181,7 +181,7 @@ class _Members:
         return shown in self._known
 
 
-class _Once:
+class _RateLimited:
     """Reports each message at most once a minute, since a refused node keeps trying."""
 
     def __init__(self, say: Say) -> None:
@@ -195,7 +195,7 @@ class _Once:
             self._say(line)
 
 
-def _context(keys: Path, tell: "_Once") -> ssl.SSLContext:
+def _context(keys: Path, tell: "_RateLimited") -> ssl.SSLContext:
     """The server's side of TLS; reports callers that do not speak it."""
 
     class Listener(ssl.SSLObject):

@@ -14,7 +14,7 @@ from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.assemble import builder_of
 from potluck.experiment.config import ModelSpec
 
-NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
+NOTHING_OF_ITS_OWN = "--model and --capacity need --data: a node with a model of its own has its own data"
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def probe(credentials: Credentials) -> None:
         raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
 
 
-def stay(credentials: Credentials, home: NodeConfig, say: Say) -> None:
+def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
     """Take part until interrupted. Flower's program is restarted whenever it ends.
 
     It ends when the server is gone, and while the server still counts a killed predecessor of this node as present.

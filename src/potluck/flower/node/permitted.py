@@ -80,7 +80,7 @@ def _model(model: Any, config: NodeConfig) -> Any:
     if path.endswith(".py"):
         raise ConfigError(
             f"the server's experiment has the model {_shown(name)}; a node runs only code that its owner allows:"
-            f" potluck join --allow-code {Path(path).name[:80]}, or --model with a model of one's own"
+            f" potluck join --allow-code {Path(path).name[:80]}, or --model with the node's own model"
         )
     raise ConfigError(f"the server's federation.models: {_shown(name)} is not installed here; all: potluck list models")
 

@@ -58,7 +58,7 @@ def delegate(config: Mapping[str, Any], kind: str, envelope: Envelope) -> Envelo
     return read_header(found), payload
 
 
-def stay(config: Mapping[str, Any]) -> None:
+def serve_forever(config: Mapping[str, Any]) -> None:
     """Run the resident worker of a node with this configuration until terminated."""
     from potluck.engine.numerics.allocator import keep_freed_memory
     from potluck.flower.node.config import NodeConfig
@@ -99,4 +99,4 @@ def _reached(state: Path) -> socket.socket:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    stay(json.loads(sys.argv[1]))
+    serve_forever(json.loads(sys.argv[1]))
