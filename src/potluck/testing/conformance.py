@@ -219,7 +219,7 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
         for whose, model in (*models.items(), ("the server", engine.global_model(state))):
             found = {} if model is None else frozen_of(model)
             # One by one: a model may be put together of the client's layers and the server's.
-            kept = all(any(_are_slices({name: tensor}, one) for one in built) for name, tensor in found.items())
+            kept = all(any(_are_slices(_named({name: t}, one), one) for one in built) for name, t in found.items())
             assert kept, f"frozen tensors have changed at {whose}"
         for id in engine.federation.sites:
             overhearing.hear(engine.method.inference_message(state, id, server))
@@ -417,6 +417,12 @@ def _everything(played: tuple[Engine, Any]) -> bytes:
     """The method's state and all that clients keep."""
     engine, state = played
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
+
+
+def _named(weights: Weights, built: Weights) -> Weights:
+    """The tensors under the names that they were built with, where a model is a part of another module."""
+    names = {name: next((own for own in built if name.endswith(f".{own}")), name) for name in weights}
+    return {names[name]: tensor for name, tensor in weights.items()}
 
 
 def _are_slices(narrow: Weights, full: Weights) -> bool:
