@@ -112,6 +112,15 @@ def test_predict_gives_the_outputs_of_all_exits_the_nets_own_last():
     assert_close(outputs, asked(Predict(net, data, batch_size=3)), **EXACTLY)
 
 
+def test_predict_says_which_parts_a_net_of_ones_own_has():
+    class Own(nn.Linear):
+        def part_outputs(self, x):
+            return {"features": x, "outputs": self(x)}
+
+    with pytest.raises(TypeError, match=r"^Own has no part 'exits'; expected one of features, outputs$"):
+        asked(Predict(Own(2, 2), points(8), parts="exits"))
+
+
 def test_predict_computes_as_the_run_does_and_answers_in_single_precision():
     net, data = trained_net(), points()
     exact, rough = (asked(Predict(net, data), Numerics(precision)) for precision in ("fp32", "bf16"))

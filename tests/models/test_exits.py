@@ -10,9 +10,10 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
 
 from potluck.core.errors import ConfigError
+from potluck.core.modes import held_layers, to_training
 from potluck.core.rng import fold_in, isolated
 from potluck.core.scale import FULL, Scale
-from potluck.core.weights import weights_of
+from potluck.core.weights import frozen_names, weights_of
 from potluck.models import get_model, list_models
 from potluck.models.contract import (
     Blocks,
@@ -173,6 +174,24 @@ def test_depth__the_exit_may_be_of_another_form():
     net = of_depth(build("cnn4"), 2, CLASSES, SHAPE, flat)
     assert net.num_features == 8 * 4 * 4
     assert net(images()).shape == (4, CLASSES)
+
+
+def test_depth__exits_that_a_net_has_are_kept():
+    exits = exits_for(build("cnn4"), "stem", "block1", "block2", "block3")
+    net = of_depth(with_exits(build("cnn4"), exits), 2, CLASSES, SHAPE)
+    assert dict(net.exits.named_children()) == {place: exits[place] for place in ("stem", "block1", "block2")}
+
+
+@pytest.mark.parametrize(("name", "depth"), [("resnet14", 3), ("cnn4", 2)])
+def test_depth__holds_no_layer_that_the_full_net_does_not_hold(name, depth):
+    evaluated = of_depth(build(name).eval(), depth, CLASSES, SHAPE)  # as libraries hand out pre-trained nets
+    assert not held_layers(evaluated)
+    assert not frozen_names(to_training(evaluated))
+    whole = build(name)
+    whole.stages[1].eval()
+    stage = list(dict(whole.stages.named_children()))[1]
+    held = frozen_names(of_depth(whole, depth, CLASSES, SHAPE))
+    assert held == {key for key in frozen_names(whole) if key.startswith(f"stages.{stage}.")} != frozenset()
 
 
 @every_family

@@ -307,7 +307,7 @@ def of_depth(
     """The leading blocks of a net, with an exit behind the last of them; the net itself if that is all of them.
 
     Its tensors have the names and values that they have in the net. The exit is named by its place, so that it is one
-    and the same layer for all nets that have an exit there.
+    and the same layer for all nets that have an exit there. Exits that the net has are kept, also for the last place.
 
     Args:
         net: the full net.
@@ -331,13 +331,17 @@ def of_depth(
         stages[name] = _shortened(stage, kept) if isinstance(stage, Blocks) and kept < len(behind) else stage
         if ending in behind:
             break
-    exits = {ending: build(net, place_shapes(net, input_shape)[ending], outputs)}
-    return StagedNet(stages, pool=net.own_pool, extractor_stages=net.extractor_stages, exits=exits)
+    before = places(net)[: places(net).index(ending) + 1]
+    exits = {place: known for place, known in net.exits.named_children() if place in before}
+    if ending not in exits:
+        exits[ending] = build(net, place_shapes(net, input_shape)[ending], outputs)
+    shallow = StagedNet(stages, pool=net.own_pool, extractor_stages=net.extractor_stages, exits=exits)
+    return shallow if net.training else shallow.eval()  # else its layers would seem to be held in that mode
 
 
 def _shortened(stage: Blocks, count: int) -> Blocks:
     left = Blocks(*list(stage)[:count])
-    left.shortened = True
+    left.shortened, left.training = True, stage.training
     return left
 
 

@@ -247,7 +247,7 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
         for whose, model in (*models.items(), ("the server", engine.global_model(state))):
             found = {} if model is None else frozen_of(model)
             # Tensor by tensor, since a model may combine layers of the client and of the server.
-            kept = all(any(_is_part(tensor, one.get(name)) for one in built) for name, tensor in found.items())
+            kept = all(any(_is_part(t, _as_built(name, one)) for one in built) for name, t in found.items())
             assert kept, f"frozen tensors have changed at {whose}"
         for id in engine.federation.sites:
             overhearing.hear(engine.method.inference_message(state, id, server))
@@ -537,8 +537,13 @@ def _everything(ran: tuple[Engine, Any]) -> bytes:
     return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
 
 
+def _as_built(name: str, built: Weights) -> Tensor | None:
+    """The tensor of this name, which has a longer one where a model is a part of another module."""
+    return built.get(name, next((tensor for own, tensor in built.items() if name.endswith(f".{own}")), None))
+
+
 def _is_part(tensor: Tensor, built: Tensor | None) -> bool:
-    """Whether a tensor has no more than what was built, as it was: in a narrower net it has a part of it."""
+    """Whether a tensor is what was built, or in a narrower net a part of it."""
     if built is None or any(mine > whole for mine, whole in zip(tensor.shape, built.shape, strict=True)):
         return False
     return torch.equal(tensor, built) if tensor.shape == built.shape else bool(torch.isin(tensor, built).all())

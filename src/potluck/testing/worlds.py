@@ -25,6 +25,7 @@ from potluck.models.contract import StagedNet, of_depth
 
 CLASSES = 4
 _FEATURES, _WIDTH = 10, 16
+_DEPTH_TO_CUT = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class World:
     Attributes:
         clients: the number of clients.
         architectures: the number of different depths.
+        depth: hidden stages after the first of the shallowest architecture.
         capacity: of every client; None for a mixture.
         labels: the number of classes that each client holds.
         batchnorm: whether the nets have BatchNorm.
@@ -44,6 +46,7 @@ class World:
 
     clients: int = 4
     architectures: int = 2
+    depth: int = 1
     capacity: float | None = None
     labels: int = CLASSES
     batchnorm: bool = False
@@ -52,8 +55,10 @@ class World:
     optimizer: str | None = None
 
     def fit_for(self, method: Method[Any]) -> "World":
-        """This world, with one architecture if the method requires it."""
-        return replace(self, architectures=1) if Need.ONE_ARCHITECTURE in method.needs() else self
+        """This world with one architecture if the method requires it, and with depths to choose if it cuts some."""
+        needs = method.needs()
+        depth = max(self.depth, _DEPTH_TO_CUT) if Need.DEPTH_PREFIXES in needs else self.depth
+        return replace(self, depth=depth, architectures=1 if Need.ONE_ARCHITECTURE in needs else self.architectures)
 
 
 def toy_net(depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL) -> StagedNet:
@@ -86,7 +91,8 @@ def toy_federation(world: World, seed: int = 0) -> Federation:
     boundary = torch.randn(_FEATURES, CLASSES, generator=generator)
     draw = partial(_draw, boundary, generator)
     architectures = {
-        f"toy{d}": partial(toy_net, d, world.batchnorm, world.frozen) for d in range(1, world.architectures + 1)
+        f"toy{d}": partial(toy_net, world.depth + d - 1, world.batchnorm, world.frozen)
+        for d in range(1, world.architectures + 1)
     }
     sites = {
         i: Site(

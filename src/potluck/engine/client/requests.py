@@ -97,4 +97,6 @@ def _parts(net: nn.Module, inputs: Tensor, names: tuple[NetPart, ...]) -> tuple[
             " give its parts to potluck.models.contract.StagedNet"
         )
     found = net.part_outputs(inputs)
+    if unknown := [name for name in names if name not in found]:
+        raise TypeError(f"{type(net).__name__} has no part {unknown[0]!r}; expected one of {', '.join(found)}")
     return tuple(found[name] for name in names)
