@@ -112,8 +112,6 @@ _HOMES = {
     "drawn": "parts.features",
     "expected_pairs": "parts.features",
     "feature_shape": "parts.features",
-    "observed": "parts.features",
-    "signature": "parts.features",
     "signatures": "parts.features",
     "with_pairs": "parts.features",
     "Generator": "parts.generator",
@@ -140,7 +138,6 @@ _HOMES = {
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
     "averages": "parts.prototypes",
-    "distance": "parts.prototypes",
     "means_by_class": "parts.prototypes",
     "one_each": "parts.prototypes",
     "stored": "parts.prototypes",
@@ -265,8 +262,6 @@ if TYPE_CHECKING:
     from potluck.parts.features import drawn as drawn
     from potluck.parts.features import expected_pairs as expected_pairs
     from potluck.parts.features import feature_shape as feature_shape
-    from potluck.parts.features import observed as observed
-    from potluck.parts.features import signature as signature
     from potluck.parts.features import signatures as signatures
     from potluck.parts.features import with_pairs as with_pairs
     from potluck.parts.generator import Generator as Generator
@@ -293,7 +288,6 @@ if TYPE_CHECKING:
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
     from potluck.parts.prototypes import averages as averages
-    from potluck.parts.prototypes import distance as distance
     from potluck.parts.prototypes import means_by_class as means_by_class
     from potluck.parts.prototypes import one_each as one_each
     from potluck.parts.prototypes import stored as stored
