@@ -98,7 +98,7 @@ def test_a_release_that_is_not_counted_is_noticed(stating, monkeypatch):
 
 def test_a_claim_of_private_releases_that_are_not_made_is_noticed(stating):
     (limit,) = limits_of(stating("feature_training=false never repeats"))
-    with pytest.raises(AssertionError, match="nothing is released privately"):
+    with pytest.raises(AssertionError, match="there are no private releases"):
         limit.verify()
 
 

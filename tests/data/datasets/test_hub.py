@@ -253,7 +253,7 @@ def test_neither_local_nor_reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "train-*.parquet, or set HF_HUB_OFFLINE=1 if it is in the Hugging Face cache"
     )
     monkeypatch.setenv("POTLUCK_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=f"cinic10: flwrlabs/cinic10 is not in POTLUCK_DATA={tmp_path} and cannot"):
+    with pytest.raises(DataError, match=f"cinic10: flwrlabs/cinic10 is not in POTLUCK_DATA={tmp_path} and is not"):
         load("cinic10")
 
 
