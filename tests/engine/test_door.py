@@ -186,7 +186,7 @@ def test_a_reply_that_does_not_fit_counts_as_if_its_sender_had_not_answered(name
 @pytest.mark.parametrize("name", list(HOSTILE)[::7])
 def test_a_reply_that_does_not_fit_ends_a_run_without_tolerance_in_one_line(name):
     subject = engine(Forging(HOSTILE[name]))
-    with pytest.raises(ClientFailure, match=r"^client 1 failed in .*; run\.tolerate_failures = true goes on") as told:
+    with pytest.raises(ClientFailure, match=r"^client 1 failed in .*; run\.tolerate_failures = true continues") as told:
         subject.round(1, subject.start(), [0, 1])
     assert str(told.value).isprintable()
 
