@@ -392,7 +392,7 @@ def test_a_bypass_between_unequal_shapes_is_refused_before_anybody_trains(play, 
     broken = method(replace(PLAIN, batch_size=32), partial="bypass", slack=1.0)
     memory = broken.estimate(SMALL(), IMAGE)
     share = (memory.costs[4] + 1) / memory.whole
-    message = r"client 1, capacity .* of net: .*'bypass', but stem puts out \(2, 8, 8\) and block5 reads \(4, 4, 4\)"
+    message = r"client 1, capacity .* of net: .*'bypass', but stem returns \(2, 8, 8\) and block5 reads \(4, 4, 4\)"
     with pytest.raises(ConfigError, match=message):
         play(broken, images(1.0, share), rounds=0)
     play(replace(broken, partial="freeze"), images(1.0, share), rounds=0)

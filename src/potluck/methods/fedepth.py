@@ -6,8 +6,8 @@ Every client trains the whole network, as many consecutive blocks at a time as i
 the finished ones frozen, each one supervised through the classifier, to which a link without parameters leads. A
 client's memory is its capacity, the share of what training the whole network at once takes. The paper's scenarios
 are `federation.capacities` of [0.1667, 0.3333, 0.5, 1.0] (Fair, the default), [0.125, 0.1667, 0.5, 1.0] (Lack), and
-those of Fair with `models=2` (Surplus). `potluck.parts.depthwise` says what a budget counts and what lies beside it;
-benchmarks/results/fedepth_memory.md what clients were seen to hold.
+those of Fair with `models=2` (Surplus). `potluck.parts.depthwise` says what a budget counts and what it does not;
+benchmarks/results/fedepth_memory.md gives measurements.
 
 Symbols
     W         state.pool

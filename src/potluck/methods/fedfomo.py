@@ -156,6 +156,6 @@ def distance_of(mine: Weights, theirs: Weights) -> Tensor:
 
 
 def added(affinity: Affinity, gains: dict[str, dict[str, float]]) -> Affinity:
-    """P after the clients' gains came in."""
+    """P with the clients' gains added."""
     rows = {i: affinity.get(i, {}) for i in gains}
     return affinity | {i: row | {n: row.get(n, 0.0) + gain for n, gain in gains[i].items()} for i, row in rows.items()}

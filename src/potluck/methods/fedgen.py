@@ -2,9 +2,9 @@
 
 Zhu, Hong, Zhou. ICML 2021. https://arxiv.org/abs/2105.10056. Algorithm 1.
 
-The server learns a small conditional generator of what the clients' last layers read, so that these layers together
-recognise the class that it was asked for. Clients train on their own examples and on what it generates for all classes
-of the federation, so that their last layers learn from classes that they lack.
+The server trains a small conditional generator of inputs to the clients' last layers, so that these layers together
+recognise the class it is conditioned on. Clients train on their own examples and on generated features of all classes
+of the federation, so that their last layers learn classes that they lack.
 
 Symbols
     theta     state.pool

@@ -2,9 +2,8 @@
 
 He, Annavaram, Avestimehr. NeurIPS 2020. https://arxiv.org/abs/2007.14513. Algorithm 1.
 
-Weak clients train small networks and upload what their extractors make of their examples; the server trains a large
-network on these features. Both sides teach each other by their logits. A prediction takes the client's extractor and
-the server's network.
+Weak clients train small networks and upload their extractors' features; the server trains a large network on these.
+Both sides distil each other's logits. A prediction uses the client's extractor and the server's network.
 
 Symbols
     W_e, W_c  client.model, kept by the client: its extractor, and the layers behind it

@@ -2,8 +2,8 @@
 
 Li, Wang. NeurIPS workshop 2019. https://arxiv.org/abs/1910.03581. Algorithm 1.
 
-Clients of any architecture publish their logits on public data; each approaches the mean of all (digest) and
-then trains on its own data again (revisit). No weights are sent.
+Clients of any architecture publish their logits on public data; each is trained towards the mean of all logits (digest)
+and then on its own data again (revisit). No weights are sent.
 
 Symbols
     f_k       client.model, kept by the client

@@ -2,8 +2,8 @@
 
 Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481. Algorithm 1.
 
-Clients take different numbers of local steps. The server averages their updates per step, and goes as many steps in
-this direction as they took in the mean; otherwise those that take many steps would decide where all end.
+Clients take different numbers of local steps. The server averages their updates per step, and takes as many steps in
+this direction as they took on average; otherwise clients with many steps would dominate the result.
 
 Symbols
     x         state.pool

@@ -39,7 +39,7 @@ Departures from the paper
        Dropout on.
     3. The average covers BatchNorm's running statistics; the paper speaks of parameters.
     4. A client's copy learns at the client's rate, though Algorithm 1 calls both that and the server's eta_g.
-    5. In the second terms of eq. 1 to 3 the teacher comes first and is a constant, which Algorithm 1 amounts to.
+    5. In the KL terms of eqs. 1-3 the teacher is the first argument and is not differentiated, as Algorithm 1 implies.
     6. A client of less than `mutual_from` capacity gets the global architecture in place of its own. Like one that
        holds it anyway, it starts each round from theta_g, and is evaluated with it; others with theta_i. The paper
        evaluates theta_g only. "Holds" means tensors of the same names and shapes.

@@ -2,8 +2,8 @@
 
 Li, He, Song. CVPR 2021. https://arxiv.org/abs/2103.16257. Algorithm 1.
 
-FedAvg whose clients add a contrastive loss to their own: what the net in training makes of an example is drawn to what
-the global model makes of it, and away from what the client's model of its last participation makes of it.
+FedAvg whose clients add a contrastive loss to their own: the representation of an example by the net in training is
+drawn towards the global model's, and away from that of the client's model after its last participation.
 
 Symbols
     w^t       state.pool, and the net "global" that a client only reads

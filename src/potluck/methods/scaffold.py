@@ -90,8 +90,8 @@ class Scaffold(SharesWeights[State]):
 
     Attributes:
         training: a client's local training.
-        option: "path" sets c_i from the way gone (the paper's option II, and its choice), "gradient" from the
-            full-batch gradient at x (option I) and corrects gradients before the optimiser.
+        option: "path" computes c_i from the net local update (the paper's option II, and its choice), "gradient" from
+            the full-batch gradient at x (option I) and corrects gradients before the optimiser.
         server_lr: eta_g.
         control_weighting: "uniform" as in the paper, whose fixed point is the optimum of the clients' plain
             mean; "samples" weighs clients by their data, for the optimum of the pooled data.
@@ -180,7 +180,7 @@ class Scaffold(SharesWeights[State]):
 
 
 def corrected_step(y: Weights, extras: Extras, lr: float) -> Weights:
-    """Alg. 1, l. 10 in the space of steps: what the optimiser did not do, y - eta_l (c - c_i)."""
+    """Alg. 1, l. 10, applied after the optimiser's step: y - eta_l (c - c_i)."""
     return plus(y, minus(extras["c"], extras["c_i"]), -lr)
 
 

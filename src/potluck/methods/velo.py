@@ -32,14 +32,14 @@ Departures from the paper
        towards the synthetic ones (`use="target"`); another version of it, known from bytecode, feeds them to the
        later layers (`use="replay"`), which is as near to the abstract. Which one the paper has is not known.
     2. KL is the mean over batch and u (`kl_reduction="mean"`). The published code has their sum beside a squared error
-       that is a mean, so that KL weighs 50 times 1024 times more, and u is driven to carry nothing about h.
+       that is a mean, which weights the KL term 50 x 1024 times more heavily and causes posterior collapse.
     3. The VAE's layers are as wide as the features, at most `vae_width`, its label's embedding half as wide: the code's
        sizes where features have 1024 numbers. For replay the other version has a convolutional VAE; here it is the
        same one, on flattened features.
     4. The VAE is trained after every `vae_every` rounds from the end of warm-up, in the code 1 % of the rounds.
     5. Replay takes the features where split models are cut first, as a rule behind the stem. Its pass normalises with
        its own batch statistics and leaves the running statistics alone, so that a batch with one such example only
-       has no replay. (With the running statistics in their stead clients learnt far less.)
+       has no replay. (With running statistics instead, clients learned far less.)
     6. A class that the VAE was not trained on is masked; in replay the task's loss then weighs 1 - alpha times the
        share of the batch that is left.
     7. A VAE goes on from its last weights with a fresh optimiser whenever it is trained; in the code it is one object

@@ -7,7 +7,7 @@
 number. Families whose slices are no networks of theirs refuse any width but 1. The depth of `scale` goes to
 `potluck.models.contract.of_depth`, which leaves out the last blocks. Installed distributions add
 families of their own through the entry-point group `potluck.models`: an entry point names a module that has a
-`VARIANTS`. A function of the same form in a file of one's own is named by `path/to/file.py:function`.
+`VARIANTS`. A function of the same form in your own file is named `path/to/file.py:function`.
 """
 
 import importlib

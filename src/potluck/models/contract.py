@@ -1,8 +1,8 @@
-"""What every model family offers, so that no method has to know a family's attribute names.
+"""The contract of models, so that methods need not know a family's attribute names.
 
-A staged network is an ordered row of named stages, a pooling and a head: `forward(x) = head(pool(stages(x)))`. Behind
+A staged network is a sequence of named stages, a pooling and a head: `forward(x) = head(pool(stages(x)))`. Behind
 any stage, and behind any block of a stage that is made of `Blocks`, it can have an exit: a classifier of its own, named
-by its place. FedIN, FeDepth, LG-FedAvg and their kin cut networks through this contract alone. Bring your own model by
+by its place. FedIN, FeDepth and similar methods cut networks through this contract alone. Bring your own model by
 giving its parts to `StagedNet`; a method that only moves weights takes any `nn.Module` as it is.
 """
 
@@ -25,7 +25,7 @@ class GlobalPool(nn.Module):
     """Mean over all positions of a feature map: (batch, channels, ...) to (batch, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flat inputs (batch, channels) pass unchanged."""
+        """Flat inputs (batch, channels) are returned unchanged."""
         return x if x.dim() == 2 else x.flatten(2).mean(2)
 
 
@@ -373,7 +373,7 @@ def split(net: nn.Module) -> Split:
     """Extractor, intermediate layers (pooling included) and classifier of a staged network.
 
     Raises:
-        TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
+        TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
     """
     whole = staged(net)
     cut = whole.extractor_stages
@@ -428,7 +428,7 @@ def staged(net: nn.Module) -> StagedNet:
     """The net as a staged one that can be split.
 
     Raises:
-        TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
+        TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
     """
     if (problem := split_problem(net)) is not None:
         raise TypeError(f"{problem}; {Need.SPLIT_MODEL.advice}")

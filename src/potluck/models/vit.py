@@ -7,8 +7,8 @@ the parameters of `vit_s8`. The extractor is the stem and the first block, as Fe
 
 Pre-trained weights come from the safetensors file at `pretrained_path`, under the names of these nets or of timm's
 (`blocks.0.attn.qkv.weight` ...). All blocks and the last norm are loaded, and blocks beyond the net's depth are left
-out. Class token, patches, positions and head are loaded where their shapes agree, and else start afresh: another size
-of image has other positions, another task another head.
+out. Class token, patches, positions and head are loaded where their shapes agree, and are otherwise initialised at
+random: another image size has other positions, another task another head.
 
 A `scale` cannot make them narrower: a norm takes its mean over all channels and heads divide them, so a leading slice
 of a transformer is not a narrower one. Give `width` instead.

@@ -30,7 +30,7 @@ class ConditionalVAE(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(width + label, width), nn.Linear(width, features))
 
     def encode(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """M and s, (batch, width) each."""
+        """The mean m and the logarithm of the variance s, (batch, width) each."""
         m, s = self.encoder(torch.cat([h, self.label(labels)], 1)).chunk(2, 1)
         return m, s
 
@@ -71,7 +71,7 @@ class VAELoss:
     kl_reduction: Literal["mean", "sum"]
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of features (batch, n) and their classes."""
+        """The loss of features (batch, n) and their classes."""
         assert isinstance(net, ConditionalVAE)
         h, labels, _ = batch
         m, s = net.encode(h, labels)

@@ -1,13 +1,13 @@
-"""Local training of one net piece by piece, as memory allows: what FeDepth and m-FeDepth have in common.
+"""Local training of a net piece by piece within a memory budget, shared by FeDepth and m-FeDepth.
 
 Zhang et al. 2023. https://arxiv.org/abs/2303.04887, Algorithm 1. The symbols are those of `potluck.methods.fedepth`,
 the departures too.
 
 A client's budget is `slack` times its capacity times the estimate for the whole net, at the batch size and with the
-optimiser of its training. The tensors that its round holds at once fit into the budget: weights that are trained, their
-gradients, the optimiser's moments, activations, and z_j. Beside it are the data set, the whole network's weights, and
-what else `potluck.parts.memory` says the estimate leaves out. Evaluation is no part of a round, and has batches of its
-own size. Where several clients are trained in one process as one computation, it holds the sum of their budgets.
+optimiser of its training. The tensors that its round holds at once fit into the budget: trained weights, their
+gradients, the optimiser's moments, activations, and z_j. Not counted are the data set, the whole network's weights, and
+whatever else `potluck.parts.memory` lists. Evaluation is not part of a round, and has its own batch size. If several
+clients are stacked in one process, it holds the sum of their budgets.
 """
 
 import math
@@ -44,7 +44,7 @@ from potluck.parts.memory import (
 from potluck.parts.sharing import Sharing
 
 SubProblem = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
-"""Makes of a piece the net of its sub-problem, from the piece's input to logits."""
+"""Builds the net of a piece's sub-problem, from the piece's input to logits."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class DepthWise(Checked):
     Attributes:
         training: of each sub-problem; every piece has all the epochs.
         sharing: who averages with whom.
-        partial: what becomes of leading blocks that do not fit, "freeze" or "bypass", see departure 7.
-        buffer: whether the finished pieces' output is computed once and kept - in memory where the budget has room for
-            it beside training, or else in a temporary file - or anew for every batch.
+        partial: the treatment of leading blocks that do not fit, "freeze" or "bypass", see departure 7.
+        buffer: whether the finished pieces' output is computed once and kept, in memory if the budget has room for it
+            and otherwise in a temporary file, or computed again for every batch.
         slack: budgets are multiplied by it.
         models: nets that a client of capacity 1 trains together, of which it sends one; 2 in the paper's Surplus. Its
             budget is multiplied by them.
@@ -72,7 +72,7 @@ class DepthWise(Checked):
     default_capacities: ClassVar[tuple[float, ...]] = SCENARIOS["fair"]
 
     def estimate(self, net: StagedNet, input_shape: tuple[int, ...]) -> MemoryModel:
-        """What training this net takes, with the batches and the optimiser of `training`."""
+        """The memory estimate for training this net, with the batches and the optimiser of `training`."""
         return MemoryModel.of(net, input_shape, self.training.batch_size, parameter_copies(self.training))
 
     def budget(self, capacity: float, memory: MemoryModel) -> float:
@@ -80,10 +80,10 @@ class DepthWise(Checked):
         return self.slack * capacity * memory.whole
 
     def check_budgets(self, server: Server) -> None:
-        """Refuse clients that could not train a single piece, before anybody trains.
+        """Check, before training, that every client can train at least one piece.
 
         Raises:
-            ConfigError: there is one; with the least memory that would do, or what else is in the way.
+            ConfigError: one cannot; says the least capacity that would suffice, or what else prevents it.
         """
         first_alike: dict[tuple[str, float], Member] = {}
         for member in server.roster.values():
@@ -97,24 +97,24 @@ class DepthWise(Checked):
                 raise ConfigError(f"client {member.id}, capacity {capacity:g} of {name}: {error}") from error
 
     def _check_budget(self, capacity: float, net: StagedNet, memory: MemoryModel) -> None:
-        """Raises ValueError where a client of this capacity has no piece to train or no way to it."""
+        """Raise ValueError if a client of this capacity has no piece to train or no path to it."""
         budget = self.budget(capacity, memory)
         try:
             pieces = memory.pieces(budget)
         except ValueError as error:
             least = math.ceil(1000 * memory.costs[-1] / (self.slack * memory.whole)) / 1000
-            raise ValueError(f"{error}; federation.capacities of at least {least:g} would do") from error
+            raise ValueError(f"{error}; federation.capacities of at least {least:g} would suffice") from error
         start = pieces[0].start
         if start > 0 and self.partial == "bypass":
             bypassed(net, pieces, memory)
-        elif (least := 2 * memory.forward(start)) > budget:  # BatchNorm measures two examples at least
+        elif (least := 2 * memory.forward(start)) > budget:  # BatchNorm needs at least two examples
             raise ValueError(
                 f"budget of {size_text(budget)}: too small for the forward pass of the blocks that are not trained;"
                 f" expected at least {size_text(least, enough=True)}"
             )
 
     def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
-        """What the entries of the reply may hold: blocks that do not fit are left out."""
+        """The schema of the reply's entries: blocks that do not fit may be absent."""
         kinds = self.sharing.expected(member, message)
         sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds.get(entry) is not None}
         return {**kinds, **{entry: optional(kind) for entry, kind in sent.items()}}
@@ -125,7 +125,7 @@ class DepthWise(Checked):
         Args:
             client: with the weights it was sent.
             memory: the estimate for its model.
-            lead_out: makes of a piece the net of its sub-problem, from the piece's input to logits.
+            lead_out: builds the net of a piece's sub-problem, from the piece's input to logits.
         """
         net = staged(client.model)
         if self.models > 1 and client.capacity == 1:
@@ -136,7 +136,7 @@ class DepthWise(Checked):
         frozen = between(net, 0, pieces[0].start)
         if len(frozen) and self.partial == "bypass":
             net, pieces, memory, frozen = *bypassed(net, pieces, memory), nn.Sequential()
-        elif len(frozen) and self.sharing.buffers != "average":  # no statistics come for what is not trained here
+        elif len(frozen) and self.sharing.buffers != "average":  # layers that are not trained here send no statistics
             size = max(2, memory.at_once(len(frozen), budget))
             measure(frozen, (batch.inputs for batch in client.train.batches(size, client.rng)))
         plan = Plan(net, pieces, memory, budget)
@@ -157,7 +157,7 @@ class DepthWise(Checked):
                     z.advance(last, size, at_once, in_memory=plan.has_room(piece, done, len(client.train)))
                 done = piece.start
                 sub_problem = lead_out(plan.net, piece, plan.memory)
-                if parameters_of(sub_problem):  # else all of it is frozen
+                if parameters_of(sub_problem):  # otherwise it is entirely frozen
                     yield Fit(sub_problem, client.objective, z.examples, self.training)
 
     def _anew(self, client: Client, plan: "Plan", lead_out: SubProblem) -> Generator[Fit, FitReport]:
@@ -171,14 +171,14 @@ class DepthWise(Checked):
                 measure(between(plan.net, done, piece.start), (outputs(before, x, at_once) for x in batches))
             done = piece.start
             sub_problem = lead_out(plan.net, piece, plan.memory)
-            if parameters_of(sub_problem):  # else all of it is frozen
+            if parameters_of(sub_problem):  # otherwise it is entirely frozen
                 objective = AfterFinished(client.criterion, plan.at_once_beside(piece))
                 yield Fit(sub_problem, objective, client.train, self.training, frozen={"finished": finished})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a client trains: the pieces of a net, by an estimate and within a budget in bytes."""
+    """A client's pieces of a net, by an estimate and within a budget in bytes."""
 
     net: StagedNet
     pieces: list[Piece]
@@ -186,14 +186,14 @@ class Plan:
     budget: float
 
     def has_room(self, piece: Piece, done: int, examples: int) -> bool:
-        """Whether a piece's inputs fit beside its training, and while they are made of those from `done` on."""
+        """Whether a piece's inputs fit beside its training, and while they are computed from those at `done`."""
         inputs = examples * self.memory.example(piece.start)
         before = examples * self.memory.example(done) if done else 0
         making = before + self.memory.batch_size * self.memory.forward(piece.start)
         return inputs + max(making, self.memory.training(piece)) <= self.budget
 
     def at_once_beside(self, piece: Piece) -> int:
-        """How many examples of a batch may pass the finished pieces together, with the piece's optimiser in memory."""
+        """How many examples may pass the finished pieces at a time, with the piece's optimiser in memory."""
         return self.memory.at_once(piece.start, self.budget - self.memory.held(piece))
 
 
@@ -205,7 +205,7 @@ class AfterFinished:
     at_once: int
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of a batch that has not passed the finished pieces; `at_once` of its examples do so together."""
+        """The loss of a batch that has not passed the finished pieces; `at_once` of its examples do so at a time."""
         inputs, targets, _ = batch
         return self.criterion(net(outputs(extras["finished"], inputs, self.at_once)), targets)
 
@@ -218,7 +218,7 @@ class Mutual:
     criterion: Criterion
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of the net called `name` among the nets."""
+        """The loss of the net called `name` among the nets."""
         inputs, targets, _ = batch
         nets = dict(net.named_children())
         peers = [peer for name, peer in nets.items() if name != self.name]
@@ -241,7 +241,7 @@ def learn_mutually(client: Client, models: int, training: LocalTraining) -> Gene
 
 
 def drawn_afresh(net: nn.Module) -> nn.Module:
-    """The net, with every layer that can be, and is not frozen, as torch starts it."""
+    """The net with every layer that has `reset_parameters` re-initialised, unless it is frozen."""
     frozen = frozen_of(net)
     for module in net.modules():
         if callable(reset := getattr(module, "reset_parameters", None)):
@@ -250,7 +250,7 @@ def drawn_afresh(net: nn.Module) -> nn.Module:
 
 
 def measure(stages: nn.Sequential, batches: Iterator[Tensor]) -> None:
-    """Set BatchNorm's statistics to those of all batches, if there is a BatchNorm."""
+    """Set BatchNorm's statistics, if there are any, to those of all batches."""
     if batch_norms(stages):
         measure_statistics(stages, batches)
 
@@ -266,6 +266,6 @@ def without(reply: Message, stages: list[str]) -> Message:
 
 
 def staged(net: nn.Module) -> StagedNet:
-    """The net as one with stages, which `needs` has made sure of."""
+    """The net as a staged one, which `needs` has checked."""
     assert isinstance(net, StagedNet)
     return net

@@ -30,7 +30,7 @@ PairStore = dict[str, Observed]
 
 
 def observed(net: nn.Module, inputs: Tensor) -> Observed:
-    """The pair of each example, of the network as it is."""
+    """The pair of each example, computed by the current network."""
     parts = split(net)
     s_in = parts.extractor(inputs)
     return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
@@ -84,7 +84,7 @@ def drawn(store: PairStore, most: int, rng: torch.Generator) -> PairStore:
 def with_pairs(store: PairStore, pairs: Observed | None, capacity: int) -> PairStore:
     """The store after a client's pairs came in and the oldest of their signature beyond `capacity` went.
 
-    One pair alone has no batch statistics and is not stored.
+    A single pair has no batch statistics and is not stored.
     """
     if not pairs or len(pairs["s_in"]) < 2:
         return store

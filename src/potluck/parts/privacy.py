@@ -1,8 +1,8 @@
-"""The Gaussian mechanism for features that leave a client: what is clipped, which noise, what many releases spend.
+"""The Gaussian mechanism for features that leave a client: clipping, noise, and the privacy spent by several releases.
 
 After FedIN's revision, appendix D, with what its claim needs: features are clipped, so that its assumption D.1 holds;
 they come from weights that were not trained on the example to be replaced; the logarithm of eq. 22 is the natural one;
-noise is given as a standard deviation. `docs/concepts/privacy.md` says what is proven, and what is not protected.
+noise is given as a standard deviation. `docs/concepts/privacy.md` states what is proven, and what is not protected.
 """
 
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 Calibration = Literal["analytic", "classical"]
 
 _PAIR = 2
-"""Named features that an example has: s_in and s_out."""
+"""The number of features that are released for an example: s_in and s_out."""
 
 _BITS = 52
 """Random bits of a uniform number, so that it and the half step beside it are exact in double precision."""
@@ -85,7 +85,7 @@ def delta_of(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class FeaturePrivacy(Checked):
-    """Releases features of single examples, clipped and with calibrated noise, and says what releases have spent.
+    """Releases features of single examples, clipped and with calibrated noise, and accounts for the privacy spent.
 
     An example's s_in and s_out are clipped to the norm `clip` each, so replacing one training example moves one
     released pair by at most 2 sqrt(2) clip, and no other pair at all; every number gets Gaussian noise of the standard
@@ -126,14 +126,14 @@ class FeaturePrivacy(Checked):
     def release(self, client: Client, features: Callable[[Tensor], Observed], count: int) -> Observed:
         """Private features of `count` of the client's training examples, or of as many as it has.
 
-        To be called before the model is trained, while its weights and buffers are those that the server sent. Which
-        examples are taken is drawn from the call's key, without replacement, and no secret. Each goes through the model
-        by itself, in evaluation mode and without augmentation, so its features depend on no other example, whatever
-        the model's layers are. A row that is not finite is released as zeros, with noise: a refusal would tell whether
-        the data have made it so.
+        To be called before the model is trained, while its weights and buffers are those that the server sent. The
+        examples are drawn by the call's key, without replacement; the choice is not secret. Each goes through the model
+        by itself, in evaluation mode and without augmentation, so its features depend on no other example, whatever the
+        model's layers are. A row that is not finite is released as zeros, with noise: a refusal would reveal whether
+        the data caused it.
 
         Args:
-            client: whose data; the release is added to its count.
+            client: the client; the release is added to its count.
             features: of inputs (1, ...) by the client's model: s_in (1, ...) and s_out (1, ...).
             count: of examples.
 
@@ -159,7 +159,7 @@ class FeaturePrivacy(Checked):
         return {name: (self._clipped(f) + sigma * _noise(f.shape)).to(f.dtype) for name, f in features.items()}
 
     def spent(self, releases: int) -> float:
-        """The least epsilon that so many releases satisfy together, at the same delta.
+        """The least epsilon that this many releases satisfy together, at the same delta.
 
         Gaussian releases of one sensitivity compose to a single one with sigma / sqrt(releases), also if each is chosen
         after the ones before were seen (Dong, Roth and Su 2022, corollary 3.3).
@@ -173,7 +173,7 @@ class FeaturePrivacy(Checked):
         return _least(lambda epsilon: delta_of(sigma, epsilon, self.sensitivity) <= self.delta)
 
     def statement(self, releases: Mapping[ClientId, Releases]) -> str:
-        """What a run's features have spent, for whom it holds, and that it is not the run's epsilon."""
+        """The statement of the privacy that a run's features have spent, and of its limits."""
         whole = (
             "Weights and BatchNorm's statistics are sent as they are, so no epsilon can be stated for the run as a"
             " whole."
@@ -245,10 +245,10 @@ class ReleasesFeatures(SharesWeights[P]):
 
 
 def _noise(shape: torch.Size) -> Tensor:
-    """Standard normal numbers in double precision, from the operating system and from nothing else.
+    """Standard normal numbers in double precision, drawn from the operating system alone.
 
-    No generator stands between: whoever knows some of the noise learns nothing of the rest, and a forked process has
-    no state to share.
+    There is no generator in between: knowing some of the noise reveals nothing of the rest, and a forked process has no
+    state to share.
     """
     count = shape.numel()
     if not count:
@@ -278,7 +278,7 @@ def _least(suffices: Callable[[float], bool]) -> float:
 
 
 def _rounded_up(value: float) -> str:
-    """Three digits that claim no more than is true."""
+    """Three digits, rounded up."""
     return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(value):g}"
 
 

@@ -1,4 +1,4 @@
-"""Gradients that do not oppose one another: the quadratic programme of FedIN, and its solutions.
+"""Reconciling conflicting gradients: the quadratic programme of FedIN, and its solutions.
 
 Chan, Jiang, Deng, Ngai. arXiv 2023. https://arxiv.org/abs/2304.00759, section 4.3. Where two equations are given, the
 second is that of the authors' revision, https://openreview.net/forum?id=Nh3pX3AnPt.

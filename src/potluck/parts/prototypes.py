@@ -1,4 +1,4 @@
-"""What clients report by class, and its averages: tables with one row a class.
+"""Values that clients report by class, and their averages: tables with one row for each class.
 
 Methods that exchange features, prototypes or logits by class share these, so that classes nobody has are masked in
 one way, and the losses that draw a client's examples to what is known of their class.
@@ -17,14 +17,15 @@ from potluck.models.contract import split
 from potluck.parts.means import Mean
 
 Table = dict[str, Tensor]
-"""By class: "means" (classes, width), zero where it is not "known" (bool, classes)."""
+""""means" by class (classes, width), zero for classes that are not "known" (bool, classes)."""
 
 Rows = dict[str, Tensor]
-"""What was reported, oldest first: "values" (n, ...), their "labels" (n,) and how many examples each "counts" for."""
+"""Reported values, oldest first: "values" (n, ...), their "labels" (n,) and the number of examples behind each,
+"counts"."""
 
 
 def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
-    """Mean over batch and width of the squared difference to the class's row; 0 for classes that have none."""
+    """Mean over batch and width of the squared difference to the class's row; 0 for classes without one."""
     if table is None:
         return values.new_zeros(())
     gaps = (values - table["means"][labels]).square().mean(1)
@@ -32,7 +33,7 @@ def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
 
 
 def averages(rows: Rows, classes: int, combine: Mean | None = None) -> Table:
-    """By class, the mean of the values (n, width), each as often as it counts; or what a robust rule makes of them."""
+    """By class, the mean of the values (n, width) weighted by their counts, or their combination by a robust rule."""
     if combine is not None and combine.rule != "mean":
         return _combined(rows, classes, combine)
     labels, counts = rows["labels"], rows["counts"]

@@ -1,4 +1,4 @@
-"""Who averages weights with whom: across architectures layer by layer, or within each architecture.
+"""Averaging of weights: across architectures layer by layer, or within each architecture.
 
 Every method that averages weights holds a `Sharing` among its hyper-parameters. Two methods are compared under the same
 aggregation if theirs are equal; the defaults are not: FedAvg weighs by examples as its paper does, others equally.
@@ -41,10 +41,10 @@ GroupNumbers = dict[str, dict[str, float]]
 """A number for each layer, by group of clients and by name."""
 
 Entry = Callable[[Member], Any] | Mapping[str, Any] | Tensor | float | str | None
-"""An entry of messages: a value, None for none, or what makes one of the member that the message is for."""
+"""An entry of messages: a value, None for no entry, or a function from the receiving member to one."""
 
 Share = Callable[[Member, Message], float | Mapping[str, float]]
-"""A client's weight in a mean, of all layers or by the layer's name, from what is known of it and what it replied."""
+"""A function from a member and its reply to its weight in a mean, one for all layers or one for each layer's name."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Sharing(Checked):
         buffers: BatchNorm's running statistics are averaged like weights ("average"), stay at each client
             ("local"), or are neither sent nor kept ("drop": measured on the client's own training data
             when its model is evaluated).
-        combine: how the tensors of several clients become one; `weighting` matters to the rules that weigh.
+        combine: how clients' tensors are combined; `weighting` applies to rules that weigh.
     """
 
     scope: Literal["layer", "architecture", "model", "none"] = "layer"
@@ -70,11 +70,11 @@ class Sharing(Checked):
 
     @property
     def averages(self) -> bool:
-        """Whether clients average weights with anybody."""
+        """Whether clients average weights."""
         return self.scope != "none"
 
     def needs(self) -> frozenset[Need]:
-        """What this scope asks of the federation."""
+        """What this scope needs of the federation."""
         by_scope = {
             "layer": {Need.NESTED_LAYERS},
             "model": {Need.ONE_ARCHITECTURE},
@@ -113,14 +113,14 @@ class Sharing(Checked):
 
         Args:
             pool: the server's weights.
-            cohort: whom to write to.
-            server: for its roster.
+            cohort: the receivers.
+            server: the server, for its roster.
             more: entries that are added, as values or as functions of the member; None for no entry.
         """
         return {id: self.message(pool, server.roster[id], **more) for id in cohort.ids}
 
     def message(self, pool: GroupWeights, member: Member, **more: Entry) -> Message:
-        """What `send` sends to one client."""
+        """The message of `send` to one client."""
         added = {name: value(member) if callable(value) else value for name, value in more.items()}
         if not self.averages:
             return Message(**added)
@@ -151,7 +151,7 @@ class Sharing(Checked):
         return Message(**{**trained, "buffers": self._if_averaged(buffers), "examples": len(client.train), **more})
 
     def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
-        """What the entries of `reply` may hold: what was sent, trained."""
+        """The schema of the entries of `reply`: tensors like those that were sent."""
         if not self.averages:
             return {}
         buffers = message.get("buffers") if self.buffers == "average" else None
@@ -162,7 +162,7 @@ class Sharing(Checked):
         }
 
     def merge(self, pool: GroupWeights, replies: Replies | Arriving, roster: Roster) -> GroupWeights:
-        """The weights after averaging those of the replies, and their buffers; what nobody sent is unchanged."""
+        """The weights and buffers after averaging those of the replies; layers that no client sent are unchanged."""
         return self.means(replies, roster, "weights", "buffers").over(pool, "weights", "buffers")
 
     def mean(
@@ -179,7 +179,7 @@ class Sharing(Checked):
             replies: read to their end. Under the plain mean none is kept, under other rules of `combine` all are.
             entry: tensors by name; a number stands for every layer that the client trains.
             roster: of the federation.
-            keep: the value of layers that nobody sent.
+            keep: the value of layers that no client sent.
             weight: a client's weight in the mean; by `weighting` if None.
         """
         return self.means(replies, roster, **{entry: weight}).over(keep, entry)
@@ -195,7 +195,7 @@ class Sharing(Checked):
         return means
 
     def no_means(self, roster: Roster, *plain: str, **weighted: Share | None) -> "Means":
-        """Means of no reply as yet, for whoever reads replies one by one; arguments as of `means`."""
+        """Empty means, to which replies are added one by one; arguments as of `means`."""
         return Means(self, roster, {**dict.fromkeys(plain), **weighted})
 
     def owners(
@@ -209,7 +209,7 @@ class Sharing(Checked):
         Args:
             roster: of the federation.
             among: which clients count, such as replies; None for all.
-            weight: as what a client counts.
+            weight: the weight of a client.
         """
         owners: GroupNumbers = {}
         for member in roster.values():
@@ -261,7 +261,7 @@ class Means:
         self._found: dict[str, dict[str, dict[str, RunningMean | Gathered]]] = {entry: {} for entry in entries}
 
     def add(self, id: ClientId, reply: Message) -> None:
-        """Take in a client's reply; an entry that it lacks, or a layer, does not count.
+        """Add a client's reply; entries or layers that it lacks do not count.
 
         Raises:
             ValueError: a layer has another shape than at the clients before.
@@ -278,7 +278,7 @@ class Means:
                 running.add(tensor, weight[name] if isinstance(weight, Mapping) else weight)
 
     def over(self, keep: GroupWeights, *entries: str) -> GroupWeights:
-        """The means of these entries over `keep`, which is what layers have that nobody sent.
+        """The means of these entries over `keep`, the value of layers that no client sent.
 
         Raises:
             ValueError: a layer has another shape than in `keep`.
@@ -294,7 +294,7 @@ class Means:
         return merged
 
     def of(self, entry: str) -> GroupWeights:
-        """The means of one entry, of the layers that somebody sent."""
+        """The means of one entry, of the layers that some client sent."""
         return self.over({}, entry)
 
     def weights(self, entry: str) -> GroupNumbers:
@@ -323,20 +323,20 @@ P = TypeVar("P", bound=HasWeights)
 
 
 class SharesWeights(Method[P]):
-    """A method whose `sharing` says with what clients start every round, and are evaluated.
+    """A method whose `sharing` determines the weights with which clients start every round and are evaluated.
 
-    Deriving from it fills the inference half of the contract; `sharing` is a field of the method's own.
+    It implements the inference half of the contract; the method declares the field `sharing`.
     """
 
     sharing: Sharing
 
     @property
     def keeps_model(self) -> bool:
-        """Whether clients' models last from round to round: where nobody averages."""
+        """Whether clients' models are kept between rounds: only if nothing is averaged."""
         return not self.sharing.averages
 
     def needs(self) -> frozenset[Need]:
-        """What the scope of sharing asks for."""
+        """What the scope of sharing needs."""
         return self.sharing.needs()
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
