@@ -15,7 +15,7 @@ from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Task
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
-from potluck.flower.wire.envelope import _VERSION, unwrap, wrap
+from potluck.flower.wire.envelope import VERSION, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 from potluck.testing.loopback import Loopback
 
@@ -194,7 +194,7 @@ def test_a_damaged_message_is_refused(header):
     from flwr.app import ConfigRecord, RecordDict
 
     with pytest.raises(WireError):
-        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": header})})))
+        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": header})})))
     with pytest.raises(WireError):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))
     with pytest.raises(WireError):

@@ -152,8 +152,6 @@ def test_head__that_does_not_state_its_width_is_refused_before_a_run(play, cloud
 @pytest.mark.parametrize("buffers", ["local", "drop"])
 def test_fedgen__refuses_heads_whose_statistics_are_not_sent(play, clouds, buffers):
     method = FedGen(SGD, sharing=Sharing(buffers=buffers))
-    with pytest.raises(
-        ConfigError, match=f"^fedgen: the head of deep1 keeps statistics, and sharing.buffers='{buffers}'"
-    ):
+    with pytest.raises(ConfigError, match=f"^the head of deep1 keeps statistics, and sharing.buffers='{buffers}'"):
         play(method, clients(clouds, with_mlp, 1), rounds=0)
     play(method, clients(clouds, with_cosine, 1))

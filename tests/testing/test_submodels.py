@@ -37,7 +37,7 @@ class Dropping(get_method("heterofl")):
     """Federated dropout: every round and rate draws its channels."""
 
     def submodel(self, server, rate):
-        return server.about(None, Narrowing.to(server.build(rate=rate))).drawn(server.rng)
+        return server.about(None, Narrowing.to(server.build(width=rate))).drawn(server.rng)
 
 
 @dataclass(frozen=True)
