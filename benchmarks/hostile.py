@@ -51,6 +51,7 @@ POINTS = {"introduction": "introduction", "reply": "reply", "failure": "reply", 
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedmd": {"federation": {"public": "holdout"}},
     "heterofl": {"federation": {"models": [{"name": "preresnet18", "width": 4}]}},
+    "fedrolex": {"federation": {"models": [{"name": "preresnet18", "width": 4}]}},
     "fedorion": {"method": {"noise_batches": 1}},
     "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
     "mfedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},

@@ -90,9 +90,7 @@ class Door:
         text(_MODEL_NAME).check(result.model, "the model's name", look)
         if not result.model.isalnum():
             raise Misfit("the model's name has other characters than letters and digits")
-        task, form = federation.task, Layers(federation.task.zeros(federation.num_classes))
-        # A client may have no copy of the common test set.
-        said = Schema(**{part: optional(form) if part == "common" else form for part, size in sizes.items() if size})
+        task, said = federation.task, expected_sums(sizes, federation)
         _check_length(result.payload, said)
         sums = _sums_of(result)
         said.check(sums, "its evaluation", look)
@@ -107,6 +105,18 @@ def refusal(client: int, handler: str, misfit: Misfit) -> Failure:
     """The failure for an answer that does not fit."""
     kind = "divergence" if isinstance(misfit, NotFinite) else "misfit"
     return Failure(client, handler, str(misfit), kind=kind)
+
+
+def expected_sums(sizes: Mapping[Part, int], federation: Federation) -> Schema:
+    """What an evaluation result holds: the task's sums of each part that has examples.
+
+    Args:
+        sizes: the number of examples of each requested part.
+        federation: its task defines the sums.
+    """
+    form = Layers(federation.task.zeros(federation.num_classes))
+    # A client may have no copy of the common test set.
+    return Schema(**{part: optional(form) if part == "common" else form for part, size in sizes.items() if size})
 
 
 def most_bytes(kind: Kind) -> int:

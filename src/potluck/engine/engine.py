@@ -23,7 +23,7 @@ from potluck.core.task import Sums
 from potluck.core.text import ON_SCREEN, one_line, quoted
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call, ContractError
-from potluck.engine.door import Door, most_bytes, refusal
+from potluck.engine.door import Door, expected_sums, most_bytes, refusal
 from potluck.engine.executors import Executor, Task
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.inspection import check_inputs, not_finite
@@ -215,10 +215,11 @@ class Engine:
         Raises:
             ClientFailure: a client failed and failures are not tolerated.
         """
-        tasks = [
-            self._task(partial(self._eval_request, state, client, wanted, book), client, wanted)
-            for client, wanted in sorted(parts.items())
-        ]
+        tasks: list[Task] = []
+        for client, wanted in sorted(parts.items()):
+            make, sizes = partial(self._eval_request, state, client, wanted, book), self._sizes(client)
+            most = most_bytes(expected_sums({part: sizes[part] for part in wanted}, self.federation))
+            tasks.append(self._task(make, client, wanted, most))
         results: list[EvalResult] = []
         for outcome in self.executor.run(self._host, tasks):
             outcome = self._believed(outcome, parts[outcome.client])

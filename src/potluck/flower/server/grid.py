@@ -122,7 +122,7 @@ class _Exchange:
             while self._out:
                 for number, reply in pulling.until(min(self._deadline, time.monotonic() + _WATCH_EVERY)):
                     sent = self._out.pop(number)
-                    self.outcomes[sent.place] = self._outcome(sent.job, reply)
+                    self.outcomes[sent.place] = self._outcome(sent.job, reply, sent.most_bytes)
                 if time.monotonic() >= self._deadline:
                     self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s", pulling)
                 elif self._out:
@@ -143,8 +143,8 @@ class _Exchange:
                 del self._out[number]
                 self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True)
 
-    def _outcome(self, job: Job, reply: Message | WireError) -> Outcome:
-        """The outcome in a reply, if it answers this job."""
+    def _outcome(self, job: Job, reply: Message | WireError, most_bytes: int) -> Outcome:
+        """The outcome in a reply, if it answers this job with no more bytes than its answer may have."""
         if isinstance(reply, WireError):
             return self._failure(job, str(reply))
         if reply.has_error():
@@ -160,6 +160,8 @@ class _Exchange:
             return replace(outcome, handler=self._name(job))
         if isinstance(outcome, Answer) != isinstance(job, Call):
             return self._failure(job, _MIXED_UP[isinstance(job, Call)], unheard=True)
+        if (length := len(outcome.payload)) > most_bytes:
+            return self._failure(job, f"its answer has {length} bytes; expected at most {most_bytes}", unheard=True)
         return outcome
 
     def _failure(self, job: Job, reason: str, *, unheard: bool = False) -> Failure:
