@@ -30,7 +30,7 @@ from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call
-from potluck.flower.wire.envelope import read_words, unwrap
+from potluck.flower.wire.envelope import VERSION, read_header, unwrap
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 
@@ -91,21 +91,28 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
     outcomes = [
         Answer(0, b"", record, (0.5, 1 / 3)),
         Failure(0, "FedAvg.local_update", "ValueError: no", "Traceback\n  File"),
-        EvalResult(0, "ab" * 16, {"own": 0.5}, b""),
+        EvalResult(0, "ab" * 16, b""),
     ]
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     introduction = Introduction("cnn2(width=8)", 0.5, Network.of(net), 30, 3, 5, (1, 8, 8), 10)
     return {
         "job": [from_job(job, setting)[0] for job in jobs],
         "outcome": [from_outcome(outcome)[0] for outcome in outcomes],
-        "introduction": [introduction.words(), {"refusal": "ConfigError: no"}],
+        "introduction": [introduction.header(), {"refusal": "ConfigError: no"}],
     }
 
 
 def use_tree(data: bytes) -> None:
-    """Read a tree, and write it again."""
-    tree = unpack(data)
-    pack(tree)
+    """Read a tree, also as views of the bytes, and write it again."""
+    try:
+        tree, refused = unpack(data), None
+    except WireError as error:
+        tree, refused = None, error
+    views = pack(unpack(data, views=True))
+    if refused is not None:
+        raise AssertionError(f"read as views, and refused otherwise: {refused}")
+    if pack(tree) != views:
+        raise AssertionError("its views are another tree")
 
 
 def use_message(data: bytes) -> None:
@@ -134,20 +141,20 @@ def use_introduction(text: bytes) -> None:
     """Read an introduction, and see a client in it."""
     found = Introduction.read(_through_flower(text))
     found.member(0)
-    json.dumps(found.words(), allow_nan=False).encode()
+    json.dumps(found.header(), allow_nan=False).encode()
 
 
 def use_records(text: bytes) -> None:
     """Records of which the words are anything that Flower carries."""
     spoiled: Any = {0: text, 1: 7, 2: ["x"], 3: 1.5, 4: "\ud800"}.get(len(text) % 7, text.decode("latin-1"))
-    records = RecordDict({"potluck": ConfigRecord({"version": 2, "words": spoiled})})
+    records = RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": spoiled})})
     if len(text) % 2:
         records["payload"] = ArrayRecord({"packed": Array("uint8", (3,), "potluck.packed", b"abc")})
     unwrap(records)
 
 
 def _through_flower(text: bytes) -> dict[str, Any]:
-    return read_words(text)
+    return read_header(text)
 
 
 TARGETS: dict[str, tuple[str, Callable[[bytes], None]]] = {

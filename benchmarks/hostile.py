@@ -33,7 +33,7 @@ from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.serve import serve
-from potluck.flower.wire.envelope import unwrap, wrap
+from potluck.flower.wire.envelope import VERSION, unwrap, wrap
 from potluck.methods import list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, LOG, ROUNDS, Checkpoint
 from potluck.testing.loopback import Answer, Loopback
@@ -51,6 +51,7 @@ POINTS = {"introduction": "introduction", "reply": "reply", "failure": "reply", 
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedmd": {"federation": {"public": "holdout"}},
     "heterofl": {"federation": {"models": [{"name": "preresnet18", "width": 4}]}},
+    "fedrolex": {"federation": {"models": [{"name": "preresnet18", "width": 4}]}},
     "fedorion": {"method": {"noise_batches": 1}},
     "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
     "mfedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
@@ -303,7 +304,7 @@ def instead(said: Any, payload: bytes = b"") -> Callable[[RecordDict], RecordDic
 
 def text(whole: str) -> Callable[[RecordDict], RecordDict]:
     """Text that need not be JSON."""
-    return lambda records: RecordDict({"potluck": ConfigRecord({"version": 2, "words": whole})})
+    return lambda records: RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": whole})})
 
 
 def payload(change: Callable[[bytes], bytes]) -> Callable[[RecordDict], RecordDict]:
@@ -375,7 +376,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 def _sent(said: Any, payload: bytes) -> RecordDict:
     """As `wrap`, of words that need not be a table."""
-    records = RecordDict({"potluck": ConfigRecord({"version": 2, "words": json.dumps(said)})})
+    records = RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": json.dumps(said)})})
     if payload:
         array = Array(dtype="uint8", shape=(len(payload),), stype="potluck.packed", data=payload)
         records["payload"] = ArrayRecord({"packed": array})
@@ -455,17 +456,17 @@ def _introductions(canary: str) -> Iterator[Attack]:
     yield Attack(at, "100,000 brackets", text("[" * 100_000))
     yield Attack(at, "tables 900 deep", instead(nested(900)))
     yield Attack(at, "half of a surrogate pair as a name", replaced(**{"\ud800": 1}))
-    yield Attack(at, "25 MB of words", replaced(home="x" * MANY))
-    yield Attack(at, "a payload of 8 MB beside its words", payload(lambda before: b"x" * 2**23))
+    yield Attack(at, "a header of 25 MB", replaced(home="x" * MANY))
+    yield Attack(at, "a payload of 8 MB beside its header", payload(lambda before: b"x" * 2**23))
     yield Attack(
         at,
-        "words of another version",
+        "a header of another version",
         lambda records: RecordDict({"potluck": ConfigRecord({"version": 99, "words": "{}"})}),
     )
     yield Attack(
         at,
-        "words that are a list of numbers",
-        lambda records: RecordDict({"potluck": ConfigRecord({"version": 2, "words": [1.5]})}),
+        "a header that is a list of numbers",
+        lambda records: RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": [1.5]})}),
     )
     yield Attack(at, "no records at all", lambda records: RecordDict({}))
     yield Attack(at, "a refusal of 2 MB that steers the terminal", instead({"refusal": LOUD * 20_000}))
@@ -520,13 +521,13 @@ def _replies() -> Iterator[Attack]:
     yield Attack(
         at,
         "a result for an answer",
-        instead({"client": HOSTILE, "result": {"model": "ab", "shares": {"own": 1.0}}}, pack(None)),
+        instead({"client": HOSTILE, "result": {"model": "ab"}}, pack({})),
     )
-    yield Attack(at, "words that are a list", instead([]))
-    yield Attack(at, "words 900 deep", instead(nested(900)))
+    yield Attack(at, "a header that is a list", instead([]))
+    yield Attack(at, "a header 900 deep", instead(nested(900)))
     yield Attack(
         at,
-        "words of another version",
+        "a header of another version",
         lambda records: RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}),
     )
     yield Attack(at, "no records at all", lambda records: RecordDict({}))

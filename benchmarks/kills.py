@@ -398,7 +398,7 @@ def warm(cells: Sequence[Cell]) -> None:
     """Import and read here what every fork would import and read."""
     torch.set_num_threads(1)
     import_optimizers()
-    import_module("potluck.cli.play")
+    import_module("potluck.cli.run")
     for cell in {cell.method: cell for cell in cells}.values():
         target, *assignments = cell.arguments
         assemble(experiment_for(target, assignments))

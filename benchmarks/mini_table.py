@@ -26,8 +26,8 @@ from potluck.analysis.read import read_run
 from potluck.core.digest import digest
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import Experiment, resolve
+from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import note_status
-from potluck.experiment.play import holding, play, prepare
 from potluck.records import CHECKPOINT, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def play_entry(entry: Entry, runs: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     assembly = assemble(entry.experiment)
     with holding(folder):
-        play(prepare(entry.experiment, assembly, folder), entry.experiment, folder)
+        execute(prepare(entry.experiment, assembly, folder), entry.experiment, folder)
         note_status(folder, "finished", row=entry.row)
     return entry.folder_name
 

@@ -35,7 +35,7 @@ def accuracy_after(entry: Entry, stored: Path, batches: int) -> float | None:
     with TemporaryDirectory() as place:
         folder = Path(place) / "run"
         shutil.copytree(stored, folder)
-        return Run(method, assemble(experiment).federation, config, folder).play().evaluation.accuracy_global
+        return Run(method, assemble(experiment).federation, config, folder).run().evaluation.accuracy_global
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Figure 1 of FedORION: three clients, points in the plane, and a server that has none.
 
-Each client holds mostly two of three classes, and a perceptron of its own; the server has a smaller one. In a few
+Each client holds mostly two of three classes, and its own perceptron; the server has a smaller one. In a few
 rounds the server's model, distilled on N(0, 1) noise, learns all three. Writes `fedorion_toy.png`:
 
     python examples/fedorion_toy.py

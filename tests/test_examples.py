@@ -15,7 +15,7 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 @pytest.mark.parametrize("script", [pytest.param(script, id=script.name) for script in SCRIPTS])
 def test_an_example_runs_and_writes_what_it_announces(script, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", script],
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning:typer", script],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,

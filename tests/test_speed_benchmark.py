@@ -20,8 +20,8 @@ def speed(monkeypatch):
     import workloads
 
     yield entries, machine, tables, workloads
-    for name in ("entries", "machine", "tables", "workloads"):
-        sys.modules.pop(name)
+    for name in ("entries", "machine", "referee", "tables", "workloads"):
+        sys.modules.pop(name, None)
 
 
 def test_every_workload_is_played_by_its_base_and_by_others(speed):
@@ -41,6 +41,18 @@ def test_cohorts_and_data_are_the_same_for_everybody(speed):
     assert len(workload.members(1)) == workload.cohort
     assert workload.steps == 2 * workload.cohort
     assert speed[3].draw_data(workload)[0][0].shape == (24, 3, 32, 32)
+
+
+def test_an_earlier_checkout_plays_every_variant_from_its_own_sources(speed, tmp_path):
+    entries = speed[0]
+    from referee import Contestant
+
+    playing = entries.entries("cnn", 2, before=tmp_path)
+    ours, earlier = ([e for e in playing if e.framework == name] for name in ("Potluck", "Potluck before"))
+    assert [entry.variant for entry in earlier] == [entry.variant for entry in ours]
+    contestant = Contestant(earlier[0], "cnn", True, sys.executable, tmp_path / "log")
+    assert contestant.folder == tmp_path / "benchmarks" / "speed"
+    assert contestant.environment["PYTHONPATH"] == str(tmp_path / "src")
 
 
 @pytest.mark.slow

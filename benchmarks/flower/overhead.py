@@ -31,7 +31,7 @@ from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port, start, stop
 from potluck.flower.deploy.superlink import SuperLink
 from potluck.flower.node.join import Credentials
-from potluck.flower.server.hosting import play, write_app
+from potluck.flower.server.hosting import run_app, write_app
 from potluck.records import TIMINGS
 
 HERE = Path(__file__).parent
@@ -97,7 +97,7 @@ def ours(link: SuperLink, place: Path, count: int, size: int, rounds: int, name:
         "run": {"rounds": rounds, "evaluate_every": rounds, "common_test": False},
     }
     app = write_app(place / f"app-{name}", resolve(tree), run, timeout=600.0, patience=600.0)
-    for _ in play(link, app, run, lambda line: None):
+    for _ in run_app(link, app, run, lambda line: None):
         pass
     time.sleep(2.0)
     return [json.loads(line)["seconds_local"] for line in (run / TIMINGS).read_text().splitlines()]

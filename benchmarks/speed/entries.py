@@ -1,13 +1,15 @@
 """Who plays what, in which variants, and what to bear in mind about each."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 Environment = Literal["own", "peers", "older_jax"]
 
 PLAYS = {
     "Potluck": ("mlp", "resnet", "cnn", "heterogeneous"),
+    "Potluck before": ("mlp", "resnet", "cnn", "heterogeneous"),
     "plain PyTorch": ("mlp", "resnet", "cnn", "heterogeneous"),
     "Flower": ("mlp", "resnet", "cnn"),
     "pfl": ("mlp", "resnet", "cnn"),
@@ -22,6 +24,7 @@ CAVEATS = {
     "Potluck": "Every message is serialised to bytes and back, as its engine always does. It asks PyTorch for the "
     "fused Adam and gathers batches from a tensor; plain PyTorch, Flower and FedLab take the default Adam and a "
     "DataLoader, as tutorials have it, pfl the default Adam.",
+    "Potluck before": "Another checkout, given by --before, with its own contestant.",
     "plain PyTorch": "On the heterogeneous workload it averages layer by layer over the clients that have the layer, "
     "as Potluck's FedAvg does.",
     "Flower": "Its simulation passes messages on every 0.1 s and looks for replies every 0.1 s: up to 0.2 s of waiting "
@@ -51,6 +54,7 @@ class Entry:
         environment: which Python runs it.
         processes: that torchrun starts; 1 for none of it.
         apart: how the variant computes something else than the other contestants; it is not their rival then.
+        checkout: of Potluck, whose contestants and sources are run; None for this one.
     """
 
     framework: str
@@ -60,6 +64,7 @@ class Entry:
     environment: Environment = "peers"
     processes: int = 1
     apart: str | None = None
+    checkout: Path | None = None
 
     @property
     def label(self) -> str:
@@ -78,9 +83,17 @@ def base(workload: str, cores: int) -> Entry:
     return _float32(cores, "channels_last" if _convolves(workload) else "contiguous")
 
 
-def entries(workload: str, cores: int) -> list[Entry]:
-    """All variants that play a workload on so many cores, each once, by framework."""
-    found = [*_potluck(workload, cores), *_others(cores)]
+def entries(workload: str, cores: int, before: Path | None = None) -> list[Entry]:
+    """All variants that play a workload on so many cores, each once, by framework.
+
+    Args:
+        workload: its name.
+        cores: of the variants with several processes or threads.
+        before: another checkout of Potluck, which plays too.
+    """
+    ours = list(_potluck(workload, cores))
+    earlier = [replace(entry, framework="Potluck before", checkout=before) for entry in ours if before]
+    found = [*ours, *earlier, *_others(cores)]
     once = dict.fromkeys(entry for entry in found if workload in PLAYS[entry.framework])
     return sorted(once, key=lambda entry: list(PLAYS).index(entry.framework))
 

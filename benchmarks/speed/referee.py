@@ -61,6 +61,18 @@ class Contestant:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def folder(self) -> Path:
+        """Where its module lies."""
+        return HERE if self.entry.checkout is None else self.entry.checkout / "benchmarks" / "speed"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Its process's, in which another checkout's sources go before those that are installed."""
+        if self.entry.checkout is None:
+            return dict(os.environ)
+        return {**os.environ, "PYTHONPATH": str(self.entry.checkout / "src")}
+
     def get_ready(self) -> None:
         """Start it, and wait until its first round, which is not measured, is over.
 
@@ -71,7 +83,8 @@ class Contestant:
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 self.entry.command(self.python, self.workload, self.smoke),
-                cwd=HERE,
+                cwd=self.folder,
+                env=self.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -35,6 +35,13 @@ def interpreter(path: str) -> str:
     return str(Path(path).absolute())
 
 
+def checkout(path: str) -> Path:
+    """Another checkout of Potluck."""
+    if not Path(path, "benchmarks", "speed", "contestants", "potluck.py").is_file():
+        raise argparse.ArgumentTypeError(f"{path} has no benchmarks/speed; expected a checkout of Potluck")
+    return Path(path).absolute()
+
+
 def play_workload(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Let everybody who can play it play it; what to write down."""
     pythons = {"own": sys.executable, "peers": options.peers, "older_jax": options.older_jax}
@@ -43,7 +50,7 @@ def play_workload(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         contestants = [
             Contestant(entry, name, options.smoke, pythons[entry.environment], Path(folder, f"{number}.log"))
-            for number, entry in enumerate(entries(name, options.cores))
+            for number, entry in enumerate(entries(name, options.cores, options.before))
             if pythons[entry.environment] and fnmatch(entry.label, options.only)
         ]
         play_all(contestants, options.repeats, tell=lambda line: print(line, flush=True))
@@ -76,6 +83,9 @@ def main() -> None:
     parser.add_argument("--peers", type=interpreter, help="Python of the environment with the other frameworks")
     parser.add_argument(
         "--older-jax", type=interpreter, help="Python of an environment with FedJAX and the JAX of its time"
+    )
+    parser.add_argument(
+        "--before", type=checkout, metavar="FOLDER", help="an earlier checkout of Potluck to compare with"
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     parser.add_argument("--repeats", type=int, default=5, help="measured rounds of each contestant")

@@ -1,7 +1,7 @@
-"""What a run's folder holds: one schema, for those who write it and those who read it.
+"""The schema of a run's folder, shared by the code that writes it and the code that reads it.
 
-`rounds.jsonl` and `clients.jsonl` depend on the configuration alone, so that two runs can be compared byte by
-byte; whatever a clock says goes to `timings.jsonl` and `manifest.json`.
+`rounds.jsonl` and `clients.jsonl` depend on the configuration alone, so that two runs can be compared byte by byte;
+everything that depends on a clock goes to `timings.jsonl` and `manifest.json`.
 """
 
 import hashlib
@@ -9,10 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
+from potluck.core.metric import ACCURACY as ACCURACY
+from potluck.core.metric import Metric as Metric
 
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
@@ -20,34 +22,51 @@ ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 RELEASES = "releases.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
-CHECKPOINT_SCHEMA = 2
-"""Of `last.json` and `best.json`; the first schema knew nothing of the records and the configuration."""
+CHECKPOINT_SCHEMA = 3
+"""The schema of `last.json` and `best.json`. The first had no records and no configuration; the second kept the state
+in one file."""
+
+Measure = Literal["validation", "personal", "pooled", "common", "global"]
+"""Whose predictions, and on what. The clients' models, as means over clients, on their own validation parts, their own
+test parts and the common test set; all own test parts as if they were one ("pooled"); the server's model on the common
+test set.
+"""
+Values = dict[str, float | None]
+"""Values by the name of the metric."""
 
 _NO_MATTER = ("seed", "rounds", "executor", "workers")
-"""Of a run: what does not make it another experiment."""
+"""Settings of a run that do not make it another experiment."""
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of `rounds.jsonl`. Accuracies are shares between 0 and 1, None where nothing was evaluated.
+    """One line of `rounds.jsonl`.
+
+    The fields named accuracy hold shares between 0 and 1; they are None where nothing was evaluated, and for tasks
+    other than classification. `metrics` holds what is measured of any task.
 
     Attributes:
         round: counted from 1.
         cohort: the clients drawn.
         replied: those that answered.
-        failed: by client, why it did not.
+        failed: by client, why it did not answer.
         bytes_down: payload that the server sent for training, all clients together; `bytes_up` the other way.
         bytes_down_by_entry: the same, by name of the message's entry.
         bytes_evaluation: payload sent for the evaluation after this round.
-        loss_local: mean over clients of their mean training loss.
+        loss_local: mean over clients of the mean training loss.
         accuracy_validation_mean: mean over clients on their own validation parts.
         accuracy_personal_mean: mean over clients on their own test parts; `_std` and `_worst` likewise.
         accuracy_personal_by_architecture: mean over an architecture's clients on their own test parts.
         accuracy_common_mean: mean over clients on the common test set.
         accuracy_common_by_architecture: mean over an architecture's clients on the common test set.
         accuracy_global: the server's model on the common test set.
-        lost: why the round changed nothing, neither the state nor what clients keep; the line has no such entry
-            otherwise.
+        metrics: by measure, every metric of the task, None where it is undefined on the data; also `personal_std`, the
+            standard deviation over clients, and `personal_worst`, the worst client's, which for a metric of errors is
+            the largest. None if nothing was evaluated, and in runs of earlier versions.
+        metrics_by_architecture: mean over an architecture's clients, by measure ("personal", "common") and name.
+        lost: why the round was lost, that is, changed neither the server's state nor any client's; absent otherwise.
+        notes: numbers that the method reported: the server's by name, and as `clients/NAME` the mean over the clients
+            that reported it; absent if there are none.
     """
 
     round: int
@@ -68,12 +87,40 @@ class RoundRecord:
     accuracy_common_mean: float | None
     accuracy_common_by_architecture: dict[str, float] | None
     accuracy_global: float | None
+    metrics: dict[str, Values] | None = None
+    metrics_by_architecture: dict[str, dict[str, Values]] | None = None
     lost: str | None = None
+    notes: dict[str, float] | None = None
 
     @property
     def evaluated(self) -> bool:
         """Whether models were evaluated after this round."""
-        return self.accuracy_personal_by_architecture is not None
+        return self.metrics is not None or self.accuracy_personal_by_architecture is not None
+
+    def value(self, measure: Measure | Literal["personal_std", "personal_worst"], metric: str) -> float | None:
+        """A metric after this round; None if it was not measured. Also reads records of earlier versions."""
+        if self.metrics is not None:
+            return self.metrics.get(measure, {}).get(metric)
+        earlier = {
+            "validation": self.accuracy_validation_mean,
+            "personal": self.accuracy_personal_mean,
+            "personal_std": self.accuracy_personal_std,
+            "personal_worst": self.accuracy_personal_worst,
+            "common": self.accuracy_common_mean,
+            "global": self.accuracy_global,
+        }
+        return earlier.get(measure) if metric == ACCURACY.name else None
+
+    def by_architecture(self, measure: Measure, metric: str) -> dict[str, float]:
+        """A metric's mean over each architecture's clients, where measured. Also reads records of earlier versions."""
+        if self.metrics_by_architecture is not None:
+            found = self.metrics_by_architecture.get(measure, {}).items()
+            return {name: value for name, values in found if (value := values.get(metric)) is not None}
+        earlier = {
+            "personal": self.accuracy_personal_by_architecture,
+            "common": self.accuracy_common_by_architecture,
+        }
+        return dict(earlier.get(measure) or {}) if metric == ACCURACY.name else {}
 
 
 @dataclass(frozen=True)
@@ -83,7 +130,9 @@ class ClientRecord:
     Attributes:
         accuracy_personal: on the client's own test part, which has the mixture of classes of its training data.
         accuracy_common: on the whole common test set.
-        accuracy_validation: on the part of its own data that it does not train on.
+        accuracy_validation: on the part of its own data that is held out of training. All three are None for tasks
+            other than classification.
+        metrics: by measure ("personal", "common", "validation"; no others), every metric of the task.
     """
 
     round: int
@@ -94,16 +143,23 @@ class ClientRecord:
     accuracy_personal: float | None
     accuracy_common: float | None
     accuracy_validation: float | None
+    metrics: dict[str, Values] | None = None
+
+    def value(self, measure: str, metric: str) -> float | None:
+        """A metric of this client's model; None if it was not measured."""
+        if self.metrics is not None:
+            return self.metrics.get(measure, {}).get(metric)
+        return getattr(self, f"accuracy_{measure}", None) if metric == ACCURACY.name else None
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far a file of records reached when a checkpoint was written; what follows does not count.
+    """The extent of a file of records when a checkpoint was written; lines after it do not count.
 
     Attributes:
         bytes: its length.
         digest: of its content.
-        marks: four hex digits for the lines of each round in it, to tell which of them were damaged later.
+        marks: four hex digits for the lines of each round in it, to tell which rounds were damaged later.
     """
 
     bytes: int
@@ -113,20 +169,20 @@ class Extent:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stands; the content of `last.json` and `best.json`.
+    """The state of a run after a round; the content of `last.json` and `best.json`.
 
     Attributes:
-        round: the last round that is complete.
-        state: file of the method's state.
-        clients: by client, the file of what it keeps.
-        best_validation: the highest mean validation accuracy so far.
+        round: the last complete round.
+        state: files of the method's state; up to the second schema, a single file.
+        clients: by client, the file of its state.
+        best_validation: the best mean of the primary metric on validation parts so far.
         best_round: the first round with it.
-        records: by file of records, how far it reached; None in a checkpoint of the first schema.
-        config: what the run was configured with, as far as it matters to what it computes; None likewise.
+        records: the extent of each file of records; None in a checkpoint of the first schema.
+        config: the settings that affect what the run computes; None likewise.
     """
 
     round: int
-    state: str
+    state: tuple[str, ...]
     clients: dict[int, str]
     best_validation: float | None
     best_round: int | None
@@ -135,14 +191,20 @@ class Checkpoint:
 
     @property
     def digest(self) -> str:
-        """Stands for everything that the run has computed: equal digests, equal bits."""
-        content = [self.round, self.state, [list(item) for item in sorted(self.clients.items())]]
+        """A digest of everything that the run has computed: equal digests mean equal bits."""
+        state = self.state[0] if self.has_whole_state else self.state
+        content = [self.round, state, [list(item) for item in sorted(self.clients.items())]]
         return digest(json.dumps(content).encode())
 
     @property
     def files(self) -> set[str]:
-        """Names of the files that it needs."""
-        return {self.state, *self.clients.values()}
+        """Names of the files that the checkpoint needs."""
+        return {*self.state, *self.clients.values()}
+
+    @property
+    def has_whole_state(self) -> bool:
+        """Whether the state is one undivided file, as earlier versions wrote it."""
+        return len(self.state) == 1 and self.state[0].startswith("state-")
 
     def sealed(self) -> bytes:
         """The checkpoint as JSON with a seal over its content."""
@@ -167,30 +229,32 @@ class Checkpoint:
             schema = content.pop("schema", 1)
             if schema > CHECKPOINT_SCHEMA:
                 raise CheckpointError(
-                    f"{path} has schema {schema}; this Potluck knows up to {CHECKPOINT_SCHEMA}: use the newer"
+                    f"{path} has schema {schema}; this Potluck reads up to {CHECKPOINT_SCHEMA}: use the newer"
                     " version that wrote it"
                 )
             clients = {int(id): file for id, file in content.pop("clients").items()}
             extents = content.pop("records", None)
             records = None if extents is None else {name: Extent(**extent) for name, extent in extents.items()}
-            return cls(**content, clients=clients, records=records)
+            state = content.pop("state")
+            parts = (state,) if isinstance(state, str) else tuple(state)
+            return cls(**content, state=parts, clients=clients, records=records)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error
 
 
 def experiment_hash(config: dict[str, Any]) -> str:
-    """Eight hex digits that runs of one experiment have in common, whatever their seeds, lengths and executors."""
+    """Eight hex digits shared by all runs of one experiment, whatever their seeds, lengths and executors."""
     run = {key: value for key, value in config["run"].items() if key not in _NO_MATTER}
     shared = {**{key: value for key, value in config.items() if key != "preset"}, "run": run}
     return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def check_is_run(folder: Path) -> None:
-    """Refuse a folder that `potluck run` did not make.
+    """Check that `potluck run` made this folder.
 
     Raises:
-        CheckpointError: it lacks what every run has.
+        CheckpointError: it lacks a file that every run has.
     """
     missing = [name for name in (CONFIG, MANIFEST) if not (folder / name).is_file()]
     if missing:
@@ -200,7 +264,7 @@ def check_is_run(folder: Path) -> None:
 
 
 def check_schema(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse the records of another version.
+    """Check that the records have this version's schema.
 
     Args:
         path: of the manifest.
@@ -208,7 +272,7 @@ def check_schema(path: Path, manifest: Mapping[str, Any]) -> None:
 
     Raises:
         CheckpointError: their schema is not this version's.
-        KeyError: the manifest does not say.
+        KeyError: the manifest does not name its schema.
     """
     version = manifest["schema_version"]
     if version != SCHEMA_VERSION:

@@ -185,3 +185,13 @@ def test_nothing_is_written_if_there_is_nothing_to_report(store_run, tmp_path):
     with pytest.raises(CheckpointError, match="no run 'other' to compare with"):
         write_report([store_run("b")], tmp_path / "report", Target(0.5, against="other"))
     assert not (tmp_path / "report").exists()
+
+
+def test_notes_have_a_table_where_there_are_any(store_run, make_round):
+    lines = [{**make_round(1), "notes": {"norm": 123.456, "clients/conflict": 1e-7}}, make_round(2)]
+    _, *found = rows(report(store_run("noted", lines), store_run("plain", [make_round(1)], seed=1)), "Notes")
+    assert found == [
+        ["noted", "`clients/conflict`", "1", "1e-07", "1e-07", "1e-07", "1e-07"],
+        ["noted", "`norm`", "1", "123.5", "123.5", "123.5", "123.5"],
+    ]
+    assert "## Notes" not in report(store_run("without"))

@@ -2,13 +2,13 @@ import pytest
 
 from potluck.analysis.read import read_run
 from potluck.analysis.tables import (
+    NoteRow,
     Spread,
     TrafficRow,
-    accuracy,
     architecture_table,
     curve,
     group_table,
-    personal_of,
+    note_table,
     rounds_to,
     run_table,
     spread,
@@ -139,15 +139,25 @@ def test_a_run_to_compare_with_must_be_there(run):
 
 
 def test_a_curve_has_the_evaluated_rounds_over_what_was_sent_until_then(run):
-    points = curve([run], lambda record: accuracy(record, "personal"))
+    points = curve([run], lambda record: record.value("personal", "accuracy"))
     assert [point.round for point in points] == [2, 4, 6]
     assert [point.megabytes for point in points] == pytest.approx([4.0, 8.0, 13.5])
-    assert [point.accuracy.mean for point in points] == pytest.approx([0.4, 0.6, 0.55])
+    assert [point.value.mean for point in points] == pytest.approx([0.4, 0.6, 0.55])
 
 
 def test_a_curve_over_seeds_has_the_points_that_all_have(seeds, run):
-    (point,) = curve(seeds, personal_of("small"))
-    assert point.accuracy == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
+    (point,) = curve(seeds, lambda record: record.by_architecture("personal", "accuracy").get("small"))
+    assert point.value == Spread(pytest.approx(0.6), pytest.approx(0.07**0.5), 3)
     assert point.megabytes == pytest.approx(2.5)
-    assert curve([run, seeds[0]], personal_of("small")) == []
-    assert curve([run], personal_of("tiny")) == []
+    assert curve([run, seeds[0]], lambda record: record.by_architecture("personal", "accuracy").get("small")) == []
+    assert curve([run], lambda record: record.by_architecture("personal", "accuracy").get("tiny")) == []
+
+
+def test_note_table__has_a_row_for_each_run_and_note_with_its_last_value(store_run, make_round):
+    noted = [{"norm": 2.0, "clients/conflict": 0.5}, {"norm": 4.0}, {"norm": 3.0}]
+    lines = [{**make_round(number), "notes": notes} for number, notes in enumerate(noted, start=1)]
+    runs = [read_run(store_run("a", lines)), read_run(store_run("b", [make_round(1)]))]
+    assert note_table(runs) == [
+        NoteRow("a", "clients/conflict", round=1, value=0.5, first=0.5, low=0.5, high=0.5),
+        NoteRow("a", "norm", round=3, value=3.0, first=2.0, low=2.0, high=4.0),
+    ]

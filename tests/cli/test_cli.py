@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from potluck.core.task import Regression
+from potluck.data.dataset import Description
 from potluck.methods import list_methods
 
 from .conftest import SMALL
@@ -349,7 +351,9 @@ def test_what_concerns_whoever_watches_is_said_on_the_screen(potluck, tmp_path, 
     monkeypatch.setattr("potluck.engine.engine.available_bytes", lambda: 1000)
     said = potluck(f"run fedavg {SMALL} run.rounds=1 federation.train_fraction=0.1")
     assert said.code == 0
-    assert said.err.startswith("potluck: the replies of 3 clients are in memory together and may take")
+    assert said.err.startswith(
+        "potluck: a reply and the running sums of all replies are in memory together and may take"
+    )
     assert said.err.splitlines()[1].startswith("round 1")
 
 
@@ -363,6 +367,24 @@ def test_a_run_that_diverges_ends_in_a_line(potluck):
 def test_a_run_that_goes_on_without_diverged_clients_says_so_and_counts_what_was_lost(potluck):
     said = potluck(f"run fedavg {SMALL} method.training.lr=1e20 method.training.optimizer=sgd run.on_divergence=drop")
     assert said.code == 0
-    assert "round 1 goes on without client 0, which diverged" in said.err
+    assert "round 1 continues without client 0, which diverged" in said.err
     assert "round 1 is lost: no client answered" in said.err
     assert "2 rounds were lost and changed nothing" in said.out
+
+
+def test_list_and_show__name_what_a_method_needs(potluck):
+    assert re.search(r"^fedmd .*\. Needs .*public data.*\.$", potluck("list methods").out, re.MULTILINE)
+    shown = potluck("show heterofl").out
+    assert "needs a model whose width can be cut: if not, choose another model" in shown
+    assert "needs one architecture for all clients: if not, give federation.models one name" in shown
+
+
+def test_list_and_show__name_the_task_of_a_data_set_without_classes(potluck, monkeypatch):
+    described = {
+        "digits": Description("digits", (1, 8, 8), 10),
+        "svhn": Description("svhn", (4,), 1, task=Regression()),
+    }
+    monkeypatch.setattr("potluck.cli.catalogue.describe", described.__getitem__)
+    assert potluck("show svhn").out == "svhn: inputs (4,), regression, 1 output\n"
+    assert potluck("show digits").out == "digits: inputs (1, 8, 8), 10 classes\n"
+    assert re.search(r"svhn +inputs \(4,\), regression, 1 output", potluck("list datasets svhn").out)

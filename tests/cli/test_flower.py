@@ -44,7 +44,7 @@ class TestWithFlower:
             (["serve", "--insecure", "run.round=3"], "nearest"),
             (["join", "somewhere", "--insecure"], "expected HOST:PORT"),
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
-            (["join", "x:1", "--insecure", "--model", "cnn2"], "data of one's own"),
+            (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
             (["join", "x:1", "--insecure", "--state", "x" * 120], "characters long"),
             (["keys", "--address", "a:1"], "without port"),
@@ -63,8 +63,8 @@ class TestWithFlower:
         code, said = outcome(monkeypatch, capsys, "keys", "--address", "fl.example.org", "--node", "a")
         assert code == 0
         assert said.out.splitlines() == [
-            "keys: for the server, reached as fl.example.org, localhost; keep it there",
-            "keys/nodes/a: carry it to a, then delete it here",
+            "keys: for the server, reachable as fl.example.org, localhost; keep it there",
+            "keys/nodes/a: copy it to a, then delete it here",
         ]
         code, said = outcome(monkeypatch, capsys, "keys", "--revoke", "a")
         assert (code, said.out) == (0, "a is revoked\n")

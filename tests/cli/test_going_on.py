@@ -34,8 +34,8 @@ class Alone(Local):
 MODEL = """from potluck.models import get_model
 
 
-def small(num_classes, input_shape, *, rate=1.0, width=2):
-    return get_model("cnn2")(num_classes, input_shape, rate=rate, width=width)
+def small(num_classes, input_shape, *, width=2):
+    return get_model("cnn2")(num_classes, input_shape, width=width)
 """
 
 
@@ -98,7 +98,7 @@ def test_length_is_the_only_thing_given_and_never_shorter(potluck, started):
     folder = started(more="run.rounds=1")
     potluck(f"run --resume {folder} run.rounds=3")
     before = content(folder)
-    refused(potluck(f"run --resume {folder} run.rounds=2"), "has 3 rounds behind it", "expected at least 3")
+    refused(potluck(f"run --resume {folder} run.rounds=2"), "has 3 finished rounds", "expected at least 3")
     refused(potluck(f"run --resume {folder} run.seed=2"), "only run.rounds may be given")
     assert content(folder) == before
 
@@ -136,8 +136,8 @@ def test_a_run_keeps_the_users_code_and_goes_on_with_it_from_anywhere(potluck, s
     monkeypatch.chdir(tmp_path / "elsewhere")
     outcome = potluck(f"run --resume ../runs/{folder.name} run.rounds=2")
     assert outcome.code == 0, outcome.err
-    assert "nets.py has changed since the run was started; the run goes on with its copy" in outcome.err
-    assert "alone.py is not there any more; the run goes on with its copy" in outcome.err
+    assert "nets.py has changed since the run was started; the run continues with its copy" in outcome.err
+    assert "alone.py no longer exists; the run continues with its copy" in outcome.err
     assert os.getcwd() == str(tmp_path / "elsewhere")
     assert potluck(f"show {folder} --digest").out == potluck(f"show {whole} --digest").out
 
@@ -239,7 +239,7 @@ def test_a_signal_to_all_of_a_run_ends_it_in_order(name, tmp_path):
     _, err = process.communicate()
     assert process.returncode == 128 + number
     assert [line for line in err.splitlines() if not line.startswith("round ")] == [
-        f"potluck: interrupted; go on with: potluck run --resume {run}"
+        f"potluck: interrupted; resume with: potluck run --resume {run}"
     ]
     assert status(run) == "interrupted"
     assert all('"failed": {}' in line for line in (run / "rounds.jsonl").read_text().splitlines())
@@ -271,7 +271,7 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path):
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == f"potluck: interrupted; go on with: potluck run --resume {run}"
+    assert err.splitlines()[-1] == f"potluck: interrupted; resume with: potluck run --resume {run}"
     assert status(run) == "interrupted"
 
 

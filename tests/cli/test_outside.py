@@ -163,7 +163,7 @@ def test_memory_that_runs_out_is_one_line(potluck, monkeypatch):
     def refused(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr("potluck.cli.play.assemble", refused)
+    monkeypatch.setattr("potluck.cli.run.assemble", refused)
     outcome = potluck("run local")
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert "no memory is left" in outcome.err

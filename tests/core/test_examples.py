@@ -26,7 +26,7 @@ def at(*positions):
 
 
 def test_a_batch_holds_prepared_inputs_and_their_targets(examples):
-    inputs, targets = examples.batch(at(3, 0))
+    inputs, targets, _ = examples.batch(at(3, 0))
     assert inputs.tolist() == [[3.0], [0.0]]
     assert targets.tolist() == [30, 0]
     assert inputs.dtype == torch.float32
@@ -74,62 +74,83 @@ def test_augmentation_leaves_the_global_generator(examples):
     examples.batch(at(1), Key((1,)))
 
 
-def test_labelled_examples_are_never_augmented(examples):
-    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
-    labelled = examples.take(at(4, 6)).labelled(logits)
-    inputs, targets = labelled.batch(at(1, 0), Key((1,)))
-    assert inputs.tolist() == [[6.0], [4.0]]
-    assert torch.equal(targets, logits[[1, 0]])
+def test_unaugmented_examples_stay_so_whatever_is_done_with_them(examples):
+    plain = examples.unaugmented()
+    for again in (plain, plain.take(at(0, 5)), plain.with_columns(a=TARGETS), plain.unaugmented()):
+        assert again.batch(at(1), Key((1,))).inputs.tolist() == [[5.0 if len(again) == 2 else 1.0]]
+    assert examples.with_columns(a=TARGETS).batch(at(1), Key((1,))).inputs.tolist() != [[1.0]]
+    assert Examples(INPUTS, TARGETS).unaugmented().batch(at(1), Key((1,))).inputs.tolist() == [[1]]
 
 
-def test_labelled_examples_stay_unaugmented_when_labelled_or_taken_again(examples):
-    again = examples.labelled(TARGETS).take(at(5)).labelled(at(0))
-    assert again.batch(at(0), Key((1,)))[0].tolist() == [[5.0]]
+def test_columns_go_with_their_examples(examples):
+    ranks = torch.arange(10).float()
+    taken = examples.take(at(9, 4, 6)).with_columns(rank=ranks[:3])
+    batch = taken.batch(at(2, 0))
+    assert batch.inputs.tolist() == [[6.0], [9.0]]
+    assert batch.targets.tolist() == [60, 90]
+    assert batch.columns["rank"].tolist() == [2.0, 0.0]
+    again = taken.take(at(2, 1)).with_columns(other=at(7, 8))
+    assert {name: column.tolist() for name, column in again.batch(at(1)).columns.items()} == {
+        "rank": [1.0],
+        "other": [8],
+    }
+    assert again.take(at(1)).batch(at(0)).columns["other"].tolist() == [8]
+    assert taken.with_columns(rank=ranks[3:6]).batch(at(0)).columns["rank"].tolist() == [3.0]
+    assert [batch.columns["rank"].tolist() for batch in taken.batches(2)] == [[0.0, 1.0, 2.0]]
+    assert examples.batch(at(1)).columns == {}
 
 
-def test_labelling_without_preparation_works():
-    assert Examples(INPUTS, TARGETS).labelled(TARGETS + 1).labels.tolist() == (TARGETS + 1).tolist()
+def test_a_column_has_one_row_an_example(examples):
+    with pytest.raises(ValueError, match=r"^column 'rank': found 10 rows; expected 3, one for each example$"):
+        examples.take(at(9, 4, 6)).with_columns(rank=torch.arange(10))
+    with pytest.raises(ValueError, match=r"^column 'rank': found 3 rows; expected 2"):
+        examples.take(at(9, 4, 6)).with_columns(rank=at(1, 2, 3)).take(at(0, 1)).with_columns(rank=at(1, 2, 3))
+
+
+def test_examples_are_the_same_rows_whatever_is_known_of_them(examples):
+    some = examples.take(at(1, 2))
+    assert some.same_rows(some.unaugmented().with_columns(a=at(0, 0)))
+    assert not some.same_rows(examples.take(at(1, 3)))
+    assert not some.same_rows(examples)
 
 
 def test_there_is_one_target_an_input(examples):
-    with pytest.raises(ValueError, match=r"^10 inputs but 3 targets: give one target an input$"):
+    with pytest.raises(ValueError, match=r"^10 inputs but 3 targets: give one target for each input$"):
         Examples(INPUTS, TARGETS[:3])
-    with pytest.raises(ValueError, match=r"^2 inputs but 10 targets"):
-        examples.take(at(1, 2)).labelled(TARGETS)
 
 
 @given(st.integers(0, 10), st.integers(1, 12))
 def test_batches_are_all_examples_in_order(count, size):
     rows = torch.arange(9, 9 - count, -1)
     batches = list(Examples(INPUTS, TARGETS, noisy, rows).batches(size))
-    assert [row for inputs, _ in batches for row in inputs.flatten().tolist()] == rows.tolist()
-    assert [label for _, targets in batches for label in targets.tolist()] == (10 * rows).tolist()
-    assert all(len(inputs) == size for inputs, _ in batches[:-1])
+    assert [row for inputs, _, _ in batches for row in inputs.flatten().tolist()] == rows.tolist()
+    assert [label for _, targets, _ in batches for label in targets.tolist()] == (10 * rows).tolist()
+    assert all(len(inputs) == size for inputs, _, _ in batches[:-1])
 
 
 @given(st.integers(2, 10), st.integers(2, 12))
 def test_a_last_batch_is_never_one_example(count, size):
-    sizes = [len(targets) for _, targets in Examples(INPUTS, TARGETS).take(torch.arange(count)).batches(size)]
+    sizes = [len(targets) for _, targets, _ in Examples(INPUTS, TARGETS).take(torch.arange(count)).batches(size)]
     assert min(sizes) > 1
     assert max(sizes) <= size + 1
 
 
 def test_examples_come_one_by_one_if_asked_for(examples):
-    assert [len(targets) for _, targets in examples.batches(1)] == [1] * 10
+    assert [len(targets) for _, targets, _ in examples.batches(1)] == [1] * 10
 
 
 @pytest.mark.usefixtures("global_generator_unchanged")
 def test_batches_may_be_shuffled_by_a_generator(examples):
     def order(seed):
         batches = examples.batches(4, shuffle=torch.Generator().manual_seed(seed))
-        return [label for _, targets in batches for label in targets.tolist()]
+        return [label for _, targets, _ in batches for label in targets.tolist()]
 
     assert sorted(order(1)) == TARGETS.tolist() != order(1)
     assert order(1) == order(1) != order(2)
 
 
 def test_shuffled_inputs_keep_their_targets(examples):
-    for inputs, targets in examples.batches(3, shuffle=torch.Generator()):
+    for inputs, targets, _ in examples.batches(3, shuffle=torch.Generator()):
         assert torch.equal(10 * inputs.flatten().long(), targets)
 
 

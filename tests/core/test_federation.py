@@ -5,13 +5,14 @@ from torch import nn
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.rng import Key
+from potluck.core.scale import FULL, Scale
 from potluck.core.weights import weights_of
 
 EXAMPLES = Examples(torch.zeros(6, 2), torch.zeros(6, dtype=torch.int64))
 
 
-def small(rate=1.0):
-    return nn.Sequential(nn.Linear(2, int(4 * rate)), nn.BatchNorm1d(int(4 * rate)))
+def small(scale=FULL):
+    return nn.Sequential(nn.Linear(2, scale.of(4)), nn.BatchNorm1d(scale.of(4)))
 
 
 def large():
@@ -103,10 +104,10 @@ def test_no_name_builds_the_servers_architecture():
     assert federation(site(0)).build(None, Key((1,))).out_features == 9
 
 
-def test_a_rate_is_asked_of_the_builder_and_a_full_one_is_not():
+def test_build_asks_the_builder_for_a_scale_unless_it_is_full():
     world = federation(site(0))
-    assert world.build("small", Key((1,)), 0.5)[0].out_features == 2
-    assert world.build("large", Key((1,)), 1.0).out_features == 9
+    assert world.build("small", Key((1,)), Scale(0.5))[0].out_features == 2
+    assert world.build("large", Key((1,)), FULL).out_features == 9
 
 
 def test_the_input_shape_is_that_of_the_clients():

@@ -250,7 +250,7 @@ def test_the_cases_cover_what_was_once_taken_without_a_word():
         (lambda: Sharing(weighting="sample"), "weighting: expected 'samples' or 'uniform', found 'sample'"),
         (lambda: Scaffold(option="II"), "option: expected 'path' or 'gradient', found 'II'"),
         (lambda: Scaffold(server_lr=NAN), "server_lr: expected a finite number, found nan"),
-        (lambda: LocalTraining(optimizer="Adam"), "optimizer: expected 'adam' or 'sgd', found 'Adam'"),
+        (lambda: LocalTraining(optimizer="adamm"), ".*optimizer: .*'adamm'.*"),
     ],
 )
 def test_a_wrong_word_is_no_other_algorithm(make, complaint):

@@ -33,10 +33,14 @@ def loss(net, batch, extras):
             {"optimizer": "sgd", "momentum": math.nan},
             "momentum: expected a finite number, found nan",
         ),
-        ({"momentum": 0.9}, "momentum: belongs to the optimizer 'sgd'; Adam has its own"),
+        ({"momentum": 0.9}, "momentum: belongs to the optimizer 'sgd', found it with 'adam'"),
         ({"clip_norm": 0.0}, "clip_norm: expected above 0, found 0.0"),
         ({"clip_norm": math.nan}, "clip_norm: expected a finite number, found nan"),
-        ({"optimizer": "adamw"}, "optimizer: expected"),
+        ({"optimizer": "adamm"}, "optimizer: found 'adamm', expected the name of a class .*; nearest: 'adam'"),
+        ({"optimizer": "optimizer"}, "optimizer: found 'optimizer'"),
+        ({"optimizer": "LBFGS"}, "optimizer: found 'LBFGS', which cannot be used: it evaluates the loss several times"),
+        ({"optimizer": 3}, "optimizer: expected text, found 3"),
+        ({"optimizer": "rprop", "weight_decay": 0.1}, "weight_decay: the optimizer 'rprop' has none; expected 0"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(changes, complaint):

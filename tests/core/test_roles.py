@@ -3,8 +3,11 @@ import torch
 from torch import nn
 
 from potluck.core.errors import EntryError, PotluckError
+from potluck.core.examples import Batch, Examples
+from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client, runs_on_client
+from potluck.core.requests import Measure, Predict
 from potluck.core.rng import Key
 from potluck.core.roles import ClientFailure, Failure, Replies, Server, Supervised
 
@@ -16,6 +19,13 @@ def test_replies_come_in_order_of_client_ids():
     assert len(replies) == 3
     assert 3 not in replies
     assert list(replies.failures) == [3]
+
+
+def test_replies_that_are_read_by_an_entrys_name_say_how_to_read_it():
+    replies = Replies({1: Message(n=1)}, {})
+    with pytest.raises(EntryError, match=r"indexed by client id; found 'n': write \.entries\('n'\)"):
+        replies["n"]
+    assert "n" not in replies
 
 
 def test_entries_that_an_answer_lacks_are_refused():
@@ -31,23 +41,21 @@ def test_a_failure_reads_as_one_line():
 
 def test_the_tasks_objective_is_the_criterion_on_the_outputs():
     inputs, targets = torch.tensor([[2.0], [4.0]]), torch.tensor([[1.0], [1.0]])
-    assert Supervised(nn.functional.mse_loss)(nn.Identity(), (inputs, targets), {}).item() == 5.0
+    assert Supervised(nn.functional.mse_loss)(nn.Identity(), Batch(inputs, targets, {}), {}).item() == 5.0
 
 
-def test_every_fit_of_the_server_has_its_own_key():
-    keys = []
-    server = Server(
-        {}, torch.Generator(), None, 2, (1,), lambda *_, **__: None, lambda fit, key: keys.append(key), Key((1,))
-    )
-
-    class Request:
-        done = False
-
-    requests = [Request(), Request()]
-    for request in requests:
-        server.fit(request)
-    assert len(set(keys)) == 2
-    assert all(request.done for request in requests)
+def test_every_request_of_the_server_has_its_own_key():
+    asked = []
+    server = Server({}, torch.Generator(), None, 2, (1,), None, lambda *asks: asked.append(asks), Key((1,)), None)
+    data = Examples(torch.zeros(2, 1), torch.zeros(2))
+    fits = [Fit(nn.Identity(), [], data, LocalTraining()) for _ in range(2)]
+    predict, measure = Predict(nn.Identity(), data), Measure(nn.Identity(), data)
+    server.fit(fits[0])
+    server.predict(predict)
+    server.measure(measure)
+    server.fit(fits[1])
+    assert [request for request, _ in asked] == [fits[0], predict, measure, fits[1]]
+    assert len({key for _, key in asked}) == 4
 
 
 def test_a_handler_is_what_was_marked():
@@ -71,7 +79,7 @@ def test_a_method_has_no_needs_no_message_and_no_global_model_unless_it_says_so(
     assert method.needs() == frozenset()
     assert dict(method.inference_message(None, 0, None)) == {}
     assert method.global_model(None, None) is None
-    assert Method.keeps_model
+    assert method.keeps_model
 
 
 @pytest.mark.parametrize("half", ["init", "round"])

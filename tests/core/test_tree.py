@@ -12,6 +12,8 @@ from potluck.core.digest import digest
 from potluck.core.errors import WireError
 from potluck.core.tree import pack, unpack
 
+both = pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+
 DTYPES = [
     torch.float64,
     torch.float32,
@@ -88,9 +90,10 @@ trees = st.recursive(
 )
 
 
-@given(trees)
-def test_a_tree_comes_back_bit_for_bit(tree):
-    assert same(unpack(pack(tree)), tree)
+@both
+@given(tree=trees)
+def test_a_tree_comes_back_bit_for_bit(tree, views):
+    assert same(unpack(pack(tree), views=views), tree)
 
 
 @given(trees)
@@ -105,12 +108,14 @@ def test_packing_changes_nothing(tree):
     assert same(tree, before)
 
 
-def test_more_than_ten_tensors_keep_their_places():
+@both
+def test_more_than_ten_tensors_keep_their_places(views):
     tree = [torch.tensor(i) for i in range(25)]
-    assert same(unpack(pack(tree)), tree)
+    assert same(unpack(pack(tree), views=views), tree)
 
 
-def test_tensors_that_share_memory_come_back_apart():
+@both
+def test_tensors_that_share_memory_come_back_apart(views):
     base = torch.arange(6.0)
     tree = {
         "base": base,
@@ -119,7 +124,7 @@ def test_tensors_that_share_memory_come_back_apart():
         "matrix": base.view(2, 3),
         "turned": base.view(2, 3).T,
     }
-    back = unpack(pack(tree))
+    back = unpack(pack(tree), views=views)
     assert same(back, mapped(tree, torch.Tensor.contiguous))
     back["base"].zero_()
     assert same(back["again"], base)
@@ -143,10 +148,11 @@ def test_parameters_arrive_as_plain_tensors():
     assert not back.requires_grad
 
 
+@both
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
-def test_rarer_types_come_back_too(dtype):
+def test_rarer_types_come_back_too(dtype, views):
     tensor = torch.arange(8, dtype=torch.uint8).view(dtype)
-    assert same(unpack(pack(tensor)), tensor)
+    assert same(unpack(pack(tensor), views=views), tensor)
 
 
 def test_conjugated_views_arrive_with_their_values():
@@ -190,6 +196,7 @@ def written(skeleton, tensors=None):
     return safetensors.torch.save(tensors or {}, metadata={"potluck": skeleton})
 
 
+@both
 @pytest.mark.parametrize(
     "skeleton",
     [
@@ -216,11 +223,12 @@ def written(skeleton, tensors=None):
     ],
     ids=lambda skeleton: skeleton[:40],
 )
-def test_a_false_skeleton_is_a_wire_error(skeleton):
+def test_a_false_skeleton_is_a_wire_error(skeleton, views):
     with pytest.raises(WireError, match="not a Potluck message"):
-        unpack(written(skeleton))
+        unpack(written(skeleton), views=views)
 
 
+@both
 @pytest.mark.parametrize(
     "data",
     [
@@ -232,30 +240,65 @@ def test_a_false_skeleton_is_a_wire_error(skeleton):
         (2).to_bytes(8, "little") + b"[]",
     ],
 )
-def test_other_bytes_are_a_wire_error(data):
+def test_other_bytes_are_a_wire_error(data, views):
     with pytest.raises(WireError, match=r"not a Potluck message: .*; expected safetensors written by potluck"):
-        unpack(data)
+        unpack(data, views=views)
 
 
+def header(**tensors):
+    text = json.dumps({"__metadata__": {"potluck": '{"tensor": 0}'}, **tensors}).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@both
 @pytest.mark.parametrize(
-    "tensor",
+    ("tensor", "data"),
     [
-        {"dtype": "F32", "shape": [0, 2**62, 4], "data_offsets": [0, 0]},
-        {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]},
-        {"dtype": "F32", "shape": [1], "data_offsets": [0, 0]},
-        {"dtype": "F6_E2M3", "shape": [0], "data_offsets": [0, 0]},
+        ({"dtype": "F32", "shape": [0, 2**62, 4], "data_offsets": [0, 0]}, b""),
+        ({"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}, b""),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 0]}, b""),
+        ({"dtype": "F6_E2M3", "shape": [0], "data_offsets": [0, 0]}, b""),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, bytes(4)),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, bytes(8)),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, bytes(8)),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, b""),
+        ({"dtype": "U8", "shape": [-1, -4], "data_offsets": [0, 4]}, bytes(4)),
+        ({"dtype": "U8", "shape": [1.0], "data_offsets": [0, 1]}, bytes(1)),
     ],
-    ids=["overflowing strides", "overflowing size", "more than there is", "unknown type"],
+    ids=[
+        *(
+            "overflowing strides",
+            "overflowing size",
+            "more than there is",
+            "unknown type",
+            "cut off",
+            "bytes behind it",
+        ),
+        *("a gap before it", "before the start", "negative sizes", "a size with a point"),
+    ],
 )
-def test_a_false_header_is_a_wire_error(tensor):
-    header = json.dumps({"__metadata__": {"potluck": '{"tensor": 0}'}, "0": tensor}).encode()
+def test_a_false_header_is_a_wire_error(tensor, data, views):
     with pytest.raises(WireError, match="not a Potluck message"):
-        unpack(len(header).to_bytes(8, "little") + header)
+        unpack(header(**{"0": tensor}) + data, views=views)
 
 
-def test_safetensors_of_others_are_a_wire_error():
+def test_tensors_that_overlap_are_a_wire_error_also_in_views():
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     with pytest.raises(WireError, match="not a Potluck message"):
-        unpack(safetensors.torch.save({"weight": torch.zeros(2)}))
+        unpack(header(**{"0": tensor, "1": tensor}) + bytes(4), views=True)
+
+
+def test_views_refuse_what_a_processor_would_read_across_a_boundary():
+    odd = {"0": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "1": {"dtype": "F32", "shape": [1]}}
+    odd["1"]["data_offsets"] = [1, 5]
+    with pytest.raises(WireError, match=r"tensor 1 of shape .* lies at no multiple of its 4 bytes"):
+        unpack(header(**odd) + bytes(5), views=True)
+
+
+@both
+def test_safetensors_of_others_are_a_wire_error(views):
+    with pytest.raises(WireError, match="not a Potluck message"):
+        unpack(safetensors.torch.save({"weight": torch.zeros(2)}), views=views)
 
 
 class Trap:
@@ -264,7 +307,7 @@ class Trap:
     def __reduce__(self):
         return Trap.sprung.append, (1,)
 
-    sprung = []  # noqa: RUF012
+    sprung = []
 
 
 def test_nothing_that_arrives_runs():

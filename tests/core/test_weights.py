@@ -1,5 +1,4 @@
 import copy
-import itertools
 
 import pytest
 import torch
@@ -12,19 +11,19 @@ from potluck.core.weights import (
     cut,
     frozen_names,
     frozen_of,
+    layout,
     learnt_of,
     load,
     mean,
-    mean_where_covered,
     mean_where_present,
     minus,
     parameters_of,
     pick,
     plus,
     weights_of,
-    without_conflict,
     zeros_like,
 )
+from potluck.parts.projection import without_conflict
 
 finite = st.floats(-1e3, 1e3, width=32)
 shares = st.floats(0.125, 1e4)
@@ -229,80 +228,6 @@ def test_one_name_with_two_shapes_is_refused():
             mean_where_present(owned, [1] * len(owned), keep)
 
 
-@st.composite
-def coverings(draw):
-    """Full tensors, leading slices of some clients, and masks over rows for some of them."""
-    shapes = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    keep = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    slices, masks = [], []
-    for _ in range(draw(st.integers(0, 4))):
-        cuts = {name: [draw(st.integers(0, size)) for size in shape] for name, shape in shapes.items()}
-        slices.append({name: torch.randn(cut, generator=generator) for name, cut in cuts.items()})
-        masked = draw(st.sets(st.sampled_from(["w", "b", "k"])))
-        masks.append({name: torch.rand(cuts[name][0], generator=generator) < 0.5 for name in masked})
-    return keep, slices, masks
-
-
-def covered_by_hand(keep, slices, masks):
-    """The definition, one element at a time."""
-    result = {name: tensor.clone() for name, tensor in keep.items()}
-    for name, full in keep.items():
-        for place in itertools.product(*map(range, full.shape)):
-            values = [
-                weights[name][place]
-                for weights, mask in zip(slices, masks, strict=True)
-                if all(i < size for i, size in zip(place, weights[name].shape, strict=True))
-                and (name not in mask or mask[name][place[0]])
-            ]
-            if values:
-                result[name][place] = torch.stack(values).mean()
-    return result
-
-
-@given(coverings())
-def test_elements_are_averaged_over_those_who_cover_them(covering):
-    keep, slices, masks = covering
-    result = mean_where_covered(slices, keep, rows=lambda index, name: masks[index].get(name))
-    expected = covered_by_hand(keep, slices, masks)
-    assert result.keys() == keep.keys()
-    for name in keep:
-        assert torch.allclose(result[name], expected[name], atol=1e-6)
-
-
-@given(coverings())
-def test_uncovered_elements_keep_their_bits(covering):
-    keep, slices, _ = covering
-    del keep["s"]
-    result = mean_where_covered(
-        slices, keep, rows=lambda index, name: torch.zeros(len(slices[index][name]), dtype=torch.bool)
-    )
-    assert all(torch.equal(result[name], keep[name]) for name in keep)
-
-
-@given(coverings())
-def test_covering_leaves_its_arguments(covering):
-    keep, slices, masks = covering
-    before = [{name: tensor.clone() for name, tensor in weights.items()} for weights in [keep, *slices]]
-    mean_where_covered(slices, keep, rows=lambda index, name: masks[index].get(name))
-    for weights, old in zip([keep, *slices], before, strict=True):
-        assert all(torch.equal(weights[name], old[name]) for name in old)
-
-
-def test_what_a_mask_leaves_out_may_be_anything():
-    slices = [{"w": torch.tensor([1.0, float("nan")])}, {"w": torch.tensor([3.0, 5.0])}]
-    masks = [torch.tensor([True, False]), None]
-    result = mean_where_covered(slices, {"w": torch.zeros(2)}, rows=lambda index, name: masks[index])
-    assert result["w"].tolist() == [2.0, 5.0]
-
-
-def test_covered_counters_stay_counters():
-    counters = [{"n": torch.tensor(3)}, {"n": torch.tensor(8)}]
-    result = mean_where_covered(counters, {"n": torch.tensor(1)})["n"]
-    assert result.dtype == torch.int64
-    assert result.item() == 8
-
-
 def test_cut_takes_the_leading_slice():
     weights = {
         "w": torch.arange(12).view(3, 4),
@@ -318,12 +243,6 @@ def test_cut_takes_the_leading_slice():
     }
     found["w"].zero_()
     assert weights["w"][0, 1] == 1
-
-
-def test_cutting_and_covering_by_all_gives_the_full_weights_back():
-    keep = {"w": torch.randn(4, 3, generator=torch.Generator().manual_seed(0))}
-    slices = [cut(keep, {"w": torch.Size(shape)}) for shape in ([4, 3], [2, 2], [1, 3])]
-    assert torch.allclose(mean_where_covered(slices, keep)["w"], keep["w"])
 
 
 def test_pick_matches_by_name_and_shape():
@@ -461,3 +380,13 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_loaded(change, parti
     with pytest.raises(ValueError, match=f"^weights do not fit Sequential: .*{complaint}"):
         load(model, given_weights, partial=partial)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(model).items())
+
+
+def test_layout__tells_nets_apart_by_shapes_and_by_what_is_frozen():
+    plain, frozen = net(), net()
+    assert layout(plain) == layout(net())
+    frozen[0].bias.requires_grad_(False)
+    assert layout(frozen) != layout(plain)
+    assert {name for name, (_, fixed) in layout(frozen).items() if fixed} == {"0.bias"}
+    assert layout(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))) != layout(plain)
+    assert layout(plain)["0.weight"] == (torch.Size([3, 2]), False)

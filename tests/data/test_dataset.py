@@ -19,7 +19,7 @@ def test_shape_is_that_of_prepared_inputs() -> None:
 
 
 def test_parts_as_examples() -> None:
-    inputs, targets = DATASET.train.batch(torch.tensor([5]))
+    inputs, targets, _ = DATASET.train.batch(torch.tensor([5]))
     assert inputs.shape == (1, 1, 5, 5)
     assert targets.tolist() == [2]
     assert len(DATASET.train) == 6

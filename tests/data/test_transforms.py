@@ -120,7 +120,7 @@ def test_pipeline_draws_from_its_generator_alone(images: Tensor) -> None:
 
 def test_pipeline_serves_examples(images: Tensor) -> None:
     examples = Examples(images, torch.zeros(len(images), dtype=torch.int64), PIPELINE)
-    plain, _ = examples.batch(torch.arange(4))
-    augmented, _ = examples.batch(torch.arange(4), KEY)
+    plain, _, _ = examples.batch(torch.arange(4))
+    augmented, _, _ = examples.batch(torch.arange(4), KEY)
     assert plain.shape == augmented.shape == (4, 3, 8, 6)
     assert not torch.equal(plain, augmented)

@@ -17,7 +17,7 @@ ITEMS = [
     Call("local_update", 1, LONG, b"kept", Key((1, "client", 1))),
     EvalRequest(2, b"", LONG, ("own", "common")),
     Answer(3, os.urandom(10), LONG, (0.5, 0.25)),
-    EvalResult(4, "model", {"own": 0.5}, LONG),
+    EvalResult(4, "model", LONG),
     Failure(5, "Method.handler", "reason", "trace"),
 ]
 

@@ -141,7 +141,7 @@ HOSTILE = {
     "a list for a key": skeleton('{"dict": [[[1], {"value": 1}]]}'),
     "losses without end": lambda answer: replace(answer, losses=(1.0,) * 10**6),
     "a loss in words": lambda answer: replace(answer, losses=("low",)),
-    "a result": lambda answer: EvalResult(answer.client, "model", {"own": 1.0}, pack(None)),
+    "a result": lambda answer: EvalResult(answer.client, "model", pack({})),
     "a failure that claims the contract": lambda a: Failure(a.client, "FedAvg.local_update", "ContractError: broken"),
     "a failure with a traceback of 25 MB": lambda a: Failure(a.client, "x" * 10**6, "y" * 10**7, "z\n" * 10**7),
 }
@@ -186,7 +186,7 @@ def test_a_reply_that_does_not_fit_counts_as_if_its_sender_had_not_answered(name
 @pytest.mark.parametrize("name", list(HOSTILE)[::7])
 def test_a_reply_that_does_not_fit_ends_a_run_without_tolerance_in_one_line(name):
     subject = engine(Forging(HOSTILE[name]))
-    with pytest.raises(ClientFailure, match=r"^client 1 failed in .*; run\.tolerate_failures = true goes on") as told:
+    with pytest.raises(ClientFailure, match=r"^client 1 failed in .*; run\.tolerate_failures = true continues") as told:
         subject.round(1, subject.start(), [0, 1])
     assert str(told.value).isprintable()
 
@@ -243,29 +243,55 @@ def result(**changes):
     return lambda outcome: replace(outcome, **changes) if isinstance(outcome, EvalResult) else outcome
 
 
-def shares(**changes):
+def sums(part="own", **changes):
+    """A forgery of the sums over some examples."""
+
     def forge(outcome):
-        return replace(outcome, shares={**outcome.shares, **changes}) if isinstance(outcome, EvalResult) else outcome
+        if not isinstance(outcome, EvalResult):
+            return outcome
+        said = {name: dict(of) for name, of in outcome.sums.items()}
+        said[part] = {**said.get(part, {}), **changes}
+        return replace(outcome, payload=pack(said))
 
     return forge
 
 
+def shifted(outcome):
+    """One more hit than there are examples."""
+    table = outcome.sums["own"]["confusion"].clone()
+    table[0, 0] += 1
+    return sums(confusion=table)(outcome)
+
+
+def wrapping(outcome):
+    """Counts so large that their sum in 64 bits is again the number of examples."""
+    table = torch.zeros(4, 4, dtype=torch.int64)
+    table[0, 0], table[1, 1], table[2, 2], table[3, 3] = 2**62, 2**62, 2**62, 2**62
+    table[0, 1] = int(outcome.sums["own"]["confusion"].sum())
+    return sums(confusion=table)(outcome)
+
+
+def of_result(forge):
+    return lambda outcome: forge(outcome) if isinstance(outcome, EvalResult) else outcome
+
+
 LIES = {
-    "an accuracy of 1e9": shares(own=1e9),
-    "a negative accuracy": shares(own=-0.1),
-    "a NaN accuracy": shares(validation=NAN),
-    "accuracy in words": shares(own="all"),
-    "an accuracy of True": shares(own=True),
-    "an unknown part": shares(secret=1.0),
-    "no accuracy": result(shares={}),
-    "shares in words": result(shares="all"),
-    "too few classes": result(payload=pack(torch.zeros(3, dtype=torch.int64))),
-    "classes out of range": result(payload=pack(torch.full((400,), 4))),
-    "negative classes": result(payload=pack(torch.full((400,), -1))),
-    "classes in floats": result(payload=pack(torch.zeros(400))),
-    "classes in words": result(payload=pack("all right")),
-    "garbage for classes": result(payload=b"garbage"),
-    "64 MiB of classes": result(payload=bytes(2**26)),
+    "more examples than there are": of_result(shifted),
+    "counts that wrap around": of_result(wrapping),
+    "negative counts": sums(confusion=torch.full((4, 4), -1)),
+    "counts in floats": sums(confusion=torch.zeros(4, 4)),
+    "counts that are NaN": sums("validation", confusion=torch.full((4, 4), NAN)),
+    "counts of other classes": sums(confusion=torch.zeros(3, 3, dtype=torch.int64)),
+    "counts of another number of common examples": sums("common", confusion=torch.zeros(4, 4, dtype=torch.int64)),
+    "counts in words": sums(confusion="all right"),
+    "counts in a number": sums(confusion=True),
+    "sums of another name": sums(secret=torch.zeros(3)),
+    "an unknown part": sums("secret"),
+    "no sums": result(payload=pack({})),
+    "sums in words": result(payload=pack("all")),
+    "no part": result(payload=pack(None)),
+    "garbage for sums": result(payload=b"garbage"),
+    "64 MiB of sums": result(payload=bytes(2**26)),
     "a number for a name": result(model=7),
     "a name of a megabyte": result(model="x" * 2**20),
     "a name with escapes": result(model="\x1b[2J"),

@@ -3,18 +3,20 @@
 import itertools
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import DivergenceError, EntryError, WireError
+from potluck.core.errors import ConfigError, DivergenceError, EntryError, WireError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.roles import ClientFailure, Failure
+from potluck.core.scale import FULL
 from potluck.core.schema import Schema, floats
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import frozen_of, learnt_of, parameters_of, weights_of
@@ -22,6 +24,7 @@ from potluck.engine.client.session import ContractError
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.store import ClientStore
+from potluck.models.mlp import mlp4
 
 SGD = LocalTraining(optimizer="sgd", lr=0.1, batch_size=4)
 IDS = (0, 1, 2, 3)
@@ -31,8 +34,9 @@ def narrow():
     return nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.2), nn.Linear(3, 2))
 
 
-def wide(rate=1.0):
-    return nn.Sequential(nn.Linear(2, int(8 * rate)), nn.BatchNorm1d(int(8 * rate)), nn.Linear(int(8 * rate), 2))
+def wide(scale=FULL):
+    width = scale.of(8)
+    return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
 
 
 def federation():
@@ -256,7 +260,7 @@ def test_a_client_finds_its_own_site(play):
     class Tells(Asks):
         @on_client
         def work(self, client, message):
-            inputs, _ = next(client.train.batches(8))
+            inputs = next(client.train.batches(8)).inputs
             return Message(id=client.id, capacity=client.capacity, classes=client.num_classes, inputs=inputs)
 
     engine, replies, _ = play(Tells())
@@ -294,12 +298,12 @@ def test_clients_start_from_models_of_their_own(play):
 def test_server_and_clients_build_the_same_initial_weights(play):
     class Builds(Asks):
         def round(self, state, cohort, server):
-            nets = server.build("narrow"), server.build(), server.build(rate=0.5)
+            nets = server.build("narrow"), server.build(), server.build(width=0.5)
             return nets, cohort.ask(self.work, Message())
 
         @on_client
         def work(self, client, message):
-            nets = client.build("narrow"), client.build(), client.build(rate=0.5)
+            nets = client.build("narrow"), client.build(), client.build(width=0.5)
             return Message(**{str(i): weights_of(net) for i, net in enumerate(nets)})
 
     _, (nets, replies), _ = play(Builds())
@@ -308,14 +312,61 @@ def test_server_and_clients_build_the_same_initial_weights(play):
     assert nets[2][0].out_features == 4
 
 
+def test_server_and_clients_build_the_same_shallow_nets(tmp_path):
+    build = partial(mlp4, 2, (2,), width=8)
+    world = federation()
+    world = replace(world, architectures=dict.fromkeys(world.architectures, build), num_classes=2)
+
+    class Builds(Asks):
+        def round(self, state, cohort, server):
+            nets = server.build(depth=1), server.build(width=0.5, depth=2), server.build()
+            return nets, cohort.ask(self.work, Message())
+
+        @on_client
+        def work(self, client, message):
+            nets = client.build(depth=1), client.build(width=0.5, depth=2)
+            return Message(**{str(i): weights_of(net) for i, net in enumerate(nets)})
+
+    engine = Engine(Builds(), world, store=ClientStore(tmp_path))
+    (nets, replies), _ = engine.round(1, None, sorted(world.sites))
+    for reply in replies.values():
+        assert all(equal(reply[str(i)], weights_of(nets[i])) for i in (0, 1))
+    one, two, full = nets
+    assert list(one.exits) == ["hidden1"]
+    assert list(two.exits) == ["hidden2"]
+    assert two.num_features == 4
+    own = {name: tensor for name, tensor in weights_of(one).items() if not name.startswith("exits.")}
+    assert equal(own, {name: weights_of(full)[name] for name in own})
+
+
+def test_build_says_what_an_architecture_cannot_be(play):
+    class Wants(Asks):
+        def round(self, state, cohort, server):
+            for options in ({"depth": 2}, {"width": 0.5}, {"width": 2.0}, {"depth": 0}):
+                with pytest.raises(ConfigError) as caught:
+                    server.build("narrow", **options)
+                messages.append(str(caught.value))
+            return None, None
+
+    messages: list[str] = []
+    play(Wants())
+    advice = ", since its builder takes no `scale`; choose another model, or give its builder one"
+    assert messages == [
+        f"narrow: cannot be built at depth 2{advice}",
+        f"narrow: cannot be built at width 0.5{advice}",
+        "width 2; expected a share of the channels, more than 0 and at most 1",
+        "depth 0; expected at least 1 block",
+    ]
+
+
 # What is frozen
 
 
 def with_frozen_layers(world):
     """The same world; each wide net's first layer is frozen, and its BatchNorm is in evaluation mode."""
 
-    def frozen(rate=1.0):
-        net = wide(rate)
+    def frozen(scale=FULL):
+        net = wide(scale)
         net[0].requires_grad_(False)
         net[1].eval()
         nn.init.normal_(net[1].running_mean)
@@ -328,7 +379,7 @@ class Tells(Trains):
     @on_client
     def work(self, client, message):
         yield Fit(client.model, client.objective, client.train, SGD)
-        narrow = frozen_of(client.build("wide", rate=0.5))
+        narrow = frozen_of(client.build("wide", width=0.5))
         return Message(frozen=frozen_of(client.model), narrow=narrow, learnt=learnt_of(client.model))
 
 
@@ -527,7 +578,7 @@ def test_a_failing_client_is_counted_as_asked_but_not_as_answering(play):
 def test_a_failure_that_is_not_tolerated_stops_the_round(play):
     message = (
         r"^client 1 failed in Fails\.work: MemoryError: none left;"
-        r" run\.tolerate_failures = true goes on without it$"
+        r" run\.tolerate_failures = true continues without it$"
     )
     with pytest.raises(ClientFailure, match=message):
         play(Fails())
@@ -624,7 +675,7 @@ class Diverges(Asks):
 def test_a_client_whose_loss_is_not_finite_stops_the_run_with_round_and_client(play):
     message = (
         r"^round 1: client 2 diverged in Diverges\.work: its loss is (nan|inf); the last checkpoint stands; train more"
-        r" gently, or go on without such clients: run\.on_divergence = 'drop'$"
+        r" gently, or continue without such clients: run\.on_divergence = 'drop'$"
     )
     with pytest.raises(DivergenceError, match=message):
         play(Diverges())
@@ -637,7 +688,7 @@ def test_a_client_whose_loss_is_not_finite_can_be_gone_on_without(play, options,
     assert report.failures[2].kind == "divergence"
     assert record(engine, 2) is None
     said = [line.getMessage() for line in caplog.records if getattr(line, "on_screen", False)]
-    assert said == ["round 1 goes on without client 2, which diverged"]
+    assert said == ["round 1 continues without client 2, which diverged"]
 
 
 def test_divergence_can_stop_a_run_that_tolerates_failures(play):
@@ -789,7 +840,7 @@ def test_a_name_that_the_message_lacks_is_the_methods_fault_and_no_clients(play,
         ("forgets", r"forgets built a Fit on client 0 but never yielded it: write `yield Fit\(\.\.\.\)`"),
         ("forgets_one", r"forgets_one built a Fit on client 0 but never yielded it: write `yield Fit\(\.\.\.\)`"),
         ("forgets_its_message", r"forgets_its_message returned NoneType on client 0; expected a Message"),
-        ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit"),
+        ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit, Predict, Gradient or Measure"),
     ],
 )
 def test_a_broken_contract_stops_the_round(play, handler, complaint, tolerate):

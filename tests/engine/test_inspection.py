@@ -6,8 +6,9 @@ import torch
 
 from potluck.core.errors import DataError
 from potluck.core.examples import Examples
+from potluck.core.task import Regression
 from potluck.engine.engine import Engine
-from potluck.engine.inspection import check_class_targets, check_inputs, not_finite
+from potluck.engine.inspection import check_inputs, check_targets, not_finite
 from potluck.methods import get_method
 from potluck.testing.worlds import CLASSES, World, quadratics, quick, toy_federation
 
@@ -59,7 +60,7 @@ def test_inputs_stored_as_bytes_are_fine():
 @pytest.mark.parametrize(
     ("targets", "why"),
     [
-        (torch.zeros(56), r"are float32 of shape \(56,\); expected one class number from 0 to 3"),
+        (torch.zeros(56), r"are float32 of shape \(56,\); classification expects one class number from 0 to 3"),
         (torch.zeros(56, 4, dtype=torch.int64), r"are int64 of shape \(56, 4\)"),
         (torch.zeros(56, dtype=torch.int32), r"are int32"),
         (torch.full((56,), CLASSES), r"go from 4 to 4"),
@@ -68,14 +69,16 @@ def test_inputs_stored_as_bytes_are_fine():
     ],
 )
 def test_targets_that_are_no_classes_are_refused(targets, why):
-    with pytest.raises(DataError, match=rf"^client 2: the targets of its training {why}"):
-        check_class_targets(changed(2, "train", targets=targets))
+    with pytest.raises(DataError, match=rf"^client 2: the targets of its training part {why}"):
+        check_targets(changed(2, "train", targets=targets))
 
 
-def test_class_targets_are_fine_and_regression_is_not():
-    check_class_targets(toy_federation(World()))
-    with pytest.raises(DataError, match="other tasks cannot be run"):
-        check_class_targets(quadratics())
+def test_targets_are_checked_as_the_task_has_them():
+    check_targets(toy_federation(World()))
+    line = quadratics()
+    with pytest.raises(DataError, match=r"are float32 of shape \(1, 1\); classification expects"):
+        check_targets(line)
+    check_targets(replace(line, task=Regression()))
 
 
 @dataclass(frozen=True)

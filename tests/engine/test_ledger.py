@@ -22,7 +22,7 @@ from potluck.experiment.run import Run
 from potluck.methods import get_method
 from potluck.parts.privacy import FeaturePrivacy
 from potluck.testing.conformance import Without
-from potluck.testing.worlds import World, play, quick, toy_federation
+from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 
 def answer(client: int = 0, releases: int = 1, released: int | None = None) -> Answer:
@@ -121,19 +121,19 @@ def run(folder, rounds, method=PRIVATE, **config):
 
 def test_a_run_counts_each_answer_of_each_client(tmp_path):
     finished = run(tmp_path, 3, cohort_fraction=0.5)
-    result = finished.play()
+    result = finished.run()
     replied = [client for record in result.rounds for client in record.replied]
     assert finished.releases == {client: Releases(replied.count(client)) for client in sorted(set(replied))}
 
 
 def test_a_round_that_is_played_again_has_released_twice(tmp_path, monkeypatch):
-    run(tmp_path, 1).play()
+    run(tmp_path, 1).run()
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
-            run(tmp_path, 2).play()
+            run(tmp_path, 2).run()
     resumed = run(tmp_path, 2)
-    assert [record.round for record in resumed.play().rounds] == [2]
+    assert [record.round for record in resumed.run().rounds] == [2]
     assert resumed.releases == {0: Releases(3), 1: Releases(3)}
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
 
@@ -149,9 +149,9 @@ def test_a_run_that_was_killed_among_its_clients_counts_those_who_may_have_relea
         patch.setattr(Sequential, "run", dies)
         patch.setattr(Ledger, "_save", only_before(Ledger._save))
         with pytest.raises(Killed):
-            run(tmp_path, 1, executor="sequential").play()
+            run(tmp_path, 1, executor="sequential").run()
     resumed = run(tmp_path, 1, executor="sequential")
-    resumed.play()
+    resumed.run()
     assert {client: of.at_most for client, of in resumed.releases.items()} == {0: 2, 1: 2}
 
 
@@ -170,11 +170,11 @@ def only_before(save):
 def test_a_client_that_failed_has_released_nothing():
     federation = toy_federation(World(clients=2))
     engine = Engine(PRIVATE, federation, executor=Without(1), tolerate_failures=True)
-    play(engine, 2)
+    run_rounds(engine, 2)
     assert engine.ledger.releases == {0: Releases(2)}
     alone = Engine(PRIVATE, toy_federation(World(clients=1)), executor=Without(0), tolerate_failures=True)
     with suppress(ClientFailure):
-        play(alone, 1)
+        run_rounds(alone, 1)
     assert alone.ledger.releases == {}
 
 
@@ -185,7 +185,7 @@ def test_every_executor_brings_the_counts_home(make):
         pytest.skip("this system cannot fork")
     engine = Engine(PRIVATE, toy_federation(World(clients=2)), executor=executor)
     try:
-        play(engine, 2)
+        run_rounds(engine, 2)
     finally:
         engine.close()
     assert engine.ledger.releases == {0: Releases(2), 1: Releases(2)}
@@ -193,14 +193,14 @@ def test_every_executor_brings_the_counts_home(make):
 
 def test_a_run_without_private_releases_counts_and_writes_nothing(tmp_path):
     finished = run(tmp_path, 1, replace(PRIVATE, privacy=None))
-    finished.play()
+    finished.run()
     assert finished.releases == {}
     assert not (tmp_path / "releases.json").exists()
 
 
 def test_a_private_run_whose_count_was_lost_is_not_resumed(tmp_path):
-    run(tmp_path, 1).play()
+    run(tmp_path, 1).run()
     assert json.loads((tmp_path / "releases.json").read_text()) == {"0": [1, 0], "1": [1, 0]}
     (tmp_path / "releases.json").unlink()
     with pytest.raises(CheckpointError, match=r"releases\.json is missing; what clients have released is not known"):
-        run(tmp_path, 2).play()
+        run(tmp_path, 2).run()

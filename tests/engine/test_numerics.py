@@ -61,7 +61,7 @@ def test_a_lower_precision_really_computes_less_exactly():
 
 def test_a_net_is_as_before_when_training_fails():
     model = net()
-    with pytest.raises(ZeroDivisionError), LAST.arranged(model):
+    with pytest.raises(ZeroDivisionError), LAST.applied(model):
         raise ZeroDivisionError
     assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
 

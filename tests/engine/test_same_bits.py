@@ -39,7 +39,7 @@ def federation(stacked):
 def digest(folder, stacked, method=None, **config):
     """Of the run's records and its last checkpoint; and what it ran on."""
     run = Run(method or quick(FedAvg), federation(stacked), RunConfig(rounds=2, **config), folder)
-    result = run.play()
+    result = run.run()
     records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
     return [*records, result.checkpoint.digest], (run.choice.name, run.choice.processes)
 
@@ -94,9 +94,9 @@ def test_who_is_trained_together_is_the_same_with_more_torch_threads(monkeypatch
     """The bits of large products depend on `run.threads`; who is stacked with whom does not."""
     groups = []
 
-    def counting(fits, keys):
+    def counting(fits, keys, computing):
         groups.append([len(fit.data) for fit in fits])
-        return train_stacked(fits, keys)
+        return train_stacked(fits, keys, computing)
 
     monkeypatch.setattr("potluck.engine.executors.stacked.train_stacked", counting)
     found = federation(stacked=True)

@@ -90,6 +90,7 @@ def agree(one, other):
         assert mine.loss == pytest.approx(report.loss, rel=1e-10)
         assert (mine.steps, mine.examples) == (report.steps, report.examples)
         assert_close(mine.kept, report.kept, rtol=1e-10, atol=1e-10)
+        assert mine.combined == pytest.approx(report.combined, rel=1e-10)
 
 
 @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
@@ -109,6 +110,51 @@ def test_nets_end_where_they_do_one_by_one(build, sizes):
 )
 def test_every_kind_of_local_training_agrees(training):
     agree(*both_ways(plain, RAGGED, training))
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Towards columns, and towards frozen nets by which the net's outputs are read."""
+
+    def __call__(self, net, batch, extras):
+        outputs = net(batch.inputs)
+        read = extras["reader"](outputs).square().mean() + extras["twin"](batch.inputs).mul(outputs).mean()
+        gap = (outputs - batch.columns["teacher"]).square().mean(1) * batch.columns["weight"]
+        return F.cross_entropy(outputs, batch.targets) + gap.mean() + read
+
+
+@pytest.mark.parametrize("sizes", [EVEN, RAGGED])
+@pytest.mark.parametrize("build", [plain, normed])
+def test_columns_and_frozen_nets_are_each_clients_own(build, sizes):
+    def taught():
+        found = []
+        for id, fit in enumerate(fits_for(build, sizes, objectives=Taught())):
+            draws = torch.Generator().manual_seed(100 + id)
+            readers = {"reader": nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout()), "twin": build()}
+            for net in readers.values():
+                for tensor in net.state_dict().values():
+                    if tensor.is_floating_point():
+                        tensor.copy_(torch.rand(tensor.shape, generator=draws))
+            size = sizes[id]
+            columns = {"teacher": torch.randn(size, 3, generator=draws), "weight": torch.rand(size, generator=draws)}
+            found.append(replace(fit, data=fit.data.with_columns(**columns), frozen=readers))
+        return found
+
+    one_by_one, together = taught(), taught()
+    before = [weights_of(nn.ModuleDict(fit.frozen)) for fit in together]
+    assert kind_of(together[0]) == kind_of(together[1])
+    expected = [train(fit, key) for fit, key in zip(one_by_one, KEYS, strict=True)]
+    agree((one_by_one, expected), (together, train_stacked(together, KEYS)))
+    assert_close([weights_of(nn.ModuleDict(fit.frozen)) for fit in together], before, rtol=0, atol=0)
+    assert all(net.training for fit in together for net in fit.frozen.values())
+
+
+def test_fits_whose_frozen_nets_or_columns_differ_in_kind_are_not_stacked_together():
+    one, two = fits_for(plain, EVEN[:2])
+    assert kind_of(one) == kind_of(two)
+    assert kind_of(replace(one, frozen={"a": plain()})) != kind_of(replace(two, frozen={"b": plain()}))
+    assert kind_of(replace(one, frozen={"a": plain()})) != kind_of(replace(two, frozen={"a": normed()}))
+    assert kind_of(replace(one, data=one.data.with_columns(a=torch.zeros(8)))) != kind_of(two)
 
 
 @dataclass(frozen=True)
@@ -306,9 +352,9 @@ def test_how_many_workers_stack_does_not_matter():
 def test_clients_with_one_kind_of_net_are_trained_together(monkeypatch):
     groups = []
 
-    def counting(fits, keys):
+    def counting(fits, keys, computing):
         groups.append(len(fits))
-        return train_stacked(fits, keys)
+        return train_stacked(fits, keys, computing)
 
     monkeypatch.setattr("potluck.engine.executors.stacked.train_stacked", counting)
     replies(Stacked())
@@ -362,3 +408,15 @@ class Doubled(Supervised):
 
 def test_an_objective_derived_from_the_tasks_own_is_not_taken_for_it():
     agree(*both_ways(plain, RAGGED, objectives=Doubled(F.cross_entropy)))
+
+
+@pytest.mark.parametrize("sizes", [EVEN, RAGGED])
+def test_combined__is_the_mean_over_each_clients_own_steps(sizes):
+    def first(gradients, extras):
+        largest = torch.stack([gradient.abs().max() for gradient in gradients[0].values()]).max()
+        return gradients[0], {"largest": largest, "one": torch.ones(())}
+
+    one, other = both_ways(plain, sizes, combine=first)
+    agree(one, other)
+    assert all(report.combined["one"] == 1 and report.combined["largest"] > 0 for report in other[1])
+    assert len({report.combined["largest"] for report in other[1]}) == len(sizes)

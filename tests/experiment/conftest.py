@@ -17,6 +17,6 @@ def play(tmp_path: Path) -> Callable[..., Result]:
         subject = quick(method)
         federation = toy_federation(world.fit_for(subject))
         run = dataclasses.replace(RunConfig(rounds=3), **config)
-        return Run(subject, federation, run, tmp_path / name).play()
+        return Run(subject, federation, run, tmp_path / name).run()
 
     return played

@@ -10,8 +10,8 @@ from potluck.core.rng import Key
 from potluck.data.datasets import load
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import RunConfig
+from potluck.experiment.execute import prepare
 from potluck.experiment.folder import open_folder
-from potluck.experiment.play import prepare
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.run import Run
 
@@ -71,7 +71,7 @@ def test_public_images_of_another_data_set_are_fitted_to_the_task(tmp_path):
     np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     federation = assembled(f"federation.public={tmp_path / 'other.npz'}", method="fedmd").federation
     assert federation.public is not None
-    inputs, _ = federation.public.batch(torch.arange(12))
+    inputs, _, _ = federation.public.batch(torch.arange(12))
     assert inputs.shape == (12, 1, 8, 8)
 
 
@@ -111,7 +111,7 @@ def test_a_federation_of_ones_own_is_checked_too():
     federation = dataclasses.replace(toy_federation(World()), public=None)
     run = Run(get_method("fedmd")(), federation, RunConfig(rounds=1))
     with pytest.raises(ConfigError, match="FedMD cannot run here: it needs public data"):
-        run.play()
+        run.run()
 
 
 def test_a_fraction_of_the_training_set_is_dealt_and_the_seed_draws_it():

@@ -118,7 +118,7 @@ def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method)
         ("run.rounds=0", "run.rounds: expected at least 1, found 0"),
         ("run.common_test=yes", "run.common_test: input should be a valid boolean, found 'yes'"),
         ("run.cohort_fraction=0.0", "run.cohort_fraction: expected above 0 and at most 1, found 0.0"),
-        ("method.training.optimizer=adamw", "method.training.optimizer: input should be 'adam' or 'sgd'"),
+        ("method.training.optimizer=adamm", "method.training.optimizer: found 'adamm', expected the name of a class"),
         ("method.training.lr=-0.1", "method.training.lr: expected at least 0, found -0.1"),
         ("federation.clients=0", "federation.clients: expected at least 1 and at most 1,000,000, found 0"),
         ("federation.capacities=[2.0]", "federation.capacities: expected above 0 and at most 1, found 2.0"),

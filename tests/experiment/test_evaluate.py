@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from potluck.core.inference import predict
+from potluck.core.inference import predict, predictions
 from potluck.core.method import on_client
 from potluck.core.roles import ClientFailure, Failure
 from potluck.core.tree import pack
@@ -14,7 +14,7 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.evaluate import evaluate
 from potluck.experiment.presets import experiment_for
 from potluck.methods import get_method
-from potluck.testing.worlds import CLASSES, World, play, quick, toy_federation
+from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 
 
 def share_right(net, examples) -> float:
@@ -25,7 +25,7 @@ def share_right(net, examples) -> float:
 def evaluated():
     experiment = experiment_for("fedin", ["federation.models=[{name='cnn2', width=4}, {name='cnn3', width=4}]"])
     engine = Engine(experiment.method, assemble(experiment).federation)
-    state = play(engine, 1)
+    state = run_rounds(engine, 1)
     return engine, state
 
 
@@ -45,11 +45,11 @@ def test_equal_models_are_run_once(evaluated, monkeypatch):
     engine, state = evaluated
     seen = []
 
-    def counting(net, examples, batch_size=250):
+    def counting(net, examples, batch_size=100):
         seen.append(len(examples))
-        return predict(net, examples, batch_size)
+        return predictions(net, examples, batch_size)
 
-    monkeypatch.setattr("potluck.engine.client.runtime.predict", counting)
+    monkeypatch.setattr("potluck.engine.client.runtime.predictions", counting)
     evaluate(engine, state)
     whole = len(engine.federation.test)
     assert seen.count(whole) == 2, "two architectures share layers, so there are two different models"
@@ -65,7 +65,7 @@ def test_evaluation_leaves_no_trace(evaluated):
 def test_means_are_over_clients_that_have_examples():
     method = quick(get_method("fedavg"))
     engine = Engine(method, toy_federation(World()))
-    state = play(engine, 1)
+    state = run_rounds(engine, 1)
     engine.federation.sites[1].test.inputs.resize_(0, 10)
     object.__setattr__(engine.federation.sites[1].test, "targets", torch.zeros(0, dtype=torch.int64))
     evaluation = evaluate(engine, state)
@@ -92,13 +92,18 @@ class Evaluating(Sequential):
 
 def all_wrong(result):
     """As if the model were the others', which is where equal models once spoke for each other, and always wrong."""
-    return result if result.common is None else replace(result, payload=pack((result.common + 1) % CLASSES))
+    if "common" not in result.sums:
+        return result
+    table = result.sums["common"]["confusion"]
+    wrong = torch.zeros_like(table)
+    wrong[torch.arange(CLASSES), (torch.arange(CLASSES) + 1) % CLASSES] = table.sum(1)
+    return replace(result, payload=pack({**result.sums, "common": {"confusion": wrong}}))
 
 
 def evaluation_of(executor, **options):
     federation = toy_federation(World(architectures=1))
     engine = Engine(quick(get_method("fedavg")), federation, executor=executor, **options)
-    return evaluate(engine, play(engine, 1))
+    return evaluate(engine, run_rounds(engine, 1))
 
 
 def rows(evaluation):
@@ -133,7 +138,7 @@ def test_a_client_that_cannot_be_judged_costs_its_own_row(trusted, liar):
 
 def test_a_client_that_fails_over_the_common_set_costs_nobody_else_that_number():
     def fails(result):
-        return result if result.common is None else Failure(result.client, "evaluation", "MemoryError: none left")
+        return result if "common" not in result.sums else Failure(result.client, "evaluation", "MemoryError: none left")
 
     honest = rows(evaluation_of(Sequential()))
     lacking = rows(evaluation_of(Evaluating(True, fails), tolerate_failures=True))
@@ -161,6 +166,6 @@ def test_a_model_that_cannot_be_judged_here_costs_its_own_row_and_ends_a_strict_
 def test_a_global_model_is_judged_where_there_is_one():
     method = quick(get_method("fedavg"))
     one, two = (Engine(method, toy_federation(World(architectures=n))) for n in (1, 2))
-    evaluated = evaluate(one, state := play(one, 1))
+    evaluated = evaluate(one, state := run_rounds(one, 1))
     assert evaluated.accuracy_global == share_right(one.global_model(state), one.federation.test)
-    assert evaluate(two, play(two, 1)).accuracy_global is None
+    assert evaluate(two, run_rounds(two, 1)).accuracy_global is None

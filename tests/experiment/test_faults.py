@@ -8,8 +8,8 @@ import pytest
 from potluck.core.errors import CheckpointError, StorageError
 from potluck.engine.files import using
 from potluck.experiment.assemble import Assembly
+from potluck.experiment.execute import execute, prepare
 from potluck.experiment.folder import open_folder
-from potluck.experiment.play import play, prepare
 from potluck.experiment.presets import experiment_for
 from potluck.testing.faults import FAULTS, Faulty, Killed
 from potluck.testing.worlds import World, toy_federation
@@ -28,7 +28,7 @@ def played(folder, rounds=2, disk=None):
     """Start a run or go on with it, as the command line does."""
     experiment = asked(rounds)
     with using(disk or Faulty()):
-        play(prepare(experiment, ASSEMBLY, folder), experiment, folder)
+        execute(prepare(experiment, ASSEMBLY, folder), experiment, folder)
     return {name: (folder / name).read_bytes() for name in WRITTEN}
 
 

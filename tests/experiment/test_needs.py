@@ -6,8 +6,9 @@ from torch import nn
 
 from potluck.core.errors import ConfigError
 from potluck.core.federation import empty_like
-from potluck.core.method import Need
-from potluck.experiment.needs import Offer, check_needs
+from potluck.core.needs import Need, Offer
+from potluck.core.scale import FULL
+from potluck.experiment.needs import check_needs
 from potluck.testing.worlds import World, toy_federation
 
 VALIDATION = frozenset({Need.VALIDATION})
@@ -45,3 +46,54 @@ def test_layers_that_are_frozen_may_differ_in_shape(frozen):
     else:
         with pytest.raises(ConfigError, match=r"0\.weight has shape \(8, 10\) in toy1"):
             check_needs(frozenset({Need.NESTED_LAYERS}), "Averages", offer)
+
+
+def test_need__of_a_methods_own_is_checked_with_its_own_advice():
+    def odd_one_out(offer):
+        return f"there are {len(offer.assigned)} clients" if len(offer.assigned) % 2 else None
+
+    even = Need("an even number of clients", odd_one_out, "change federation.clients by one")
+    check_needs({even}, "Paired", without_validation(of=4))
+    with pytest.raises(
+        ConfigError, match=r"^Paired cannot run here: there are 3 clients; change federation\.clients by"
+    ):
+        check_needs({even}, "Paired", without_validation(of=3))
+    both = {even, Need.VALIDATION}
+    with pytest.raises(ConfigError, match=r"none at 1; raise .*; there are 3 clients; change"):
+        check_needs(both, "Paired", without_validation(1, of=3))
+
+
+def grows(scale=FULL):
+    """A net whose one layer has another shape in the shallower net."""
+    return nn.Linear(2, scale.depth or 3)
+
+
+@pytest.mark.parametrize(
+    ("need", "changes", "complaint"),
+    [
+        (Need.ONE_ARCHITECTURE, {}, r"client 0 has toy1 and client 1 has toy2; give federation\.models one name"),
+        (Need.PUBLIC_DATA, {"public": None}, "federation.public is 'none'; give it 'holdout'"),
+        (
+            Need.SPLIT_MODEL,
+            {"architectures": {"toy1": nn.Flatten, "toy2": nn.Flatten}},
+            "toy1: Flatten cannot be split",
+        ),
+        (Need.WIDTH_SLICES, {"architectures": {"toy1": nn.Flatten}}, "width of toy1, which has no slices; choose"),
+        (
+            Need.DEPTH_PREFIXES,
+            {"architectures": {"toy1": nn.Flatten}},
+            "depth of toy1, which has no blocks to leave out; choose another model",
+        ),
+        (Need.DEPTH_PREFIXES, {"architectures": {"toy1": grows}}, "toy1 at depth 1 is no part of itself; choose"),
+    ],
+)
+def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
+    federation = toy_federation(World())
+    assert need.check(Offer.of(toy_federation(World(architectures=1)))) is None
+    with pytest.raises(ConfigError, match=complaint):
+        check_needs({need}, "Needy", Offer.of(replace(federation, **changes)))
+
+
+def test_need__has_a_text_of_its_own_for_people():
+    named = [value for value in vars(Need).values() if isinstance(value, Need)]
+    assert len({str(need) for need in named}) == len(named) == 9

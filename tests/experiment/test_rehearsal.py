@@ -99,7 +99,7 @@ def test_rehearse_changes_nothing_of_a_run(monkeypatch, tmp_path):
 
     def played(name):
         config = RunConfig(rounds=2, executor="sequential")
-        return Run(quick(get_method("fedavg")), federation, config, tmp_path / name).play().checkpoint
+        return Run(quick(get_method("fedavg")), federation, config, tmp_path / name).run().checkpoint
 
     rehearsed = played("rehearsed")
     monkeypatch.setattr("potluck.experiment.run.rehearse", lambda federation: None)

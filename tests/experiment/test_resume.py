@@ -105,7 +105,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused(play, tmp_path):
     content = {**json.loads(place.read_text()), "schema": 9}
     del content["seal"]
     place.write_bytes(_sealed_as_before(content))
-    with pytest.raises(CheckpointError, match=r"has schema 9; this Potluck knows up to \d+"):
+    with pytest.raises(CheckpointError, match=r"has schema 9; this Potluck reads up to \d+"):
         play(LOCAL, rounds=2)
 
 
@@ -179,7 +179,7 @@ def test_length_memory_and_workers_may_change(play):
 
 def test_fewer_rounds_than_are_played_are_refused(play):
     play(LOCAL, rounds=2)
-    with pytest.raises(CheckpointError, match=r"has 2 rounds behind it; run\.rounds: found 1, expected at least 2"):
+    with pytest.raises(CheckpointError, match=r"has 2 finished rounds; run\.rounds: found 1, expected at least 2"):
         play(LOCAL, rounds=1)
 
 
@@ -197,7 +197,7 @@ def test_play_twice_without_a_folder_is_the_same_run_twice():
     from potluck.testing.worlds import World, quick, toy_federation
 
     run = Run(quick(LOCAL), toy_federation(World()), RunConfig(rounds=2, executor="sequential"))
-    first, second = run.play(), run.play()
+    first, second = run.run(), run.run()
     assert first.rounds == second.rounds
     assert first.evaluation == second.evaluation
 

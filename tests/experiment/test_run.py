@@ -96,7 +96,7 @@ def test_the_best_round_is_chosen_on_validation_and_kept(play, tmp_path):
     assert result.checkpoint.best_round == validation.index(max(validation)) + 1
     best = json.loads((tmp_path / "run" / "checkpoint" / "best.json").read_text())
     assert best["round"] == result.checkpoint.best_round
-    assert (tmp_path / "run" / "checkpoint" / best["state"]).is_file()
+    assert all((tmp_path / "run" / "checkpoint" / name).is_file() for name in best["state"])
 
 
 def test_files_that_no_checkpoint_needs_are_deleted(play, tmp_path):
@@ -105,7 +105,7 @@ def test_files_that_no_checkpoint_needs_are_deleted(play, tmp_path):
     needed: set[str] = set()
     for name in ("last.json", "best.json"):
         content = json.loads((folder / name).read_text())
-        needed |= {content["state"], *content["clients"].values()}
+        needed |= {*content["state"], *content["clients"].values()}
     assert {path.name for path in folder.glob("*.safetensors")} == needed
 
 
@@ -113,7 +113,7 @@ def test_a_flipped_byte_anywhere_in_the_checkpoint_is_noticed(play, tmp_path):
     play(FEDMD, rounds=1)
     folder = tmp_path / "run" / "checkpoint"
     last = json.loads((folder / "last.json").read_text())
-    for name in ("last.json", last["state"], last["clients"]["2"]):
+    for name in ("last.json", *last["state"], last["clients"]["2"]):
         path = folder / name
         content = path.read_bytes()
         for position in (0, len(content) // 3, len(content) // 2, len(content) - 1):
@@ -197,7 +197,7 @@ def test_too_many_lost_rounds_in_a_row_end_the_run_also_when_it_was_stopped_betw
         ClientFailure, match=r"^3 rounds in a row were lost, the last one, 4, because: no client"
     ) as told:
         play(Unlucky, rounds=9, tolerate_failures=True, lost_rounds=3)
-    assert str(told.value).endswith("run.lost_rounds says how many may be")
+    assert str(told.value).endswith("run.lost_rounds sets how many may be")
 
 
 def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end_the_run(tmp_path):
@@ -205,7 +205,7 @@ def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end
     lone = replace(federation.sites[1], train=federation.sites[1].train.take(torch.tensor([0])))
     federation = replace(federation, sites={**federation.sites, 1: lone})
     config = RunConfig(rounds=12, cohort_fraction=0.4, tolerate_failures=True)
-    result = Run(quick(get_method("fedavg")), federation, config, tmp_path).play()
+    result = Run(quick(get_method("fedavg")), federation, config, tmp_path).run()
     lost = [record.round for record in result.rounds if record.lost is not None]
     assert lost == [record.round for record in result.rounds if record.cohort == [1]] != []
     assert all("1 training examples; expected at least 2" in result.rounds[n - 1].lost for n in lost)
@@ -217,7 +217,7 @@ def test_a_client_that_diverges_stops_every_method_with_round_and_client(name, t
     method = quick(get_method(name), optimizer="sgd", lr=1e20)
     federation = toy_federation(World(batchnorm=False).fit_for(method))
     with pytest.raises(DivergenceError, match=r"^round 1: client \d diverged in \w+\.\w+: "):
-        Run(method, federation, RunConfig(rounds=2), tmp_path).play()
+        Run(method, federation, RunConfig(rounds=2), tmp_path).run()
     assert not (tmp_path / "checkpoint" / "last.json").exists()
 
 
@@ -226,8 +226,8 @@ def test_targets_that_are_no_classes_are_refused_before_the_first_round(tmp_path
     site = federation.sites[2]
     train = replace(site.train, targets=site.train.targets.float())
     federation = replace(federation, sites={**federation.sites, 2: replace(site, train=train)})
-    with pytest.raises(DataError, match=r"^client 2: the targets of its training are float32"):
-        Run(quick(get_method("fedavg")), federation, RunConfig(rounds=1), tmp_path).play()
+    with pytest.raises(DataError, match=r"^client 2: the targets of its training part are float32"):
+        Run(quick(get_method("fedavg")), federation, RunConfig(rounds=1), tmp_path).run()
     assert not (tmp_path / "rounds.jsonl").exists()
 
 

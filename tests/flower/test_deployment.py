@@ -13,13 +13,12 @@ from sklearn.datasets import load_digits
 
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
-from potluck.experiment.play import play as play_here
-from potluck.experiment.play import prepare
+from potluck.experiment.execute import execute, prepare
 from potluck.flower.deploy.gate import Gate
 from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port
 from potluck.flower.deploy.superlink import SuperLink
-from potluck.flower.server.hosting import play, write_app
+from potluck.flower.server.hosting import run_app, write_app
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
 
 pytestmark = pytest.mark.slow
@@ -110,9 +109,9 @@ def test_real_nodes_give_the_bytes_of_one_process(deployment, data, tmp_path):
         here.mkdir()
         there.mkdir()
         experiment = experiment_of(name, data=[str(data / f"{node}.npz") for node in NODES])
-        play_here(prepare(experiment, assemble(experiment), here), experiment, here)
+        execute(prepare(experiment, assemble(experiment), here), experiment, here)
         app, said = write_app(place / f"app-{name}", experiment_of(name), there, timeout=120.0, patience=120.0), []
-        assert len(list(play(link, app, there, said.append))) == 1, said
+        assert len(list(run_app(link, app, there, said.append))) == 1, said
         assert found_in(there) == found_in(here), name
 
 

@@ -216,7 +216,7 @@ def test_an_error_of_the_superlink_reaches_the_node(keys):
     with opened(keys) as (address, _, told):
         headers = {**shown(keys), "x-status": "412"}
         assert ask(address, "/v1/fleet/activate-node", keys, headers=headers) == (412, b"/v1/fleet/activate-node ")
-        assert told == ["a node at 127.0.0.1 has to wait until the one that it was before counts as gone"]
+        assert told == ["a node at 127.0.0.1 has to wait until its previous connection counts as gone"]
 
 
 def test_a_superlink_that_is_gone_is_no_error_of_the_gates():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from flwr.app import Message
 
+from potluck.core.errors import WireError
 from potluck.core.message import Message as PotluckMessage
 from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
@@ -14,8 +15,8 @@ from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Task
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
-from potluck.flower.wire.envelope import _VERSION, unwrap, wrap
-from potluck.flower.wire.schemas import from_outcome, to_job
+from potluck.flower.wire.envelope import VERSION, unwrap, wrap
+from potluck.flower.wire.schemas import from_job, from_outcome, to_job, to_outcome
 from potluck.testing.loopback import Loopback
 
 EMPTY = PotluckMessage().encode()
@@ -87,13 +88,13 @@ def test_a_message_is_one_array_and_carries_the_name_of_what_the_node_keeps():
     _, grid = play({"a": echo}, [call(0, record=b"0" * 32)])
     (sent,) = grid.sent
     assert [len(record) for record in sent.content.array_records.values()] == [1]
-    words, payload = unwrap(sent.content)
-    assert to_job((words, payload)) == call(0, record=b"0" * 32)
-    assert words["run"] == "r"
+    header, payload = unwrap(sent.content)
+    assert to_job((header, payload)) == call(0, record=b"0" * 32)
+    assert header["run"] == "r"
 
 
 def test_verdicts_and_failures_cross_as_they_are():
-    result = EvalResult(0, "model", {"own": 0.1 + 0.2}, b"classes")
+    result = EvalResult(0, "model", b"sums")
     assert play({"a": answering(result)}, [EvalRequest(0, EMPTY, None, ("own",))])[0] == [result]
     failure = Failure(0, "Method.work", "ValueError: no", "trace")
     assert play({"a": answering(failure)}, [call()])[0] == [failure]
@@ -125,7 +126,7 @@ def empty(message):
         (raising, "its app raised: MemoryError: full"),
         (nonsense, "not an outcome of Potluck's"),
         (empty, "its reply is empty"),
-        (answering(EvalResult(0, "model", {}, EMPTY)), "evaluates its model where it was called"),
+        (answering(EvalResult(0, "model", EMPTY)), "an evaluation in answer to a call"),
         (answering(Answer(7, EMPTY, None, ())), "its node answers for client 7"),
     ],
 )
@@ -169,7 +170,7 @@ def test_a_node_that_was_started_anew_has_forgotten_its_job(monkeypatch):
         grid.pull_messages = pulled
 
     (failure,), _ = play({"a": echo}, [call(0)], timeout=30, before=restart)
-    assert "started anew" in failure.reason
+    assert "was restarted" in failure.reason
 
 
 def test_too_few_nodes_are_named():
@@ -179,15 +180,52 @@ def test_too_few_nodes_are_named():
     assert wait_for_nodes(Loopback({"b": echo, "a": echo, "c": echo}), 2, 1.0, told.append) == ["a", "b"]
 
 
-@pytest.mark.parametrize("words", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
-def test_a_damaged_message_is_refused(words):
+@pytest.mark.parametrize("job", [replace(call(), round=7), EvalRequest(0, EMPTY, None, ("own",), 7)])
+def test_the_round_of_a_job_travels_in_its_own_words(job):
+    header, payload = from_job(job, {})
+    assert to_job((header, payload)) == job
+    for wrong in (-1, 1.5, "7", None, 10**12):
+        with pytest.raises(WireError, match="round"):
+            to_job(({**header, "round": wrong}, payload))
+
+
+@pytest.mark.parametrize("header", ['{"client": 0}', "[]", "no json", json.dumps({"client": "x", "handler": 1})])
+def test_a_damaged_message_is_refused(header):
     from flwr.app import ConfigRecord, RecordDict
 
-    from potluck.core.errors import WireError
-
     with pytest.raises(WireError):
-        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": _VERSION, "words": words})})))
+        to_job(unwrap(RecordDict({"potluck": ConfigRecord({"version": VERSION, "words": header})})))
     with pytest.raises(WireError):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))
     with pytest.raises(WireError):
         unwrap(RecordDict({}))
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"x": float("nan")},
+        {"x": float("inf")},
+        {"x": "7"},
+        {"x": True},
+        {"x": None},
+        {"a/b": 1.0},
+        {"": 1.0},
+        {"x" * 65: 1.0},
+        {"a\n": 1.0},
+        {f"n{number}": 1.0 for number in range(33)},
+        [1.0],
+    ],
+)
+def test_notes_of_an_answer_travel_and_a_node_that_writes_others_loses_its_reply(notes):
+    good = Answer(0, EMPTY, None, (), notes={"x": 0.1, "a.b-c_d": -3.0})
+    assert to_outcome(from_outcome(good)) == good
+    header, payload = from_outcome(good)
+    envelope = {**header, "answer": {**header["answer"], "notes": notes}}, payload
+    with pytest.raises(WireError, match="notes"):
+        to_outcome(envelope)
+
+    nodes = {"a": lambda message: Message(wrap(*envelope), reply_to=message), "b": echo}
+    found, _ = play(nodes, [call(0), call(1)])
+    assert isinstance(found[0], Failure)
+    assert found[1].client == 1

@@ -78,6 +78,8 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
     finally:
         logger.setLevel(level)
     assert hostile.cost(attack, attacked, reference) == "nothing else"
+    heard = [*attacked.reasons, *attacked.said, attacked.log]
+    assert not any("speaks version" in text for text in heard), "the attack went no further than its version"
     others = {row["client"] for row in attacked.clients}
     assert others >= {1, 2}
     if point in ("reply", "failure"):

@@ -8,7 +8,7 @@ import pytest
 
 from potluck.experiment.config import resolve
 from potluck.flower.deploy.superlink import FlowerError
-from potluck.flower.server.hosting import Said, play, write_app
+from potluck.flower.server.hosting import EventLog, run_app, write_app
 from potluck.records import ROUNDS, RoundRecord
 
 
@@ -66,20 +66,20 @@ def writes(run, *numbers):
 
 
 def test_rounds_are_given_once_and_words_are_passed_on(run, tmp_path):
-    said, heard = Said(run), []
-    link = Link(writes(run, 1), lambda: said.say("waiting"), writes(run, 2, 3), said.end)
-    assert [record.round for record in play(link, tmp_path / "app", run, heard.append)] == [1, 2, 3]
+    events, heard = EventLog(run), []
+    link = Link(writes(run, 1), lambda: events.say("waiting"), writes(run, 2, 3), events.end)
+    assert [record.round for record in run_app(link, tmp_path / "app", run, heard.append)] == [1, 2, 3]
     assert heard == ["waiting"]
     assert (link.submitted, link.stopped) == ([tmp_path / "app"], [])
 
 
 def test_what_was_played_and_said_before_is_not_given_again(run, tmp_path):
-    said, heard = Said(run), []
+    events, heard = EventLog(run), []
     writes(run, 1, 2)()
-    said.say("old")
-    said.end("an old failure")
-    link = Link(writes(run, 3), said.end)
-    assert [record.round for record in play(link, tmp_path, run, heard.append)] == [3]
+    events.say("old")
+    events.end("an old failure")
+    link = Link(writes(run, 3), events.end)
+    assert [record.round for record in run_app(link, tmp_path, run, heard.append)] == [3]
     assert heard == []
 
 
@@ -90,25 +90,25 @@ def test_a_half_written_line_waits_for_its_end(run, tmp_path):
         with (run / ROUNDS).open("a") as file:
             file.write(part)
 
-    link = Link(lambda: write(text[:20]), lambda: write(text[20:]), Said(run).end)
-    assert [record.round for record in play(link, tmp_path, run, print)] == [1]
+    link = Link(lambda: write(text[:20]), lambda: write(text[20:]), EventLog(run).end)
+    assert [record.round for record in run_app(link, tmp_path, run, print)] == [1]
 
 
 def test_a_failure_is_told_as_it_was_said(run, tmp_path):
-    link = Link(writes(run, 1), lambda: Said(run).end("1 of 3 nodes came"))
+    link = Link(writes(run, 1), lambda: EventLog(run).end("1 of 3 nodes came"))
     with pytest.raises(FlowerError, match="1 of 3 nodes came"):
-        list(play(link, tmp_path, run, print))
+        list(run_app(link, tmp_path, run, print))
 
 
 def test_a_run_that_ends_without_a_word_is_noticed(run, tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.flower.server.hosting._ASK_EVERY", 0.0)
     with pytest.raises(FlowerError, match="the server app crashed"):
-        list(play(Link(), tmp_path, run, print))
+        list(run_app(Link(), tmp_path, run, print))
 
 
 def test_a_run_that_nobody_follows_is_stopped(run, tmp_path):
     link = Link(writes(run, 1))
-    rounds = play(link, tmp_path, run, print)
+    rounds = run_app(link, tmp_path, run, print)
     next(rounds)
     rounds.close()
     assert link.stopped == ["7"]

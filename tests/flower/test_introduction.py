@@ -26,8 +26,8 @@ RIGHT = Introduction("cnn2(width=4)", 0.5, Network.of(NET), 30, 3, 5, (1, 8, 8),
 
 
 def test_introduction_comes_back_as_it_was():
-    words = json.loads(json.dumps(RIGHT.words()))
-    assert Introduction.read(words) == RIGHT
+    header = json.loads(json.dumps(RIGHT.header()))
+    assert Introduction.read(header) == RIGHT
     member = RIGHT.member(7)
     assert (member.id, member.examples, member.capacity) == (7, 30, 0.5)
     assert member.shapes == {name: tensor.shape for name, tensor in NET.state_dict().items()}
@@ -36,7 +36,7 @@ def test_introduction_comes_back_as_it_was():
 
 def test_introduction_has_no_place_for_the_name_of_code():
     with pytest.raises(WireError, match="model: extra inputs are not permitted"):
-        Introduction.read({**RIGHT.words(), "model": {"name": "evil.py:main", "options": {}}})
+        Introduction.read({**RIGHT.header(), "model": {"name": "evil.py:main", "options": {}}})
 
 
 WRONG = [None, "many", -1, 0, 1.5, True, float("nan"), float("inf"), 10**18, [], {}, ["\x1b[2J"]]
@@ -52,17 +52,17 @@ IN_ORDER = {
 
 @pytest.mark.parametrize(
     ("entry", "value"),
-    [(entry, value) for entry in RIGHT.words() for value in WRONG if value not in IN_ORDER.get(entry, [])],
+    [(entry, value) for entry in RIGHT.header() for value in WRONG if value not in IN_ORDER.get(entry, [])],
 )
 def test_introduction_refuses_what_its_schema_does_not_have(entry, value):
     with pytest.raises(WireError):
-        Introduction.read({**RIGHT.words(), entry: value})
+        Introduction.read({**RIGHT.header(), entry: value})
 
 
-@pytest.mark.parametrize("entry", sorted(RIGHT.words()))
+@pytest.mark.parametrize("entry", sorted(RIGHT.header()))
 def test_introduction_refuses_to_lack_anything(entry):
     with pytest.raises(WireError, match=f"its introduction: {entry}: field required"):
-        Introduction.read({name: value for name, value in RIGHT.words().items() if name != entry})
+        Introduction.read({name: value for name, value in RIGHT.header().items() if name != entry})
 
 
 def test_introduction_that_is_a_refusal_is_one_clean_line():
@@ -86,13 +86,13 @@ def introduced(client=0, **changed):
     """How an honest node would introduce itself, with some words replaced."""
     base = assemble_server(experiment())
     network = Network.of(base.build("cnn2(width=4)", Key(("test",))))
-    words = Introduction("cnn2(width=4)", 1.0, network, 40, 4, 10, (1, 8, 8), 10).words()
-    return {**words, **changed}
+    header = Introduction("cnn2(width=4)", 1.0, network, 40, 4, 10, (1, 8, 8), 10).header()
+    return {**header, **changed}
 
 
-def saying(words):
+def saying(header):
     """A node that introduces itself so."""
-    return lambda message: Message(wrap(words() if callable(words) else words), reply_to=message)
+    return lambda message: Message(wrap(header() if callable(header) else header), reply_to=message)
 
 
 def silent(message):
@@ -102,8 +102,8 @@ def silent(message):
 def meet(nodes, of=None, timeout=5.0):
     of, said = of or experiment(), []
     grid = Loopback(nodes)
-    words = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), words, timeout, said.append).first(patience=0.5)
+    header = {"experiment": of.tree(), "run": "run-1", "code": None}
+    met = _Meeting(grid, of, assemble_server(of), header, timeout, said.append).first(patience=0.5)
     return met, said
 
 
@@ -131,7 +131,7 @@ def test_meeting_goes_on_without_a_node_that_introduces_itself_wrongly(bad, reas
     assert met.names == {0: "a", 2: "c"}
     assert said[0].startswith("node b takes no part: ")
     assert reason in said[0]
-    assert said[1] == "2 of 3 nodes take part; going on without the others"
+    assert said[1] == "2 of 3 nodes take part; continuing without the others"
 
 
 def test_meeting_takes_another_node_for_one_that_is_refused():
@@ -145,8 +145,8 @@ def test_meeting_does_not_wait_longer_than_told_for_a_node_that_says_nothing():
     of, said = experiment(), []
     grid = Loopback(grid_nodes)
     grid.silent.add("b")
-    words = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), words, 0.5, said.append).first(patience=0.5)
+    header = {"experiment": of.tree(), "run": "run-1", "code": None}
+    met = _Meeting(grid, of, assemble_server(of), header, 0.5, said.append).first(patience=0.5)
     assert met.names == {0: "a", 2: "c"}
     assert said[0] == "node b takes no part: no answer within 0 s"
 
@@ -165,15 +165,15 @@ def test_meeting_ends_where_nobody_is_left():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda words: {"shapes": {**words["shapes"], next(iter(words["shapes"])): [1]}}, r"is torch.Size\(\[1\]\)"),
-        (lambda words: {"dtypes": dict.fromkeys(words["dtypes"], "float16")}, "is float16; expected float32"),
-        (lambda words: {"parameters": words["parameters"][1:]}, "it trains other tensors"),
-        (lambda words: {"capacity": 0}, "capacity"),
+        (lambda header: {"shapes": {**header["shapes"], next(iter(header["shapes"])): [1]}}, r"is torch.Size\(\[1\]\)"),
+        (lambda header: {"dtypes": dict.fromkeys(header["dtypes"], "float16")}, "is float16; expected float32"),
+        (lambda header: {"parameters": header["parameters"][1:]}, "it trains other tensors"),
+        (lambda header: {"capacity": 0}, "capacity"),
     ],
 )
 def test_meeting_compares_a_network_of_the_experiments_name_with_the_experiments(change, reason):
-    words = introduced()
-    nodes = {"a": saying(words), "b": saying({**words, **change(words)}), "c": saying(words)}
+    header = introduced()
+    nodes = {"a": saying(header), "b": saying({**header, **change(header)}), "c": saying(header)}
     met, said = meet(nodes)
     assert met.names == {0: "a", 2: "c"}
     assert re.search(reason, said[0]), said[0]
@@ -182,7 +182,7 @@ def test_meeting_compares_a_network_of_the_experiments_name_with_the_experiments
 def own_network():
     net = nn.Linear(64, 10)
     network = Network.of(net)
-    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10).words()
+    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10).header()
 
 
 def test_meeting_takes_a_network_of_a_nodes_own_where_the_server_builds_none():
@@ -215,13 +215,13 @@ def test_who_was_met_is_found_again_and_damage_is_said(tmp_path):
             _Met.read(place)
 
 
-def test_a_household_answers_whatever_it_is_sent(tmp_path):
+def test_a_nodes_service_answers_whatever_it_is_sent(tmp_path):
     service = NodeService(NodeConfig(tmp_path))
     for kind in (HELLO, "train.job", "nonsense"):
-        for words in ({}, {"client": 0}, {"experiment": 1, "run": "r", "client": 0}, {"client": 0, "handler": 7}):
-            assert "refusal" in service.answer(kind, (words, b""))[0]
+        for header in ({}, {"client": 0}, {"experiment": 1, "run": "r", "client": 0}, {"client": 0, "handler": 7}):
+            assert "refusal" in service.answer(kind, (header, b""))[0]
 
 
 def test_words_of_another_version_are_refused_by_name():
-    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 2"):
+    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 3"):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))

@@ -88,7 +88,7 @@ def test_what_is_missing_is_named_with_its_remedy(keys, tmp_path):
         revoke_node(keys, "b")
     with pytest.raises(ConfigError, match="make it first"):
         add_node(tmp_path / "none", "a")
-    with pytest.raises(ConfigError, match=r"node\.key not found; carry here"):
+    with pytest.raises(ConfigError, match=r"node\.key not found; copy nodes/NAME"):
         check_carried(keys)
     with pytest.raises(ConfigError, match=r"ca.crt, server.crt, server.key not found; potluck keys"):
         check_served(tmp_path)

@@ -21,7 +21,7 @@ from potluck.flower.wire.schemas import from_outcome, to_job
 from potluck.methods import get_method, list_methods
 from potluck.testing.conformance import packed
 from potluck.testing.loopback import Loopback
-from potluck.testing.worlds import World, play, quick, toy_federation
+from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 ROUNDS = 2
 
@@ -77,7 +77,7 @@ def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
     executor = GridExecutor(names, {}, timeout=60.0, poll=0.0)
     seen = as_the_server_sees(federation, subject.builds_clients_models)
     there = Engine(subject, seen, store=KeptElsewhere(), executor=executor)
-    states = [play(engine, ROUNDS) for engine in (here, there)]
+    states = [run_rounds(engine, ROUNDS) for engine in (here, there)]
     assert packed(states[0]) == packed(states[1])
     parts = dict.fromkeys(federation.sites, ("own", "validation", "common"))
     assert here.evaluate(states[0], parts) == there.evaluate(states[1], parts)

@@ -50,7 +50,7 @@ def test_a_reply_that_came_too_late_is_forgotten(tmp_path):
 
 @pytest.mark.parametrize("name", ["0" * 32, "../secret", ""])
 def test_what_is_not_there_is_said(tmp_path, name):
-    with pytest.raises(CheckpointError, match="not here"):
+    with pytest.raises(CheckpointError, match="is missing"):
         NodeStore(tmp_path).read(name)
 
 
@@ -69,11 +69,11 @@ def test_the_server_keeps_names_that_a_checkpoint_can_hold():
     other.restore(store.save())
     assert other.read(3) == b"a" * 32
     assert other.read(4) is None
-    with pytest.raises(CheckpointError, match="no name of client 4"):
+    with pytest.raises(CheckpointError, match="not a name of client 4"):
         other.restore({4: f"3-{'a' * 32}.safetensors"})
 
 
-def words(**more):
+def header(**more):
     experiment = {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}}
     return {"experiment": experiment, "run": "run-1", "client": 0, **more}
 
@@ -86,12 +86,12 @@ def test_an_owner_says_where_things_may_be_kept():
 @pytest.mark.parametrize("run", ["../up", ".hidden", "", "a/b"])
 def test_a_server_cannot_name_another_folder(tmp_path, run):
     with pytest.raises(ConfigError, match="name of a run"):
-        node_at(NodeConfig(tmp_path), words(run=run))
+        node_at(NodeConfig(tmp_path), header(run=run))
 
 
 def test_a_client_that_the_experiment_lacks_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has 2 clients"):
-        node_at(NodeConfig(tmp_path), words(client=2))
+        node_at(NodeConfig(tmp_path), header(client=2))
 
 
 def digits_in(path, *, names=None, digits=10):
@@ -105,7 +105,7 @@ def digits_in(path, *, names=None, digits=10):
 
 
 def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
-    experiment = resolve(words()["experiment"])
+    experiment = resolve(header()["experiment"])
     data = digits_in(tmp_path / "own.npz", names=["9", "2"], digits=2)
     federation, _ = federation_at(NodeConfig(tmp_path, data, "cnn2"), experiment, 0)
     assert set(federation.sites[0].train.labels.tolist()) == {9, 2}
@@ -115,7 +115,7 @@ def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
     data = digits_in(tmp_path / "own.npz", names=[str(digit) for digit in range(1, 11)])
     with pytest.raises(DataError, match=r"client 0 \(.*own\.npz\): class '10' is none of the 10 of digits; nearest"):
-        node_at(NodeConfig(tmp_path, data, "cnn2"), words())
+        node_at(NodeConfig(tmp_path, data, "cnn2"), header())
 
 
 def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itself(tmp_path):
@@ -124,12 +124,12 @@ def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itsel
     )
     home = NodeConfig(tmp_path, digits_in(tmp_path / "own.npz"), f"{tmp_path / 'nets.py'}:narrow")
     with pytest.raises(ConfigError, match=r"nets\.py:narrow: returns a tensor of shape \(batch, 7\); expected logits"):
-        node_at(home, words())
+        node_at(home, header())
 
 
 def test_a_model_of_its_own_needs_data_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match="data of one's own"):
-        node_at(NodeConfig(tmp_path, model="cnn2"), words())
+    with pytest.raises(ConfigError, match="--model and --capacity need --data"):
+        node_at(NodeConfig(tmp_path, model="cnn2"), header())
 
 
 def test_a_client_that_has_changed_since_the_run_began_is_refused(tmp_path):
@@ -146,7 +146,7 @@ def test_a_node_has_as_many_threads_as_the_run_whatever_the_machine_has(tmp_path
     class Host:
         def execute(self, job):
             seen.append(torch.get_num_threads())
-            return EvalResult(job.client, "model", {}, b"")
+            return EvalResult(job.client, "model", b"")
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

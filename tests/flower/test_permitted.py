@@ -56,8 +56,8 @@ def asked(home, code=None, client=0, **tables):
     """How a node introduces itself to a server with this experiment."""
     federation = {"dataset": "digits", "train_fraction": 0.1, "clients": 2, "models": [{"name": "cnn2", "width": 4}]}
     tree = {"federation": federation | tables.get("federation", {}), "method": tables.get("method", {"name": "local"})}
-    words = {"experiment": tree, "run": "run-1", "client": client, "code": code}
-    return NodeService(home).answer(HELLO, (words, b""))[0]
+    header = {"experiment": tree, "run": "run-1", "client": client, "code": code}
+    return NodeService(home).answer(HELLO, (header, b""))[0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,4 +171,4 @@ def test_home_says_which_file_of_code_is_missing(tmp_path):
 
 def test_home_of_a_configuration_has_its_files_of_code(tmp_path, code):
     home = NodeConfig(tmp_path, code=(code, tmp_path / "other.py"))
-    assert NodeConfig.of(home.words()).code == (code, tmp_path / "other.py")
+    assert NodeConfig.of(home.as_config()).code == (code, tmp_path / "other.py")

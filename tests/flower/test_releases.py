@@ -155,8 +155,8 @@ def test_a_damaged_count_costs_the_reply_and_is_said(house, tmp_path):
 @pytest.mark.parametrize("wrong", [-1, 2**31, 1.0, True, "3", [1], float("nan")])
 @pytest.mark.parametrize("word", ["releases", "released"])
 def test_a_count_that_is_none_is_refused(word, wrong):
-    words, payload = from_outcome(Answer(0, b"", None, (), 1, 2))
-    assert to_outcome((words, payload)) == Answer(0, b"", None, (), 1, 2)
-    words["answer"][word] = wrong
+    header, payload = from_outcome(Answer(0, b"", None, (), 1, 2))
+    assert to_outcome((header, payload)) == Answer(0, b"", None, (), 1, 2)
+    header["answer"][word] = wrong
     with pytest.raises(WireError, match="not an outcome of Potluck's: answer"):
-        to_outcome((words, payload))
+        to_outcome((header, payload))

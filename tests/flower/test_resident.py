@@ -9,7 +9,7 @@ import pytest
 from potluck.core.errors import ConfigError
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
-from potluck.flower.node.resident import ResidentLost, hand_over, socket_in
+from potluck.flower.node.resident import ResidentLost, delegate, socket_in
 from potluck.flower.node.service import NodeService
 
 WORDS = {
@@ -20,7 +20,7 @@ WORDS = {
 
 
 def test_a_node_without_a_resident_does_the_work_itself():
-    assert hand_over({"state": "somewhere"}, HELLO, (WORDS, b"")) is None
+    assert delegate({"state": "somewhere"}, HELLO, (WORDS, b"")) is None
 
 
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path):
@@ -37,14 +37,14 @@ def test_an_app_of_a_node_imports_nothing_heavy():
 @pytest.mark.slow
 def test_a_resident_answers_until_it_ends(tmp_path):
     home = NodeConfig(tmp_path)
-    config = {**home.words(), "resident": True}
-    process = subprocess.Popen([sys.executable, "-m", "potluck.flower.node.resident", json.dumps(home.words())])
+    config = {**home.as_config(), "resident": True}
+    process = subprocess.Popen([sys.executable, "-m", "potluck.flower.node.resident", json.dumps(home.as_config())])
     try:
         expected = NodeService(NodeConfig(tmp_path / "other")).answer(HELLO, (WORDS, b""))
-        assert hand_over(config, HELLO, (WORDS, b"")) == expected
-        refused, _ = hand_over(config, HELLO, ({**WORDS, "client": 9}, b""))
+        assert delegate(config, HELLO, (WORDS, b"")) == expected
+        refused, _ = delegate(config, HELLO, ({**WORDS, "client": 9}, b""))
         assert "has 2 clients" in refused["refusal"]
-        assert hand_over(config, HELLO, (WORDS, b"")) == expected
+        assert delegate(config, HELLO, (WORDS, b"")) == expected
     finally:
         process.kill()
         process.wait()
@@ -53,4 +53,4 @@ def test_a_resident_answers_until_it_ends(tmp_path):
 def test_a_resident_that_never_comes_is_missed(tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.flower.node.resident._COMES_WITHIN", 0.1)
     with pytest.raises(ResidentLost, match="no worker listens"):
-        hand_over({"state": str(tmp_path), "resident": True}, HELLO, (WORDS, b""))
+        delegate({"state": str(tmp_path), "resident": True}, HELLO, (WORDS, b""))

@@ -10,6 +10,7 @@ from potluck.core.errors import DivergenceError
 from potluck.core.message import Message
 from potluck.core.roles import Failure
 from potluck.core.tree import pack, unpack
+from potluck.experiment.checkpoint import joined
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
@@ -58,7 +59,8 @@ def played(method, folder, spoil=lambda said, payload: (said, payload), clients=
 
 def state_of(run):
     """What the server holds after the run."""
-    return unpack((run / CHECKPOINT / Checkpoint.read(run / CHECKPOINT / LAST).state).read_bytes())
+    folder = run / CHECKPOINT
+    return joined([unpack((folder / name).read_bytes()) for name in Checkpoint.read(folder / LAST).state])
 
 
 @pytest.mark.slow
@@ -69,15 +71,18 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity"}
     assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes"}
     assert answer[1].keys() == {"client", "answer"}
-    assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released"}
+    assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released", "notes"}
+    assert answer[1]["answer"]["notes"] == {}
     assert len(answer[1]["answer"]["losses"]) == 1
     assert dict(Message.decode(answer[2])) == {}
     assert result[1].keys() == {"client", "result"}
-    assert result[1]["result"].keys() == {"model", "shares"}
-    assert result[1]["result"]["shares"].keys() <= {"own", "validation", "common"}
-    common = unpack(result[2])
-    assert (common.dtype, common.dim()) == (torch.int64, 1)
-    assert set(common.tolist()) <= set(range(10))
+    assert result[1]["result"].keys() == {"model"}
+    sums = unpack(result[2])
+    assert sums.keys() <= {"own", "validation", "common"}
+    for of_part in sums.values():
+        assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in of_part.items()} == {
+            "confusion": (torch.int64, (10, 10))
+        }
 
 
 @pytest.mark.parametrize("sent", [LOUD, LOUD * 10_000, "x" * 2**20, ("y" * 100 + "\n") * 10_000, "\r" * 10_000])
@@ -93,9 +98,7 @@ def test_failure_text_is_clean_and_short(sent):
 @pytest.mark.slow
 def test_what_is_not_protected_the_server_reads_every_reply(tmp_path):
     _, answer, _ = played("fedavg", tmp_path)
-    state = unpack(
-        (tmp_path / "run" / CHECKPOINT / Checkpoint.read(tmp_path / "run" / CHECKPOINT / LAST).state).read_bytes()
-    )
+    state = state_of(tmp_path / "run")
     sent = Message.decode(answer[2])["weights"]
     assert all(torch.equal(sent[name], state["pool"]["all"][name]) for name in sent)
 
@@ -133,8 +136,8 @@ def test_what_is_not_protected_a_node_ends_a_run_that_tolerates_nothing(tmp_path
 def test_what_is_not_protected_a_server_sets_the_work(tmp_path):
     asked = tree("local")
     asked["method"]["training"] = {"epochs": 10**9}
-    words = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
-    assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (words, b""))[0]["train"] > 100
+    header = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
+    assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (header, b""))[0]["train"] > 100
 
 
 def test_a_node_that_is_asked_for_nothing_known_writes_nothing(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
-from potluck.experiment.play import play, prepare
+from potluck.experiment.execute import execute, prepare
 from potluck.records import CHECKPOINT, LAST, Checkpoint
 
 pytest.importorskip("ray", reason="the extra 'ray' is not installed, on which Flower simulates")
@@ -24,7 +24,7 @@ def test_a_simulated_round_is_that_of_one_process(tmp_path):
     experiment, folders = resolve(TREE), [tmp_path / "here", tmp_path / "there"]
     for folder in folders:
         folder.mkdir()
-    play(prepare(experiment, assemble(experiment), folders[0]), experiment, folders[0])
+    execute(prepare(experiment, assemble(experiment), folders[0]), experiment, folders[0])
     seen = []
     simulate(experiment, folders[1], seen.append)
     here, there = (Checkpoint.read(folder / CHECKPOINT / LAST) for folder in folders)

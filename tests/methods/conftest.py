@@ -1,6 +1,5 @@
 """A toy world for methods: labelled clouds, lines of one weight, and an ear at the wire."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.rng import fold_in
+from potluck.core.scale import FULL, Scale
 from potluck.core.tree import unpack
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
@@ -94,9 +94,9 @@ def play(tmp_path: Path) -> Callable[..., Run]:
     return start
 
 
-def normed(hidden: int, rate: float = 1.0) -> StagedNet:
+def normed(hidden: int, scale: Scale = FULL) -> StagedNet:
     """Fully connected stages with BatchNorm; the deeper net appends stages."""
-    width = math.ceil(rate * WIDTH)
+    width = scale.of(WIDTH)
     inputs = [FEATURES, *[width] * hidden]
     stages = {
         f"stage{i}": nn.Sequential(nn.Linear(inputs[i], width), nn.BatchNorm1d(width), nn.ReLU())

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from potluck.core.batchnorm import keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
+from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.inference import predict
@@ -60,7 +60,7 @@ def sub_problems(run, id):
 
     The reply comes last.
     """
-    client = run.engine._host._open(id, run.engine.store.read(id), fold_in(0, "by hand", id))
+    client = run.engine._host._open(id, run.engine.store.read(id), fold_in(0, "by hand", id), 1)
     work = run.engine.method.local_update(client, run.wire.sent["local_update"][-1][id])
     report = None
     while True:
@@ -171,7 +171,7 @@ def test_no_tensor_of_another_piece_is_saved_for_the_backward_pass(play, buffer)
 
         batch = fit.data.batch(torch.arange(4))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), keep_statistics(fit.net):
-            loss = fit.losses[0](fit.net.train(), batch, fit.extras)
+            loss = fit.losses[0](fit.net.train(), batch, {**fit.extras, **fit.frozen})
         for hook in hooks:
             hook.remove()
         (z,) = entered  # the one tensor that two pieces share: output of the finished, input of this
@@ -197,7 +197,7 @@ def test_the_input_of_a_piece_is_the_output_of_the_finished_ones_in_evaluation_m
     starts = [0, 2, 3, 4, 5, 7, 8, 9]
     for (client, fit), start in zip(fits_of(run, 0), starts, strict=False):
         expected = predict(client.model.stages[:start], data, 4) if start else data.inputs
-        found, labels = fit.data.batch(torch.arange(10))
+        found, labels, _ = fit.data.batch(torch.arange(10))
         assert_close(found, expected, rtol=1e-4, atol=1e-5)
         assert torch.equal(labels, data.labels)
         assert torch.equal(fit.data.labels, data.labels)
@@ -213,7 +213,7 @@ def test_a_finished_piece_has_the_statistics_of_all_examples(play, buffer):
     next(fits)  # the next piece is asked for, so this one is finished
     finished = nn.Sequential(*(client.model.stages.get_submodule(name) for name in ("stem", "block1")))
     found = weights_of(finished)
-    inputs, _ = next(client.train.batches(16))
+    inputs = next(client.train.batches(16)).inputs
     measure_statistics(finished, [inputs])
     assert_close(weights_of(finished), found)
     assert not torch.allclose(found["1.norm1.running_mean"], torch.zeros(2))
@@ -377,7 +377,7 @@ def test_bypassed_blocks_are_jumped_over_and_sent_back_as_they_came(play):
     assert trained == {"stem", "block4", "skip link", "norm"}
     next(fits)
     _, third = next(fits)
-    found, _ = third.data.batch(torch.arange(10))
+    found, _, _ = third.data.batch(torch.arange(10))
     assert len(list(fits)) == 3
     data = run.engine.federation.sites[0].train
     stages = client.model.eval().stages
@@ -392,7 +392,7 @@ def test_a_bypass_between_unequal_shapes_is_refused_before_anybody_trains(play, 
     broken = method(replace(PLAIN, batch_size=32), partial="bypass", slack=1.0)
     memory = broken.estimate(SMALL(), IMAGE)
     share = (memory.costs[4] + 1) / memory.whole
-    message = r"client 1, capacity .* of net: .*'bypass', but stem puts out \(2, 8, 8\) and block5 reads \(4, 4, 4\)"
+    message = r"client 1, capacity .* of net: .*'bypass', but stem returns \(2, 8, 8\) and block5 reads \(4, 4, 4\)"
     with pytest.raises(ConfigError, match=message):
         play(broken, images(1.0, share), rounds=0)
     play(replace(broken, partial="freeze"), images(1.0, share), rounds=0)
@@ -421,7 +421,7 @@ def test_too_little_memory_for_any_piece_is_an_error_with_the_smallest_that_work
 
 def pair():
     nets = nn.ModuleDict({"own": SMALL(), "peer1": SMALL()})
-    batch = torch.rand(6, *IMAGE), torch.arange(6) % 3
+    batch = Batch(torch.rand(6, *IMAGE), torch.arange(6) % 3, {})
     return nets, batch
 
 
@@ -472,7 +472,7 @@ def test_clients_of_full_capacity_train_several_nets_and_send_one(play):
     assert_close(mine[1]["weights"], theirs[1]["weights"], **EXACTLY)
     assert not torch.allclose(mine[0]["weights"]["head.weight"], theirs[0]["weights"]["head.weight"])
     assert run.kept(1)["state"] == {}
-    peers = [run.kept(id)["state"]["peers"][name] for id in (0, 2) for name in ("peer1", "peer2")]
+    peers = [run.kept(id)["modules"][name] for id in (0, 2) for name in ("peer1", "peer2")]
     kernels = [peer["stages.block9.conv1.weight"] for peer in [*peers, mine[0]["weights"]]]
     for place, kernel in enumerate(kernels):
         assert not any(torch.allclose(kernel, other) for other in kernels[:place])
@@ -497,7 +497,7 @@ def test_nets_step_in_turn_and_a_peer_learns_from_the_step_before(play):
 
 def test_a_peer_starts_from_weights_of_its_own(play):
     run = play(FeDepth(replace(PLAIN, lr=0.0), models=2), images(1.0))
-    sent, peer = run.wire.sent["local_update"][0][0]["weights"], run.kept(0)["state"]["peers"]["peer1"]
+    sent, peer = run.wire.sent["local_update"][0][0]["weights"], run.kept(0)["modules"]["peer1"]
     layers = [name for name in sent if name.endswith(("conv.weight", "conv1.weight", "conv2.weight", "head.weight"))]
     assert len(layers) == 20
     assert not any(torch.allclose(sent[name], peer[name]) for name in layers)
@@ -506,9 +506,9 @@ def test_a_peer_starts_from_weights_of_its_own(play):
 def test_peers_go_on_where_they_stopped(play):
     still = replace(PLAIN, lr=0.0)
     run = play(FeDepth(still, models=2), images(1.0))
-    first = run.kept(0)["state"]["peers"]["peer1"]
+    first = run.kept(0)["modules"]["peer1"]
     run.round()
-    second = run.kept(0)["state"]["peers"]["peer1"]
+    second = run.kept(0)["modules"]["peer1"]
     parameters = dict(SMALL().named_parameters())
     assert_close({n: second[n] for n in parameters}, {n: first[n] for n in parameters}, **EXACTLY)
     assert second["stages.block1.norm1.num_batches_tracked"] == 2 * first["stages.block1.norm1.num_batches_tracked"]
@@ -563,9 +563,9 @@ def most_in_a_round(play, method, build, capacity, examples):
     """The most bytes of tensors that a client's call holds, from the message's bytes to the reply's."""
     data = Examples(torch.rand(examples, 32), torch.arange(examples) % 3)
     run = play(method, Federation({0: Site(0, "net", data, data, data, capacity)}, {"net": build}, "net", 3), rounds=0)
-    share = method.sharing.share(run.state.pool, run.engine.federation.roster[0])
-    heads = {"heads": run.state.heads["all"]} if isinstance(method, MFeDepth) else {}
-    call = Call("local_update", 0, Message(**share, **heads).encode(), None, fold_in(0, "call"))
+    share = method.sharing.message(run.state.pool, run.engine.federation.roster[0])
+    exits = {"exits": run.state.exits["all"]} if isinstance(method, MFeDepth) else {}
+    call = Call("local_update", 0, Message(**share, **exits).encode(), None, fold_in(0, "call"))
     found = []
     peak = most_allocated(lambda: found.append(run.engine._host.execute(call)))
     assert isinstance(found[0], Answer), found

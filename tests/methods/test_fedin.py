@@ -7,14 +7,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
+from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
-from potluck.core.weights import load, parameters_of, without_conflict
+from potluck.core.weights import load, parameters_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedin import FeatureLoss, FedIN, LocalLoss, Reconcile
+from potluck.methods.fedin import FedIN
 from potluck.models import get_model
 from potluck.models.contract import StagedNet, intermediate_names, split
+from potluck.parts.features import FeatureLoss, ObservingLoss
+from potluck.parts.projection import Reconcile, without_conflict
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -87,7 +89,7 @@ def test_the_local_loss_is_the_tasks_loss_of_the_whole_network_and_the_pull(play
     net = play(FedIN(), federation).model(0)
     anchor = {name: uniform(*p.shape) for name, p in net.named_parameters()}
     batch = federation.sites[0].train.batch(torch.arange(12))
-    loss, observed = LocalLoss(F.cross_entropy, mu=0.2)(net, batch, {"anchor": anchor})
+    loss, observed = ObservingLoss(F.cross_entropy, mu=0.2)(net, batch, {"anchor": anchor})
     found = dict(zip(anchor, torch.autograd.grad(loss, list(net.parameters())), strict=True))
     task = F.cross_entropy(net(batch[0]), batch[1])
     gradient = dict(zip(anchor, torch.autograd.grad(task, list(net.parameters())), strict=True))
@@ -149,14 +151,14 @@ def test_both_rules_on_a_small_conflict(feature, exact, simplified):
     local, g_in, exact, simplified = vectors((1.0, 0.0), feature, exact, simplified)
     assert_close(without_conflict(g_in, local, "tensor"), exact, **EXACTLY)
     for rule, expected in (("exact", exact), ("simplified", simplified)):
-        assert_close(Reconcile(frozenset({"w"}), FedIN(rule=rule))([local, g_in], {}), expected, **EXACTLY)
+        assert_close(Reconcile(frozenset({"w"}), rule)([local, g_in], {})[0], expected, **EXACTLY)
 
 
 def test_the_simplified_rule_may_still_oppose_the_local_gradient():
     local, g_in = vectors((1.0, 0.0), (-3.0, 1.0))
-    z = Reconcile(frozenset({"w"}), FedIN())([local, g_in], {})["w"]
+    z = Reconcile(frozenset({"w"}))([local, g_in], {})[0]["w"]
     assert (z * local["w"]).sum() == -2.5  # b + a / 2
-    z = Reconcile(frozenset({"w"}), FedIN(multiplier=6.0))([local, g_in], {})["w"]
+    z = Reconcile(frozenset({"w"}), multiplier=6.0)([local, g_in], {})[0]["w"]
     assert_close(z, torch.tensor((0.0, 1.0)))  # lambda = -2 b / a is the one that makes the rules equal
 
 
@@ -221,14 +223,14 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
     net, batch = run.model(0).train(), federation.sites[0].train.batch(torch.arange(12))
     extras = {"anchor": {n: p.detach() - 0.1 for n, p in net.named_parameters()}}
     extras["features"] = {"s_in": uniform(5, 8), "s_out": uniform(5, 8, seed=1)}
-    losses = [LocalLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
+    losses = [ObservingLoss(F.cross_entropy, 0.1)(net, batch, extras)[0], FeatureLoss(100)(net, batch, extras)]
     names, parameters = zip(*net.named_parameters(), strict=True)
     gradients = []
     for loss in losses:
         found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
         gradients.append({n: g for n, g in zip(names, found, strict=True) if g is not None})
     together = torch.autograd.grad(losses[1] + losses[0] / 2, parameters)
-    z = Reconcile(intermediate_names(net), FedIN())(gradients, extras)
+    z = Reconcile(intermediate_names(net))(gradients, extras)[0]
     assert_close(z, dict(zip(names, together, strict=True)))
 
 
@@ -237,7 +239,7 @@ def test_where_one_loss_does_not_depend_on_a_weight_its_gradient_is_zero():
     feature = {"both": torch.tensor([1.0]), "feature": torch.tensor([3.0])}
     inner = frozenset({"both", "local", "feature"})
     for rule, expected in (("simplified", (2.0, 2.0, 3.0, 3.0)), ("exact", (1.0, 0.0, 3.0, 6.0))):
-        z = Reconcile(inner, FedIN(rule=rule))([local, feature], {})
+        z = Reconcile(inner, rule)([local, feature], {})[0]
         assert tuple(z[name].item() for name in ("both", "local", "feature", "outer")) == expected
 
 
@@ -548,10 +550,10 @@ def test_no_noise_is_no_noise_bit_for_bit(play, clouds):
 @pytest.mark.parametrize("strength", [0.8, 2.0])
 def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play, clouds, strength):
     net = play(FedIN(), clouds("mlp2")).model(0)
-    inputs = uniform(4000, 6)
+    batch = Batch(uniform(4000, 6), torch.zeros(4000, dtype=torch.int64), {})
     with torch.no_grad():
-        _, clean = LocalLoss(F.cross_entropy, 0.0)(net, (inputs, torch.zeros(4000, dtype=torch.int64)), {})
-        _, noisy = LocalLoss(F.cross_entropy, 0.0, strength)(net, (inputs, torch.zeros(4000, dtype=torch.int64)), {})
+        _, clean = ObservingLoss(F.cross_entropy, 0.0)(net, batch, {})
+        _, noisy = ObservingLoss(F.cross_entropy, 0.0, strength)(net, batch, {})
         added = noisy["s_in"] - clean["s_in"]
         assert added.mean().abs() < 0.05 * strength * clean["s_in"].std()
         assert_close(added.std(), strength * clean["s_in"].std(), rtol=0.05, atol=0)
@@ -562,7 +564,7 @@ def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play
 def test_the_loss_and_the_upload_are_those_of_the_noisy_features(play, clouds):
     net = play(FedIN(), clouds("mlp2")).model(0)
     targets = torch.zeros(20, dtype=torch.int64)
-    loss, seen = LocalLoss(F.cross_entropy, 0.0, 0.8)(net, (uniform(20, 6), targets), {})
+    loss, seen = ObservingLoss(F.cross_entropy, 0.0, 0.8)(net, Batch(uniform(20, 6), targets, {}), {})
     assert_close(loss, F.cross_entropy(net.head(seen["s_out"]), targets))
     run = play(FedIN(noise=5.0), clouds("mlp2"), rounds=1)
     pairs = run.wire.replied["local_update"][0][0]["features"]
@@ -596,3 +598,17 @@ def test_several_batches_are_sent_and_one_is_drawn_at_every_step(play, clouds):
 def test_noise_and_batches_have_a_range(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected at least"):
         FedIN(**{name: value})
+
+
+def test_notes__tell_in_which_share_of_the_steps_the_gradients_oppose_each_other(play, clouds):
+    def step(*gradients):
+        named = [{name: torch.tensor([x, 1.0]) for name, x in zip("ab", pair, strict=True)} for pair in gradients]
+        return Reconcile(frozenset("ab"))(named, {})[1]
+
+    assert step((1.0, 3.0), (-2.0, -2.0)) == {"conflict": 1.0}  # 1 - 2, and 1 - 6
+    assert step((1.0, -1.0), (-3.0, -5.0)) == {"conflict": 0.0}  # a opposes, 1 - 3; b agrees by more, 1 + 5
+    assert Reconcile(frozenset())([{}, {}], {})[1] == {}
+    run = play(FedIN(), clouds("mlp2", "mlp3"), rounds=2)
+    first, second = (report.notes for report in run.reports)
+    assert first == {}  # no features yet
+    assert 0 <= second["clients/conflict"] <= 1

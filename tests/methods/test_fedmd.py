@@ -109,7 +109,7 @@ def test_public_inputs_are_never_augmented(play, clouds):
 
 
 def test_public_data_are_needed():
-    assert FedMD().needs() == {Need.PUBLIC_DATA}
+    assert FedMD().needs() == {Need.PUBLIC_DATA, Need.ONE_OUTPUT}
 
 
 # Digest and revisit

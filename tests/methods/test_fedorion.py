@@ -8,14 +8,17 @@ from torch.testing import assert_close
 
 from potluck.core.batchnorm import batch_norms, keep_statistics
 from potluck.core.errors import ConfigError
+from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
+from potluck.core.needs import Need
 from potluck.core.weights import buffers_of, load, weights_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedorion import FedORION, MutualLoss, NoiseLoss, probabilities, teacher
+from potluck.methods.fedorion import FedORION, teacher
 from potluck.models.contract import StagedNet
 from potluck.parts.noise import noise_examples
 from potluck.parts.sharing import Sharing
+from potluck.parts.teaching import EnsembleLoss, MutualLoss, probabilities
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step
@@ -95,14 +98,16 @@ def test_a_loss_is_that_of_the_labels_and_the_cross_entropy_to_the_peer():
     net, (x, y) = pair(), (uniform(7, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0]))
     own, peer = net["own"](x), net["common"](x)
     expected = F.cross_entropy(own, y) + entropy_to(F.softmax(peer, 1), own)
-    assert_close(MutualLoss("own", "common", F.cross_entropy)(net, (x, y), {}), expected)
+    assert_close(MutualLoss("own", "common", F.cross_entropy)(net, Batch(x, y, {}), {}), expected)
 
 
 @pytest.mark.usefixtures("isolated_draws")
 @pytest.mark.parametrize(("learner", "peer"), [("own", "common"), ("common", "own")])
 def test_a_loss_has_no_gradient_in_the_peer(learner, peer):
     net = pair()
-    loss = MutualLoss(learner, peer, F.cross_entropy)(net, (uniform(7, 6), torch.zeros(7, dtype=torch.int64)), {})
+    loss = MutualLoss(learner, peer, F.cross_entropy)(
+        net, Batch(uniform(7, 6), torch.zeros(7, dtype=torch.int64), {}), {}
+    )
     gradients = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
     untouched = {name for (name, _), g in zip(net.named_parameters(), gradients, strict=True) if g is None}
     assert untouched == {f"{peer}.weight", f"{peer}.bias"}
@@ -112,7 +117,7 @@ def test_a_loss_has_no_gradient_in_the_peer(learner, peer):
 def test_without_labels_a_net_that_agrees_with_its_peer_is_at_rest():
     net = pair()
     net["own"].load_state_dict(net["common"].state_dict())
-    loss = MutualLoss("own", "common", None)(net, (uniform(7, 6), torch.zeros(7, dtype=torch.int64)), {})
+    loss = MutualLoss("own", "common", None)(net, Batch(uniform(7, 6), torch.zeros(7, dtype=torch.int64), {}), {})
     for gradient in torch.autograd.grad(loss, list(net["own"].parameters())):
         assert gradient.abs().amax() < 1e-6
     told = F.softmax(net["common"](uniform(7, 6)), 1)
@@ -278,8 +283,8 @@ def test_without_aggregation_running_statistics_are_those_of_the_noise(play, str
 
 
 def noise_loss(student, teachers, examples, noise, keep=True):
-    batch = (noise, torch.empty(len(noise), 0))
-    return NoiseLoss(keep)(student, batch, {"teachers": teachers, "examples": examples})
+    batch = Batch(noise, torch.empty(len(noise), 0), {})
+    return EnsembleLoss(keep)(student, batch, {"teachers": teachers, "shares": examples})
 
 
 def normed():
@@ -321,7 +326,7 @@ def test_the_order_of_teachers_does_not_matter(teachers):
 def test_a_student_that_equals_its_only_teacher_is_at_rest(teachers):
     student, noise = nn.Sequential(*[layer for layer in normed() if not isinstance(layer, nn.Dropout)]), uniform(20, 6)
     weights = {name.replace("4.", "3."): tensor for name, tensor in weights_of(teachers[0]).items()}
-    loss = noise_loss(load(student, weights), [teachers[0]], [7], noise)
+    loss = noise_loss(load(student, weights, partial=True), [teachers[0]], [7], noise)
     probs = told(teachers[0], noise)
     assert_close(loss, -(probs * probs.log()).sum(1).mean())
     for gradient in torch.autograd.grad(loss, list(student.parameters())):
@@ -342,13 +347,16 @@ def test_teachers_normalise_by_the_batch_and_nothing_in_them_changes(teachers):
     assert_close(probabilities(net, uniform(20, 6)), F.softmax(net[4](F.relu(plain)), 1))
 
 
-def test_teachers_would_agree_on_one_class_by_their_running_statistics(teachers):
+@pytest.mark.usefixtures("isolated_draws")
+def test_teachers_would_agree_on_one_class_by_their_running_statistics(play, clouds):
+    run = play(ORION, clouds("mlp2"), rounds=0)
     spread, collapsed = [], []
-    for net in teachers:
+    for net in (normed(), normed()):
         noise = uniform(500, 6)
-        spread.append(probabilities(net, noise).argmax(1).bincount(minlength=3).max())
         with torch.no_grad():
             collapsed.append(net.eval()(noise).argmax(1).bincount(minlength=3).max())
+        teacher = ready(net.train(), run)
+        spread.append(probabilities(teacher, noise).argmax(1).bincount(minlength=3).max())
     assert sum(collapsed) > sum(spread)
 
 
@@ -472,7 +480,7 @@ def test_the_defaults_are_the_papers():
     assert method.server_training == LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     assert (method.order, method.noise, method.mutual_from, method.noise_batches) == ("sequential", "gaussian", 0, None)
     assert method.mutual and method.aggregation and method.distillation  # noqa: PT018 - one fact
-    assert method.needs() == frozenset()
+    assert method.needs() == {Need.CLASSES}
 
 
 @pytest.mark.parametrize(
@@ -492,3 +500,12 @@ def test_hyper_parameters_out_of_range_are_refused(field, value, found):
 def test_a_server_that_neither_averages_nor_distils_is_refused():
     with pytest.raises(ValueError, match="expected one of them, found neither"):
         FedORION(aggregation=False, distillation=False)
+
+
+def test_notes__tell_the_loss_of_the_distillation_if_there_is_one(play, strangers):
+    def noted(**changes):
+        return play(replace(ORION, **changes), strangers("norm2", "mlp3"), rounds=1).reports[0].notes
+
+    still, moving = (noted(server_training=replace(NOISY, lr=lr))["distillation_loss"] for lr in (0.0, 0.5))
+    assert moving < still  # the student has come nearer to its teachers
+    assert noted(distillation=False) == {}

@@ -306,9 +306,9 @@ def test_with_sharing_one_architecture_has_a_global_model(play, clouds):
 
 
 def test_models_must_split_and_sharing_adds_its_own_needs():
-    assert Felo().needs() == {Need.SPLIT_MODEL}
-    assert Felo(sharing=Sharing("layer")).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS}
-    assert Felo(sharing=Sharing("architecture")).needs() == {Need.SPLIT_MODEL}
+    assert Felo().needs() == {Need.SPLIT_MODEL, Need.CLASSES}
+    assert Felo(sharing=Sharing("layer")).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS, Need.CLASSES}
+    assert Felo(sharing=Sharing("architecture")).needs() == {Need.SPLIT_MODEL, Need.CLASSES}
 
 
 def test_evaluation_needs_nothing_from_the_server(play, clouds):

@@ -208,7 +208,7 @@ def test_peers_that_start_afresh_have_what_is_frozen(play, clouds):
         return net
 
     run = play(FeDepth(SGD, models=2), replace(federation, architectures={"norm2": part_frozen}))
-    (peer,) = run.kept(0)["state"]["peers"].values()
+    (peer,) = run.kept(0)["modules"].values()
     assert not {"stages.stage0.0.weight", "stages.stage0.1.running_mean"} & peer.keys()
     net = part_frozen()
     before = frozen_of(net)

@@ -1,6 +1,6 @@
 """One client of five sends numbers a million times too large; what the others are sent shows whether it mattered."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from torch import Tensor
@@ -11,12 +11,20 @@ from potluck.core.method import on_client
 from potluck.engine.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.parts.means import Mean
+from potluck.parts.sharing import Sharing
 from potluck.testing.worlds import World, quick, toy_federation
 
 LIAR = 2
 HANDLERS = {"fedmd": "score_public"}  # "local_update" elsewhere
 STORED = {"fedin": "features", "velo": "features"}  # what clients send and nobody takes a mean of
-AVERAGING = [name for name in list_methods() if name != "local"]
+BESIDES = {
+    "local": "exchanges nothing",
+    "fedfomo": "clients choose what they mix, and no mean is taken",
+    "fedgkt": "the server's network learns from every client's features",
+    "fedgen": "the generator learns from every client's head; its weights are protected",
+}
+"""Methods that learn from replies by other ways than a mean."""
+AVERAGING = [name for name in list_methods() if name not in BESIDES]
 
 
 def swollen(node):
@@ -54,7 +62,7 @@ def largest(node):
 def largest_sent(name, rule, monkeypatch):
     """The largest number that a client is sent after the liar's first reply; infinity if somebody diverges over it."""
     method = quick(with_a_liar(name, HANDLERS.get(name, "local_update")), optimizer="sgd", lr=0.01)
-    holder = "sharing" if getattr(method, "sharing", None) else None
+    holder = "sharing" if getattr(method, "sharing", Sharing("none")).averages else None
     combine = {"combine": Mean(rule)}
     method = replace(method, **({"sharing": replace(method.sharing, **combine)} if holder else combine))
     world = World(clients=5, capacity=1.0).fit_for(method)
@@ -89,3 +97,10 @@ def test_one_liar_ruins_a_mean_and_no_robust_one(name, monkeypatch):
     assert largest_sent(name, "mean", monkeypatch) > 1e3
     for rule in ("median", "trimmed", "clipped"):
         assert largest_sent(name, rule, monkeypatch) < 100
+
+
+def test_a_method_has_a_rule_of_means_unless_it_takes_none():
+    """Whoever adds a method that takes means and offers no rule for them is told here."""
+    for name in list_methods():
+        names = {spec.name for spec in fields(get_method(name))}
+        assert bool(names & {"sharing", "combine"}) == (name not in {"local", "fedfomo", "fedgkt"}), name

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import load, minus, zeros_like
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.scaffold import Scaffold, effective_steps
+from potluck.methods.scaffold import Scaffold
+from potluck.parts.normalised import effective_steps
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -455,3 +456,10 @@ def test_a_round_leaves_the_state_it_was_given_unchanged(play, clouds):
     run.round()
     after = {n: t for part in (run.states[1].pool, run.states[1].control) for n, t in part["all"].items()}
     assert_close(after, before, **EXACTLY)
+
+
+def test_notes__tell_the_norm_of_the_servers_control_variate(play, lines):
+    run = play(Scaffold(SGD), lines(*LINES), rounds=2)
+    for state, report in zip(run.states[1:], run.reports, strict=True):
+        (control,) = state.control["all"].values()
+        assert report.notes == {"control_norm": pytest.approx(abs(control.item()))}

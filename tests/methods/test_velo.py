@@ -12,8 +12,9 @@ from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
 from potluck.core.weights import parameters_of
 from potluck.methods.felo import Felo
-from potluck.methods.velo import ReplayLoss, Velo
+from potluck.methods.velo import Velo
 from potluck.models.contract import StagedNet, split
+from potluck.parts.prototypes import ReplayLoss
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -135,7 +136,7 @@ def test_a_decoder_that_ignores_the_code_generates_the_same_in_every_round(play,
 
 def test_a_trained_vae_generates_features_of_the_right_class(play, clouds):
     # With the summed KL the code carries nothing, so that what is generated is near the class mean.
-    vae_training = LocalTraining(lr=0.02, epochs=60, batch_size=50)
+    vae_training = LocalTraining(lr=0.02, epochs=100, batch_size=50)
     federation = clouds("mlp2", sizes=(60,))
     run = play(Velo(STILL, vae_training, kl_reduction="sum", warmup_rounds=0), federation, rounds=2)
     reply, table = replied(run)[0], sent(run)[0]["features"]["means"]
@@ -295,8 +296,9 @@ def test_replay_leaves_running_statistics_and_mode_alone(play, clouds):
 def test_replay_normalises_with_the_statistics_of_its_own_batch(play, clouds):
     federation = clouds("norm2")
     net = play(Velo(), federation, rounds=0).model(0).train()
-    inputs, labels = federation.sites[0].train.batch(torch.arange(8))
-    loss, tables = replay_of(net, (inputs, labels), known=[True] * CLASSES)
+    batch = federation.sites[0].train.batch(torch.arange(8))
+    inputs, labels, _ = batch
+    loss, tables = replay_of(net, batch, known=[True] * CLASSES)
     h, z = (tables[name]["means"][labels] for name in ("features", "logits"))
     linear = net.stages[1][0](h)
     again = net.head(((linear - linear.mean(0)) / (linear.var(0, correction=0) + 1e-5).sqrt()).relu())
@@ -370,8 +372,8 @@ def test_with_sharing_and_without_alpha_it_is_felo_with_sharing_bit_for_bit(play
 
 
 def test_models_must_split():
-    assert Velo().needs() == {Need.SPLIT_MODEL}
-    assert Velo(sharing=Sharing()).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS}
+    assert Velo().needs() == {Need.SPLIT_MODEL, Need.CLASSES}
+    assert Velo(sharing=Sharing()).needs() == {Need.SPLIT_MODEL, Need.NESTED_LAYERS, Need.CLASSES}
 
 
 @pytest.mark.parametrize(

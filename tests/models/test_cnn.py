@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from potluck.core.errors import ConfigError
+from potluck.core.scale import Scale
 from potluck.models.cnn import VARIANTS, heterofl_cnn
 from potluck.models.contract import features
 
@@ -27,7 +28,7 @@ def stage_shapes(net, shape):
     [(1.0, 1_556_874), (1 / 2, 391_370), (1 / 4, 98_922), (1 / 8, 25_274), (1 / 16, 6_594)],
 )
 def test_heterofl_counts(rate, count):
-    net = outline("heterofl_cnn", (1, 28, 28), rate=rate)
+    net = outline("heterofl_cnn", (1, 28, 28), scale=Scale(rate))
     assert sum(parameter.numel() for parameter in net.parameters()) == count
 
 

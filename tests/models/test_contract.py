@@ -11,6 +11,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from potluck.core.batchnorm import batch_norms
 from potluck.core.errors import ConfigError
 from potluck.core.rng import fold_in, isolated
+from potluck.core.scale import Scale
 from potluck.models import get_model, list_models
 from potluck.models.contract import StagedNet, features, intermediate_names, resume, split
 
@@ -27,14 +28,14 @@ every_variant_in_parts = pytest.mark.parametrize("name", [name for name in NAMES
 every_variant_that_narrows = pytest.mark.parametrize("name", [name for name in NAMES if name not in WHOLE])
 
 
-def build(name: str, seed: int = 0, rate: float = 1.0) -> StagedNet:
+def build(name: str, seed: int = 0, width: float = 1.0) -> StagedNet:
     variant = get_model(name)
     options = inspect.signature(variant).parameters
     small = {option: value for option, value in SMALL.items() if option in options}
     if "patch" in options:
         small["width"] = 12
     with isolated(fold_in(seed, "model")):
-        return variant(CLASSES, SHAPE, rate=rate, **small)
+        return variant(CLASSES, SHAPE, scale=Scale(width), **small)
 
 
 def images(seed: int = 0) -> Tensor:
@@ -51,7 +52,7 @@ def used(name: str, seed: int = 0) -> StagedNet:
 @every_variant
 def test_signature_is_the_agreed_one(name):
     parameters = list(inspect.signature(get_model(name)).parameters.values())
-    assert [parameter.name for parameter in parameters[:3]] == ["num_classes", "input_shape", "rate"]
+    assert [parameter.name for parameter in parameters[:3]] == ["num_classes", "input_shape", "scale"]
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters[2:])
     assert all(parameter.default is not parameter.empty for parameter in parameters[2:])
 
@@ -92,7 +93,7 @@ def test_split_composes_to_the_network(name):
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_net_of_one_stage_cannot_be_split(name):
-    with pytest.raises(TypeError, match="StagedNet has 1 stages, its extractor 1; expected at least one stage"):
+    with pytest.raises(TypeError, match="StagedNet has 1 stages, its extractor 1; there must be at least one stage"):
         split(build(name))
 
 
@@ -142,24 +143,24 @@ def test_vmap_equals_the_loop(name):
     torch.testing.assert_close(together, one_by_one)
 
 
-@pytest.mark.parametrize("rate", [0.5, 0.25, 0.3])
+@pytest.mark.parametrize("width", [0.5, 0.25, 0.3])
 @every_variant_that_narrows
-def test_leading_slices_fit_the_net_of_a_lower_rate(name, rate):
-    full, lower = build(name).state_dict(), build(name, rate=rate).state_dict()
+def test_leading_slices_fit_the_narrower_net(name, width):
+    full, lower = build(name).state_dict(), build(name, width=width).state_dict()
     assert list(lower) == list(full)
     for key, tensor in lower.items():
         assert tensor.dim() == full[key].dim()
         for size, whole in zip(tensor.shape, full[key].shape, strict=True):
-            assert size in {whole, math.ceil(rate * whole)}, key
+            assert size in {whole, math.ceil(width * whole)}, key
     slices = {key: full[key][tuple(map(slice, tensor.shape))] for key, tensor in lower.items()}
-    net = build(name, rate=rate)
+    net = build(name, width=width)
     net.load_state_dict(slices, strict=True)
     assert net.eval()(images()).shape == (2, CLASSES)
 
 
 @every_variant_that_narrows
 def test_a_leading_slice_computes_what_the_net_computes_with_its_other_channels_silent(name):
-    full, lower = build(name), build(name, rate=0.3)
+    full, lower = build(name), build(name, width=0.3)
     weights = full.state_dict()
     with torch.no_grad():
         for key, narrow in lower.named_parameters():
@@ -172,13 +173,13 @@ def test_a_leading_slice_computes_what_the_net_computes_with_its_other_channels_
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_cannot_be_narrowed_says_what_to_do_instead(name):
-    with pytest.raises(ConfigError, match=r"^rate 0\.5; expected 1: a slice of .* is no .*; choose a (width|size)$"):
-        build(name, rate=0.5)
+    with pytest.raises(ConfigError, match=r"^width 0\.5; expected 1: a slice of .* is no .*; choose a (`width`|size)$"):
+        build(name, width=0.5)
 
 
 @every_variant_that_narrows
-def test_rate_spares_the_input_and_the_classes(name):
-    full, lower = build(name), build(name, rate=0.25)
+def test_width_spares_the_input_and_the_classes(name):
+    full, lower = build(name), build(name, width=0.25)
     first, narrow = next(iter(full.parameters())), next(iter(lower.parameters()))
     assert narrow.shape[1:] == first.shape[1:]
     assert lower.head.out_features == full.head.out_features == CLASSES

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.scale import Scale
 from potluck.models.contract import features
 from potluck.models.mlp import VARIANTS
 
@@ -26,7 +27,7 @@ def test_counts(depth, count):
 @pytest.mark.parametrize("shape", [(10,), (1, 8, 8), (2, 3, 4, 5)])
 @pytest.mark.parametrize("depth", range(2, 7))
 def test_any_input_shape_gives_the_same_features(depth, shape):
-    net = build(depth, shape, rate=0.5)
+    net = build(depth, shape, scale=Scale(0.5))
     x = torch.randn(4, *shape)
     assert {tuple(features(net, x, upto).shape) for upto in range(1, depth + 1)} == {(4, 32)}
     assert features(net, x, 1).min() == 0

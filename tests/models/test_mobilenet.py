@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from potluck.core.scale import Scale
 from potluck.models.contract import features
 from potluck.models.mobilenet import Bottleneck, mobilenetv2
 
@@ -40,7 +41,7 @@ def test_shapes(size, sides):
 
 @pytest.mark.parametrize(("outputs", "stride", "carries"), [(4, 1, True), (6, 1, True), (4, 2, False), (6, 2, False)])
 def test_a_bottleneck_without_stride_carries_its_input(outputs, stride, carries):
-    block = Bottleneck(4, outputs, 6, stride, 1.0).eval()
+    block = Bottleneck(4, outputs, 6, stride, Scale(1.0)).eval()
     torch.nn.init.zeros_(block.project.norm.weight)
     x = torch.randn(2, 4, 6, 6)
     expected = block.shortcut(x) if carries else torch.zeros(2, outputs, 3, 3)
@@ -49,16 +50,16 @@ def test_a_bottleneck_without_stride_carries_its_input(outputs, stride, carries)
 
 
 def test_a_bottleneck_filters_each_channel_by_itself_and_does_not_rectify_its_output():
-    block = Bottleneck(4, 4, 6, 2, 1.0)
+    block = Bottleneck(4, 4, 6, 2, Scale(1.0))
     assert block.filter.conv.weight.shape == (24, 1, 3, 3)
     assert block(torch.randn(8, 4, 6, 6)).min() < 0
 
 
 def test_names_do_not_depend_on_a_rate_that_rounds_widths_together():
-    assert outline().state_dict().keys() == outline(rate=0.001).state_dict().keys()
+    assert outline().state_dict().keys() == outline(scale=Scale(0.001)).state_dict().keys()
 
 
 def test_widths_are_rounded_from_the_full_net_s():
-    block = Bottleneck(16, 24, 6, 1, 0.3)
+    block = Bottleneck(16, 24, 6, 1, Scale(0.3))
     assert block.expand.conv.weight.shape[:2] == (29, 5)  # ceil(0.3 * 96) and ceil(0.3 * 16), not 6 * 5
     assert block.project.conv.weight.shape[:2] == (8, 29)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from potluck.core.errors import ConfigError
+from potluck.core.scale import Scale
 from potluck.models.cifar_resnet import SubsampleAndPad
 from potluck.models.contract import features
 from potluck.models.preresnet import PreActivationBlock, preresnet18, preresnet20
@@ -18,7 +19,7 @@ def outline(channels=3, **options):
     [(1.0, 11_172_170), (1 / 2, 2_796_714), (1 / 4, 701_018), (1 / 8, 176_178), (1 / 16, 44_510)],
 )
 def test_counts(rate, count):
-    assert sum(parameter.numel() for parameter in outline(rate=rate).parameters()) == count
+    assert sum(parameter.numel() for parameter in outline(scale=Scale(rate)).parameters()) == count
 
 
 def test_one_channel_saves_two_thirds_of_the_stem():
@@ -135,8 +136,8 @@ def test_widths_of_fedepth(widths, variant):
 
 
 def test_rate_rounds_up_where_fedepth_rounds_down():
-    assert outline20(rate=1 / 6).num_features == 11
-    assert outline20(rate=1 / 6).stages.block1.conv1.in_channels == 3
+    assert outline20(scale=Scale(1 / 6)).num_features == 11
+    assert outline20(scale=Scale(1 / 6)).stages.block1.conv1.in_channels == 3
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from potluck import models
 from potluck.core.errors import ConfigError
-from potluck.models import get_model, image_size, list_models, scaled
+from potluck.models import get_model, image_size, list_models
 
 
 def offer(monkeypatch, **contents):
@@ -87,17 +87,6 @@ def test_importing_the_registry_imports_no_family():
     code = "import sys, potluck.models; print([name for name in sys.modules if 'potluck.models.' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_scaled_rounds_up():
-    assert [scaled(width, 0.25) for width in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
-    assert scaled(7, 1.0) == 7
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.5, 1.01, float("nan")])
-def test_rate_must_lie_between_zero_and_one(rate):
-    with pytest.raises(ConfigError, match=f"^rate {rate}; expected"):
-        scaled(8, rate)
 
 
 WITH_WIDTH = [name for name in list_models() if "width" in inspect.signature(get_model(name)).parameters]

@@ -6,6 +6,7 @@ import torch
 
 from potluck.core.errors import ConfigError
 from potluck.core.rng import fold_in, isolated
+from potluck.core.scale import Scale
 from potluck.models.contract import features
 from potluck.models.resnet import VARIANTS
 
@@ -102,8 +103,8 @@ def test_a_block_adds_its_shortcut():
     assert torch.equal(block(x), x)
 
 
-def test_names_do_not_depend_on_a_rate_that_rounds_widths_together():
-    full, lowest = outline("resnet10", width=1), outline("resnet10", width=1, rate=0.01)
+def test_names_do_not_depend_on_a_scale_that_rounds_widths_together():
+    full, lowest = outline("resnet10", width=1), outline("resnet10", width=1, scale=Scale(0.01))
     assert {parameter.shape[0] for parameter in lowest.parameters()} == {1, 10}
     assert full.state_dict().keys() == lowest.state_dict().keys()
 
@@ -112,7 +113,6 @@ def test_names_do_not_depend_on_a_rate_that_rounds_widths_together():
     ("options", "message"),
     [
         ({"stem": "vgg"}, "stem 'vgg'; expected 'imagenet' or 'cifar'"),
-        ({"rate": 1.5}, "rate 1.5; expected"),
         ({"size": 0}, "image of 0 x 0"),
     ],
 )

@@ -8,6 +8,7 @@ from torch import nn
 
 from potluck.core.errors import ConfigError
 from potluck.core.rng import fold_in, isolated
+from potluck.core.scale import Scale
 from potluck.models.contract import feature_shapes, features, intermediate_names
 from potluck.models.vit import VARIANTS, Block, Stem
 
@@ -133,7 +134,7 @@ def test_weights_start_narrow_and_biases_at_zero():
         ("vit", {"width": 10}, "width 10; expected a multiple of the 4 heads"),
         ("vit", {"depth": 0}, "depth 0, heads 4; expected at least 1 of each"),
         ("vit", {"heads": 0}, "depth 6, heads 0; expected at least 1 of each"),
-        ("vit", {"rate": 0.5}, "rate 0.5; expected 1: a slice of a transformer"),
+        ("vit", {"scale": Scale(0.5)}, "width 0.5; expected 1: a slice of a transformer"),
     ],
 )
 def test_bad_options(name, options, message):

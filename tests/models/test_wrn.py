@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from potluck.core.rng import fold_in, isolated
+from potluck.core.scale import Scale
 from potluck.models.contract import features
 from potluck.models.wrn import VARIANTS
 
@@ -70,7 +71,7 @@ def test_a_deeper_net_has_every_parameter_of_a_shallower_one(widening):
 
 
 def test_names_do_not_depend_on_a_rate_that_rounds_widths_together():
-    full, lowest = outline("wrn16_2", width=1), outline("wrn16_2", width=1, rate=0.01)
+    full, lowest = outline("wrn16_2", width=1), outline("wrn16_2", width=1, scale=Scale(0.01))
     assert {parameter.shape[0] for parameter in lowest.parameters()} == {1, 10}
     assert full.state_dict().keys() == lowest.state_dict().keys()
 

@@ -41,7 +41,7 @@ def test_rows_from_a_file_are_those_in_memory_in_whatever_order(dtype, shape):
         in_file.advance(Double(), 4, 4, in_memory=False)
         in_memory.advance(Double(), 4, 4, in_memory=True)
         for found in (in_file.examples, in_memory.examples):
-            inputs, targets = found.batch(order, augment=fold_in(0))
+            inputs, targets, _ = found.batch(order, augment=fold_in(0))
             assert torch.equal(inputs, 2 * given.inputs[order])
             assert inputs.dtype == dtype
             assert torch.equal(targets, order)
@@ -57,7 +57,7 @@ def test_what_comes_out_is_read_by_the_next_stages_and_the_file_before_is_closed
         z.advance(Double(), 2, 2, in_memory=False)
         with pytest.raises(ValueError, match="closed"):
             first.batch(torch.tensor([0]))
-        inputs, targets = z.examples.batch(torch.arange(3))
+        inputs, targets, _ = z.examples.batch(torch.arange(3))
         assert torch.equal(inputs, 4 * examples().inputs[[4, 2, 8]])
         assert targets.tolist() == [4, 2, 8]
         last = z.examples
@@ -102,5 +102,5 @@ def test_a_file_that_was_cut_is_an_error():
     with Buffer(examples()) as z:
         z.advance(Double(), 4, 4, in_memory=False)
         z.examples.preprocess.file.truncate(30)
-        with pytest.raises(OSError, match="shorter than what was written"):
+        with pytest.raises(OSError, match="has been truncated"):
             z.examples.batch(torch.tensor([9]))

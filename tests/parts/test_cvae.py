@@ -6,6 +6,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
+from potluck.core.examples import Batch
 from potluck.parts.cvae import ConditionalVAE, VAELoss, kl_to_standard
 
 CLASSES = 3
@@ -61,13 +62,13 @@ def test_the_loss_is_a_mean_squared_error_and_the_kl_as_reduced(drawing, reducti
     for weight in (0.0, 1.0, 2.5):
         drawing()
         expected = error + weight * share * kl_to_standard(m, s).sum()
-        assert_close(VAELoss(weight, reduction)(net, (h, labels), {}), expected)
+        assert_close(VAELoss(weight, reduction)(net, Batch(h, labels, {}), {}), expected)
 
 
 def test_the_gradient_of_the_reconstruction_reaches_the_encoder_through_the_noise(drawing):
     net, h, labels = vae(), uniform(6, 5), torch.tensor([0, 1, 2, 0, 1, 2])
     drawing()
-    VAELoss(0.0, "mean")(net, (h, labels), {}).backward()
+    VAELoss(0.0, "mean")(net, Batch(h, labels, {}), {}).backward()
     last = net.encoder[-1].weight.grad
     assert last[:4].abs().sum() > 0  # the rows that give m
     assert last[4:].abs().sum() > 0  # and s

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from potluck.core.errors import ConfigError
-from potluck.core.weights import mean, mean_where_covered, mean_where_present
+from potluck.core.weights import mean, mean_where_present
 from potluck.parts.means import Mean
 
 ROBUST = ("median", "trimmed", "clipped")
@@ -56,6 +56,12 @@ def test_equal_tensors_and_a_single_one_come_back(rule):
 
 
 @pytest.mark.parametrize("rule", ROBUST)
+def test_single_numbers_are_combined_like_tensors(rule):
+    found = Mean(rule)([torch.tensor(value) for value in (1.0, 2.0, 3.0)], [1.0] * 3)
+    assert_close(found, torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("rule", ROBUST)
 def test_the_order_of_clients_does_not_matter(rule):
     tensors = [drawn(5, seed=seed) for seed in range(4)]
     results = [Mean(rule)(list(order), [1.0] * 4) for order in itertools.permutations(tensors)]
@@ -84,6 +90,12 @@ def test_clipped__far_clients_count_as_if_they_were_as_far_as_the_median_one():
     assert_close(Mean("clipped")(tensors, [1.0] * 5), torch.tensor([(1.0 + 1.0 + 2.0 + 3.0 + 3.0) / 5]))
 
 
+def test_clipped__takes_single_numbers_too():
+    found = Mean("clipped")([torch.tensor(x) for x in (1.0, 2.0, 3.0, 100.0)], [1.0] * 4)
+    # The median is 2.5, the distances 1.5, 0.5, 0.5 and 97.5, their median 1: 1.5 below, 0.5 below, 0.5 above, 1 above.
+    assert found == pytest.approx(2.5 + (-1.0 - 0.5 + 0.5 + 1.0) / 4)
+
+
 @pytest.mark.parametrize("rule", ROBUST)
 def test_counters_have_their_middle(rule):
     assert Mean(rule)([torch.tensor(3), torch.tensor(2**60), torch.tensor(5)], [1.0] * 3) == 5
@@ -96,18 +108,3 @@ def test_layers_are_combined_over_their_owners_and_others_keep_their_value(rule)
     assert_close(merged["a"], Mean(rule)([one["a"] for one in owned], [1.0] * 4))
     assert_close(merged["b"], Mean(rule)([one["b"] for one in owned[1:]], [1.0] * 3))
     assert_close(merged["c"], drawn(1), **EXACTLY)
-
-
-@pytest.mark.parametrize("rule", ROBUST)
-def test_every_element_of_slices_is_combined_over_those_that_cover_it(rule):
-    full = drawn(4, 3, seed=50)
-    slices = [{"w": drawn(rows, 3, seed=rows)} for rows in (1, 2, 3, 3)]
-    slices[3]["w"] = drawn(3, 3, seed=77)
-    found = mean_where_covered(slices, {"w": full}, combine=Mean(rule).of_covered)["w"]
-    assert_close(found[3], full[3], **EXACTLY)
-    if rule == "clipped":  # whose norms are over all that a client covers
-        assert (found[:3] - torch.stack([one["w"][0] for one in slices]).mean(0)).abs().max() < 5
-        return
-    for row in range(3):
-        mine = [one["w"][row] for one in slices if len(one["w"]) > row]
-        assert_close(found[row], Mean(rule)(mine, [1.0] * len(mine)))

@@ -18,7 +18,7 @@ EXACTLY = {"rtol": 0, "atol": 0}
 
 
 def batch(kind, count=16, shape=(3, 16, 16), seed=0):
-    inputs, _ = noise_examples(kind, count, shape).batch(torch.arange(count), Key(("noise", seed)))
+    inputs, _, _ = noise_examples(kind, count, shape).batch(torch.arange(count), Key(("noise", seed)))
     return inputs
 
 

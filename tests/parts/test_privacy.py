@@ -152,7 +152,7 @@ def silent(monkeypatch):
 def client_with(inputs: torch.Tensor, net: nn.Module, number: int = 0) -> Client:
     data = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
     draws = fold_in(0, "client", number).generator()
-    return Client(number, net, {}, data, data, 1.0, draws, None, F.cross_entropy, 1, Callable)
+    return Client(number, net, {}, data, data, 1.0, draws, None, F.cross_entropy, 1, "net", Callable, Callable)
 
 
 def released(inputs: torch.Tensor, net: nn.Module, mechanism: FeaturePrivacy, count: int = 100) -> torch.Tensor:

@@ -10,8 +10,9 @@ from potluck.core.message import Message
 from potluck.core.method import Need, runs_on_client
 from potluck.core.rng import Key
 from potluck.core.roles import Client, Replies, Server
+from potluck.core.scale import FULL
 from potluck.core.weights import buffers_of, load, parameters_of
-from potluck.parts.sharing import SharesWeights, Sharing
+from potluck.parts.sharing import SharesWeights, Sharing, norm
 
 EXAMPLES = Examples(torch.arange(16.0).view(8, 2), torch.zeros(8, dtype=torch.int64))
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
@@ -40,10 +41,10 @@ def federation(*architectures):
 
 
 def server(world):
-    def build(architecture=None, *, rate=1.0):
-        return world.build(architecture, Key(("initial", architecture or world.server_architecture)), rate)
+    def build(architecture=None, scale=FULL):
+        return world.build(architecture, Key(("initial", architecture or world.server_architecture)), scale)
 
-    return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()))
+    return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()), None)
 
 
 def client(world, id=0, value=0.0):
@@ -51,19 +52,26 @@ def client(world, id=0, value=0.0):
     site = world.sites[id]
     model = world.build(site.architecture, Key(("client", id)))
     load(model, {n: torch.full_like(w, value) for n, w in parameters_of(model).items()}, partial=True)
-    shared = {"criterion": nn.functional.cross_entropy, "num_classes": 2, "_build": None, "public": None}
+    shared = {
+        "criterion": nn.functional.cross_entropy,
+        "num_classes": 2,
+        "_build": None,
+        "public": None,
+        "architecture": site.architecture,
+        "_module": None,
+    }
     return Client(id, model, {}, site.train, site.validation, capacity=1.0, rng=torch.Generator(), **shared)
 
 
 def replies(sharing, world, values):
     """The replies of clients whose parameters have these values."""
-    return Replies({id: Message(**sharing.reply(client(world, id, value))) for id, value in enumerate(values)}, {})
+    return Replies({id: sharing.reply(client(world, id, value)) for id, value in enumerate(values)}, {})
 
 
 def test_each_scope_says_what_it_needs():
     assert Sharing("layer").needs() == {Need.NESTED_LAYERS}
     assert Sharing("model").needs() == {Need.ONE_ARCHITECTURE}
-    assert Sharing("architecture").needs() == frozenset()
+    assert Sharing("architecture").needs() == Sharing("none").needs() == frozenset()
 
 
 def test_one_pool_starts_with_the_largest_architectures_layers():
@@ -84,7 +92,7 @@ def test_each_architecture_may_have_its_own_pool():
 
 def test_a_client_is_sent_the_layers_it_owns():
     world = federation("shallow", "deep")
-    shared = Sharing().share(Sharing().initial(server(world)), world.roster[0])
+    shared = Sharing().message(Sharing().initial(server(world)), world.roster[0])
     assert list(shared["weights"]) == ["first.weight"]
     assert shared["buffers"].keys() == STATISTICS
 
@@ -92,8 +100,8 @@ def test_a_client_is_sent_the_layers_it_owns():
 @pytest.mark.parametrize("buffers", ["local", "drop"])
 def test_buffers_that_are_not_averaged_are_never_sent(buffers):
     world, sharing = federation("shallow"), Sharing(buffers=buffers)
-    assert sharing.share(sharing.initial(server(world)), world.roster[0])["buffers"] is None
-    assert sharing.reply(client(world))["buffers"] is None
+    assert "buffers" not in sharing.message(sharing.initial(server(world)), world.roster[0])
+    assert "buffers" not in sharing.reply(client(world))
 
 
 @pytest.mark.parametrize(("weighting", "expected"), [("samples", (1 * 3 + 2 * 6) / 3), ("uniform", 4.5)])
@@ -126,10 +134,10 @@ def test_averaged_buffers_are_sent_and_merged():
     world, sharing = federation("shallow"), Sharing()
     one = client(world)
     one.model.norm(EXAMPLES.inputs)
-    pool = sharing.merge(sharing.initial(server(world)), Replies({0: Message(**sharing.reply(one))}, {}), world.roster)
+    pool = sharing.merge(sharing.initial(server(world)), Replies({0: sharing.reply(one)}, {}), world.roster)
     assert torch.equal(pool["all"]["norm.running_mean"], one.model.norm.running_mean)
     other = client(world)
-    sharing.receive(other, Message(**sharing.share(pool, world.roster[0])))
+    sharing.receive(other, sharing.message(pool, world.roster[0]))
     assert all(torch.equal(b, buffers_of(one.model)[name]) for name, b in buffers_of(other.model).items())
 
 
@@ -168,6 +176,101 @@ def test_a_global_model_needs_the_buffers(buffers):
     assert sharing.global_model(sharing.initial(host), host) is None
 
 
+# Scope "none"
+
+
+def test_where_nobody_averages_messages_have_what_the_method_adds_and_no_weights():
+    world, sharing = federation("shallow", "deep"), Sharing("none")
+    host, one = server(world), client(world, 0, 3.0)
+    assert sharing.initial(host) == {}
+    sent = sharing.message({}, world.roster[0], lesson=7, name=lambda member: member.architecture)
+    assert dict(sent) == {"lesson": 7, "name": "shallow"}
+    assert dict(sharing.reply(one, gain=2.0)) == {"gain": 2.0}
+    assert sharing.expected(world.roster[0], sent) == {}
+
+
+def test_where_nobody_averages_a_client_keeps_its_own_weights_and_there_is_no_model_of_all():
+    world, sharing = federation("shallow", "shallow"), Sharing("none", buffers="drop")
+    host, one = server(world), client(world, 0, 3.0)
+    statistics = buffers_of(one.model)
+    sharing.receive(one, Message())
+    assert sharing.deploy(one, Message()) is one.model
+    assert one.model.first.weight.unique().tolist() == [3.0]
+    assert all(torch.equal(buffer, statistics[name]) for name, buffer in buffers_of(one.model).items())
+    assert sharing.merge({}, replies(sharing, world, [3.0, 6.0]), world.roster) == {}
+    assert sharing.global_model({}, host) is None
+
+
+# Owners, and weights of one's own
+
+
+def test_owners__counts_the_clients_that_own_each_trained_layer():
+    roster = federation("shallow", "deep", "deep").roster
+    assert Sharing().owners(roster) == {"all": {"first.weight": 3, "second.weight": 2}}
+    assert Sharing().owners(roster, among={0, 2}) == {"all": {"first.weight": 2, "second.weight": 1}}
+    assert Sharing().owners(roster, weight=lambda member: member.examples) == {
+        "all": {"first.weight": 1 + 2 + 3, "second.weight": 2 + 3}
+    }
+
+
+def test_owners__are_counted_within_each_group():
+    roster = federation("shallow", "deep", "deep").roster
+    assert Sharing("architecture").owners(roster) == {
+        "shallow": {"first.weight": 1},
+        "deep": {"first.weight": 2, "second.weight": 2},
+    }
+    assert Sharing("architecture").owners(roster, among=[0]) == {"shallow": {"first.weight": 1}}
+
+
+def test_means__weigh_a_client_in_each_layer_as_a_share_by_layer_says():
+    world, sharing = federation("shallow", "deep", "deep"), Sharing()
+    shares = {0: {"first.weight": 1.0}, 1: {"first.weight": 3.0, "second.weight": 1.0},
+              2: {"first.weight": 4.0, "second.weight": 7.0}}  # fmt: skip
+    told = replies(sharing, world, [2.0, 4.0, 8.0])
+    means = sharing.means(told, world.roster, weights=lambda member, reply: shares[member.id])
+    found = {name: tensor.unique().item() for name, tensor in means.of("weights")["all"].items()}
+    assert found == pytest.approx({"first.weight": (2 + 12 + 32) / 8, "second.weight": (4 + 56) / 8})
+    assert means.weights("weights") == {"all": {"first.weight": 8.0, "second.weight": 8.0}}
+
+
+@pytest.mark.parametrize("drawn", [[0], [0, 1], [1, 2], [0, 1, 2]])
+def test_means__by_shares_of_all_owners_tell_which_share_of_a_layer_answered(drawn):
+    world, sharing = federation("shallow", "deep", "deep"), Sharing()
+    owners = sharing.owners(world.roster)["all"]
+    told = Replies({id: sharing.reply(client(world, id, float(id))) for id in drawn}, {})
+    means = sharing.means(
+        told, world.roster, weights=lambda member, reply: {name: 1 / owners[name] for name in member.parameters}
+    )
+    deep = [id for id in drawn if id > 0]
+    shares = {"first.weight": len(drawn) / 3, **({"second.weight": len(deep) / 2} if deep else {})}
+    assert means.weights("weights")["all"] == pytest.approx(shares)
+    of = means.of("weights")["all"]
+    assert of["first.weight"].mean().item() == pytest.approx(sum(drawn) / len(drawn))
+    assert ("second.weight" in of) == bool(deep)
+
+
+def test_means__let_each_entry_have_weights_of_its_own():
+    world, sharing = federation("shallow", "shallow"), Sharing()  # of one and two examples
+    told = {id: sharing.reply(client(world, id, value), extra=value) for id, value in enumerate([3.0, 6.0])}
+    means = sharing.means(Replies(told, {}), world.roster, "weights", extra=lambda member, reply: 1.0)
+    assert means.of("weights")["all"]["first.weight"].mean().item() == pytest.approx(5.0)
+    assert means.of("extra")["all"]["first.weight"].item() == pytest.approx(4.5)
+
+
+def test_zeros__are_of_the_trained_layers_and_of_each_group():
+    world = federation("shallow", "deep")
+    for sharing in (Sharing(), Sharing("architecture")):
+        pool = sharing.initial(server(world))
+        zeros = sharing.zeros(pool, world.roster)
+        trained = {group: {name for name in pool[group] if "weight" in name} for group in pool}
+        assert {group: set(found) for group, found in zeros.items()} == trained
+        assert not any(tensor.any() for found in zeros.values() for tensor in found.values())
+
+
+def test_norm__is_that_of_all_tensors_of_all_groups():
+    assert norm({"a": {"x": torch.tensor([3.0])}, "b": {"y": torch.tensor([[4.0]]), "z": torch.tensor(12.0)}}) == 13
+
+
 @dataclass(frozen=True)
 class State:
     pool: dict
@@ -193,5 +296,6 @@ def test_a_method_that_shares_weights_is_judged_by_what_the_pool_holds():
 
 
 def test_a_method_that_shares_weights_keeps_no_model_and_needs_what_its_scope_needs():
-    assert not Shares.keeps_model
+    assert not Shares().keeps_model
+    assert Shares(Sharing("none")).keeps_model
     assert Shares(Sharing("model")).needs() == {Need.ONE_ARCHITECTURE}

@@ -8,6 +8,7 @@ import pytest
 from potluck.core.errors import ConfigError
 from potluck.methods import get_method, list_methods
 from potluck.parts.privacy import FeaturePrivacy
+from potluck.parts.sharing import Sharing
 from potluck.testing.conformance import private_noise_never_repeats
 from potluck.testing.limits import limits_of
 from potluck.testing.worlds import quick
@@ -48,6 +49,28 @@ def test_a_limit_that_nobody_can_read_is_refused(stating):
         limits_of(stating("sometimes repeats"))
 
 
+OWNERS = "averages each layer over its owners"
+
+
+@pytest.mark.parametrize("mine", ["", 'sharing.weighting="samples" ', 'sharing.scope="architecture" '])
+def test_a_mean_of_owners_with_other_weights_than_the_stated_ones_is_noticed(stating, monkeypatch, mine):
+    (limit,) = limits_of(stating(f"{mine}{OWNERS} on batchnorm=true"))
+    limit.verify()
+    plain = Sharing.weight
+    monkeypatch.setattr(
+        Sharing, "weight", lambda self, member, reply: plain(self, member, reply) + 9 * (member.id == 2)
+    )
+    with pytest.raises(AssertionError, match=rf"{OWNERS} on batchnorm=true: group .* differs by up to"):
+        limit.verify()
+
+
+@pytest.mark.parametrize("mine", ['sharing.scope="none" ', ""])
+def test_a_mean_of_owners_that_can_hardly_fail_is_refused(stating, mine):
+    (limit,) = limits_of(stating(f"{mine}{OWNERS}{'' if mine else ' on architectures=1'}"))
+    with pytest.raises(AssertionError, match="it averages no weights" if mine else "all layers have the same owners"):
+        limit.verify()
+
+
 PRIVATE = "privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats"
 
 
@@ -75,7 +98,7 @@ def test_a_release_that_is_not_counted_is_noticed(stating, monkeypatch):
 
 def test_a_claim_of_private_releases_that_are_not_made_is_noticed(stating):
     (limit,) = limits_of(stating("feature_training=false never repeats"))
-    with pytest.raises(AssertionError, match="nothing is released privately"):
+    with pytest.raises(AssertionError, match="there are no private releases"):
         limit.verify()
 
 

@@ -21,6 +21,7 @@ from potluck.core.rng import fold_in
 from potluck.core.roles import Client
 from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import choose_executor
+from potluck.engine.numerics.allocator import keep_freed_memory
 from potluck.engine.numerics.numerics import Numerics
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FedIN
@@ -93,6 +94,7 @@ def main() -> None:
     arguments.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
     options = arguments.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `potluck run` does
     turns, workload = Turns("potluck", "torch"), chosen_workload(options.workload, options.smoke)
     federation = federation_of(workload)
     nets = [federation.build(name, fold_in(workload.seed, name)) for name in workload.nets]

@@ -1,1 +1,1 @@
-"""Analysis: from the files that runs leave behind to tables, pictures and a report. No run is ever touched."""
+"""Analysis: from the files of runs to tables, pictures and a report. Runs are only read."""

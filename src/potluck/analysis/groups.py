@@ -1,4 +1,4 @@
-"""Experiments: runs of one configuration that differ in their seed, under a name that tells them apart."""
+"""Groups of runs: those of one experiment, which differ only in seed, under a distinguishing label."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class Group:
     """The runs of one experiment, by seed, with equally many finished rounds.
 
     Attributes:
-        label: the method, and what else sets the experiment apart from the others it is shown with.
-        runs: one a seed.
+        label: the method, and whatever else distinguishes the experiment from the others shown with it.
+        runs: one for each seed.
     """
 
     label: str
@@ -47,8 +47,8 @@ class Group:
 def group(runs: Sequence[StoredRun]) -> list[Group]:
     """The runs by experiment, in order of appearance.
 
-    Runs of different length are never put together, so that an interrupted one does not blur a mean. Of runs
-    with the same seed the last one counts: a repetition is no further evidence.
+    Runs of different length are never grouped, so that an interrupted one does not distort a mean. Of runs with the
+    same seed the last one counts, since a repetition is no further evidence.
     """
     members: dict[str, dict[int, StoredRun]] = {}
     for run, label in zip(runs, labels(runs), strict=True):
@@ -95,7 +95,7 @@ def _rounds(count: int) -> str:
 
 
 def _name(run: StoredRun, experiments: Sequence[StoredRun]) -> str:
-    """The method; the data set if there are several; what differs between the method's experiments on it."""
+    """The method; the data set if there are several; settings that differ between the method's experiments on it."""
     place = f" on {run.dataset}" if len({other.dataset for other in experiments}) > 1 else ""
     alike = [settings(other) for other in experiments if (other.method, other.dataset) == (run.method, run.dataset)]
     values = settings(run)

@@ -1,4 +1,4 @@
-"""Stored runs: what a run's folder holds, checked while it is read, and the two rounds that headlines come from."""
+"""Reading stored runs: the content of a run's folder, checked while it is read, and the two headline rounds."""
 
 import json
 import tomllib
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.records import (
+    ACCURACY,
     CHECKPOINT,
     CLIENTS,
     CONFIG,
@@ -18,6 +19,7 @@ from potluck.records import (
     ROUNDS,
     Checkpoint,
     ClientRecord,
+    Metric,
     RoundRecord,
     check_is_run,
     check_schema,
@@ -29,20 +31,21 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as its folder tells it.
+    """A run, read from its folder.
 
     Attributes:
-        folder: where it lies.
-        name: of the folder.
-        method: its name.
-        dataset: its name; for data of one's own, the name of the file or folder.
+        folder: its path.
+        name: the folder's name.
+        method: the method's name.
+        dataset: the data set's name; for your own data, the name of the file or folder.
         seed: of every draw in the run.
         experiment_id: of the configuration without seed and length: equal for runs of one experiment.
         config: the tables of `config.toml`.
-        manifest: what the run stands on.
+        manifest: code, data and machine.
         rounds: the finished rounds, from the first on.
-        clients: one record a client and evaluated round.
-        digests: by file, of what was recorded; and of the last checkpoint if it is there.
+        clients: one record for each client and evaluated round.
+        digests: of each file of records, and of the last checkpoint if there is one.
+        metrics: the task's metrics, the primary one first.
     """
 
     folder: Path
@@ -56,6 +59,12 @@ class StoredRun:
     rounds: tuple[RoundRecord, ...]
     clients: tuple[ClientRecord, ...]
     digests: dict[str, str]
+    metrics: tuple[Metric, ...] = (ACCURACY,)
+
+    @property
+    def metric(self) -> Metric:
+        """The primary metric, in headlines, by which the best round is chosen."""
+        return self.metrics[0]
 
     @property
     def client_count(self) -> int:
@@ -113,6 +122,7 @@ def read_run(folder: Path) -> StoredRun:
         rounds=tuple(rounds),
         clients=tuple(clients),
         digests={**digests, **({"checkpoint": checkpoint.digest} if checkpoint else {})},
+        metrics=_metrics(folder / MANIFEST, manifest),
     )
 
 
@@ -122,15 +132,15 @@ def last(run: StoredRun) -> RoundRecord | None:
 
 
 def chosen(run: StoredRun) -> RoundRecord | None:
-    """The first round with the best mean validation accuracy; None if there was nothing to validate on.
+    """The first round with the best mean of the primary metric on validation parts; None if there are none.
 
-    Test accuracies have no say in it.
+    Test examples have no influence on it.
     """
-    best, best_accuracy = None, -1.0
+    best, best_value = None, None
     for record in run.rounds:
-        accuracy = record.accuracy_validation_mean
-        if accuracy is not None and accuracy > best_accuracy:
-            best, best_accuracy = record, accuracy
+        value = record.value("validation", run.metric.name)
+        if value is not None and run.metric.better(value, best_value):
+            best, best_value = record, value
     return best
 
 
@@ -156,6 +166,15 @@ def _manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _metrics(path: Path, manifest: dict[str, Any]) -> tuple[Metric, ...]:
+    """A run's metrics; for runs of earlier versions, accuracy alone."""
+    try:
+        facts = manifest["task"]["metrics"] if "task" in manifest else [ACCURACY.facts()]
+        return tuple(Metric.of(metric) for metric in facts)
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
 def _config(path: Path) -> dict[str, Any]:
     needed = {"method": ("name",), "federation": ("dataset", "clients"), "run": ("seed", "rounds")}
     try:
@@ -171,7 +190,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
-    """The rounds that count: a killed run may have recorded one that its checkpoint does not have."""
+    """The rounds up to the checkpoint: a killed run may have recorded one more."""
     recorded = _lines(path, RoundRecord)
     if [record.round for record in recorded] != list(range(1, len(recorded) + 1)):
         raise CheckpointError(f"{path} is damaged: its rounds are not 1, 2, 3 and so on; restore it, or run again")
@@ -187,7 +206,7 @@ def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
 
 
 def _lines(path: Path, kind: type[Record]) -> list[Record]:
-    """One record a line. What follows the last line's end is half a line that is being, or was never, written."""
+    """One record for each line; an incomplete last one, still being written or interrupted, is ignored."""
     if not path.is_file():
         return []
     *lines, _ = path.read_bytes().split(b"\n")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from potluck.analysis.read import CONFIG, StoredRun, find_runs, read_run
 from potluck.analysis.settings import differing, settings
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
-    Measure,
+    MetricRow,
     Spread,
     architecture_table,
     group_table,
+    metric_of,
+    metric_table,
+    note_table,
     run_table,
     target_table,
     traffic_table,
 )
+from potluck.records import Measure, Metric
 
 REPORT, PICTURE = "report.md", "curves.png"
 _NOTHING = "–"
@@ -34,15 +39,15 @@ _MEASURED: dict[Measure, str] = {
 
 @dataclass(frozen=True)
 class Target:
-    """An accuracy to reach.
+    """A target value of the primary metric.
 
     Attributes:
-        accuracy: a share between 0 and 1.
+        value: an accuracy is a share between 0 and 1.
         measure: of the clients' models on their own test parts or on the common test set, or of the global model.
-        against: name of the run that the speed-up is measured against; None leaves the speed-up out.
+        against: name of the run that the speed-up is measured against; None omits the speed-up.
     """
 
-    accuracy: float
+    value: float
     measure: Measure = "personal"
     against: str | None = None
 
@@ -73,9 +78,9 @@ def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) 
 
 def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
     """The report in Markdown."""
-    groups = group(runs)
+    groups, metric = group(runs), metric_of(runs)
     return (
-        _environment()
+        _environment(metric)
         .get_template(f"{REPORT}.j2")
         .render(
             heading=heading(groups),
@@ -84,16 +89,19 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
             run_rows=run_table(runs),
             group_rows=group_table(runs),
             experiments=[_experiment(members) for members in groups],
+            metric=metric,
+            unit=" (%)" if metric.percent else "",
             shared=_shared(groups),
             different=_different(groups),
+            note_rows=note_table(runs),
             target=target,
             measured=_MEASURED[target.measure] if target else "",
-            target_rows=target_table(runs, target.accuracy, target.measure, target.against) if target else [],
+            target_rows=target_table(runs, target.value, target.measure, target.against) if target else [],
         )
     )
 
 
-def _environment() -> Environment:
+def _environment(metric: Metric) -> Environment:
     environment = Environment(
         loader=PackageLoader("potluck.analysis"),
         undefined=StrictUndefined,
@@ -101,12 +109,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=_percent, megabytes=_megabytes, cell=_cell, enumerated=enumerated)
+    environment.filters.update(
+        score=partial(_score, metric), megabytes=_megabytes, cell=_cell, number=_number, enumerated=enumerated
+    )
     return environment
 
 
 def _experiment(members: Group) -> dict[str, Any]:
-    """What the page says about one experiment beside its rows in the tables."""
+    """The section on one experiment, besides its rows in the tables."""
     runs = members.runs
     evaluation = sum(record.bytes_evaluation for run in runs for record in run.rounds)
     training = sum(record.bytes_down + record.bytes_up for run in runs for record in run.rounds)
@@ -115,6 +125,7 @@ def _experiment(members: Group) -> dict[str, Any]:
         "clients": runs[0].client_count,
         "seeds": members.seeds,
         "architectures": architecture_table(runs),
+        "metrics": [_metric_row(row) for row in metric_table(runs)],
         "traffic": traffic_table(runs),
         "training_megabytes": training / len(runs) / BYTES_PER_MEGABYTE,
         "evaluation_megabytes": evaluation / len(runs) / BYTES_PER_MEGABYTE,
@@ -130,18 +141,26 @@ def _shared(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def _different(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """By key, the value in each experiment of the settings that they do not share."""
+    """The settings that differ between experiments: by key, the value in each."""
     trees = [settings(members.runs[0]) for members in groups]
     return {key: [tree.get(key, _NOTHING) for tree in trees] for key in differing(trees)}
 
 
-def _percent(share: float | Spread | None, std: float | None = None) -> str:
-    """A share in percent with one decimal, and its standard deviation if there is one."""
-    if share is None:
+def _metric_row(row: MetricRow) -> list[str]:
+    """The cells of a metric: its name, direction and values."""
+    values = (row.personal, row.worst, row.pooled, row.common, row.global_model)
+    name = f"{row.metric.label}{' (%)' if row.metric.percent else ''}"
+    return [name, row.metric.direction.removesuffix(" is better"), *(_score(row.metric, value) for value in values)]
+
+
+def _score(metric: Metric, value: float | Spread | None, std: float | None = None) -> str:
+    """A value, in percent with one decimal if it is a share, and its standard deviation if there is one."""
+    if value is None:
         return _NOTHING
-    if isinstance(share, Spread):
-        return _percent(share.mean, share.std)
-    return f"{100 * share:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+    if isinstance(value, Spread):
+        return _score(metric, value.mean, value.std)
+    shown = [value] if std is None else [value, std]
+    return " ± ".join(f"{100 * number:.1f}" if metric.percent else f"{number:.4g}" for number in shown)
 
 
 def _megabytes(amount: float) -> str:
@@ -150,6 +169,11 @@ def _megabytes(amount: float) -> str:
     return f"{amount:,.{decimals if amount < 1 else 2}f}"
 
 
+def _number(value: float) -> str:
+    """A number of any size with four significant digits."""
+    return f"{value:.4g}"
+
+
 def _cell(value: object) -> str:
-    """Text that cannot end the cell of a Markdown table."""
+    """Text escaped for a cell of a Markdown table."""
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,11 +1,11 @@
-"""A run's setting as text: one value a dotted key of its configuration, machine matters left out."""
+"""A run's settings as text, by dotted key of its configuration, without those of the machine."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from potluck.analysis.read import StoredRun
 
-# The seed names a run of the experiment, the others say how a machine computes it.
+# The seed identifies a run of the experiment; the others concern how a machine computes it.
 _NOT_THE_SETTING = (
     "run.seed",
     "run.executor",
@@ -20,13 +20,13 @@ _NOT_THE_SETTING = (
 
 
 def settings(run: StoredRun) -> dict[str, str]:
-    """The lines of the configuration that make the experiment, in its order."""
+    """The settings that define the experiment, in the configuration's order."""
     flat = _flat(run.config, "")
     return {key: value for key, value in flat.items() if key not in _NOT_THE_SETTING}
 
 
 def differing(trees: Sequence[dict[str, str]]) -> list[str]:
-    """The keys that the trees do not all have with the same value, in order of appearance."""
+    """The keys whose values differ between the trees, in order of appearance."""
     keys = dict.fromkeys(key for tree in trees for key in tree)
     return [key for key in keys if len({tree.get(key) for tree in trees}) > 1]
 

@@ -1,6 +1,7 @@
 """Tables of stored runs, as plain data.
 
-Accuracies are shares between 0 and 1. Megabytes are 10^6 bytes, all clients together, training messages only.
+Values are those of a run's primary metric; accuracies are shares between 0 and 1. Megabytes are 10^6 bytes, all clients
+together, training messages only.
 """
 
 from collections import Counter
@@ -8,15 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
-from typing import Literal
 
 from potluck.analysis.groups import group, labels
 from potluck.analysis.read import StoredRun, chosen, last
 from potluck.core.errors import CheckpointError, nearest
-from potluck.records import RoundRecord
+from potluck.records import Measure, Metric, RoundRecord
 
 BYTES_PER_MEGABYTE = 10**6
-Measure = Literal["personal", "common", "global"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class ArchitectureRow:
-    """The clients of one architecture, at the last evaluated round and at the one chosen on validation.
+    """The clients of one architecture, at the last evaluated round and at the one chosen by validation.
 
     Attributes:
         architecture: its name.
-        clients: how many have it.
+        clients: the number of clients with it.
         personal_last: mean over them on their own test parts; `common_last` on the common test set.
         personal_chosen: the same at the chosen round, and `common_chosen`.
     """
@@ -66,7 +65,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Headline:
-    """What an experiment reaches at one of its two headline rounds, over its seeds.
+    """An experiment's results at one of its two headline rounds, over its seeds.
 
     Attributes:
         rounds: the round of each seed.
@@ -99,8 +98,28 @@ class GroupRow:
 
 
 @dataclass(frozen=True)
+class MetricRow:
+    """One metric of an experiment at the last evaluated round, over its seeds.
+
+    Attributes:
+        metric: its name, direction and format.
+        personal: mean over clients on their own test parts; `worst` of the worst client.
+        pooled: on all own test parts as if they were one.
+        common: mean over clients on the common test set.
+        global_model: the server's model on the common test set.
+    """
+
+    metric: Metric
+    personal: Spread | None
+    worst: Spread | None
+    pooled: Spread | None
+    common: Spread | None
+    global_model: Spread | None
+
+
+@dataclass(frozen=True)
 class TrafficRow:
-    """What one entry of the messages weighs a round."""
+    """The bytes in a round of one entry of the messages."""
 
     entry: str
     megabytes_down: float
@@ -108,12 +127,32 @@ class TrafficRow:
 
 
 @dataclass(frozen=True)
+class NoteRow:
+    """The last value of a note.
+
+    Attributes:
+        name: of the run.
+        note: its name; `clients/NAME` for the mean over clients.
+        round: the last round with it.
+        value: its value in that round; `first` in the first, `low` and `high` the extremes over all rounds.
+    """
+
+    name: str
+    note: str
+    round: int
+    value: float
+    first: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class TargetRow:
-    """When a run first reached an accuracy.
+    """When a run first reached a value of its primary metric.
 
     Attributes:
         name: of the run, and its `label` and `seed`.
-        reached: the first evaluated round at or above the target; None if there was none until round `until`.
+        reached: the first evaluated round that is as good as the target; None if there was none until round `until`.
         until: the last evaluated round; None if there is none.
         speedup: the reference run's rounds divided by this run's; None if either did not reach the target.
     """
@@ -135,30 +174,38 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """An evaluated round: its number, megabytes sent until then in both directions, and an accuracy over seeds."""
+    """An evaluated round: its number, megabytes sent until then in both directions, and a metric over seeds."""
 
     round: int
     megabytes: float
-    accuracy: Spread
+    value: Spread
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean and standard deviation of the values there are; None if there is none."""
+    """Mean and standard deviation of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     if not known:
         return None
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
-def accuracy(record: RoundRecord, measure: Measure) -> float | None:
-    """One of the three test accuracies: clients' models on their own parts or on the common set, or the server's."""
-    if measure == "personal":
-        return record.accuracy_personal_mean
-    return record.accuracy_common_mean if measure == "common" else record.accuracy_global
+def metric_of(runs: Sequence[StoredRun]) -> Metric:
+    """The primary metric of all these runs.
+
+    Raises:
+        CheckpointError: they have several, which cannot be compared.
+    """
+    metrics = {run.metric: run for run in reversed(runs)}
+    if len(metrics) > 1:
+        (first, one), (second, other), *_ = metrics.items()
+        raise CheckpointError(
+            f"{one.name} measures {first.label} and {other.name} {second.label}; report runs of one task at a time"
+        )
+    return runs[0].metric
 
 
 def megabytes(run: StoredRun) -> tuple[float, float]:
-    """What a round sends down and up, mean over the run's rounds."""
+    """Traffic down and up in a round, mean over the run's rounds."""
     down = fmean(record.bytes_down for record in run.rounds)
     up = fmean(record.bytes_up for record in run.rounds)
     return down / BYTES_PER_MEGABYTE, up / BYTES_PER_MEGABYTE
@@ -168,23 +215,18 @@ def architecture_table(runs: Sequence[StoredRun]) -> list[ArchitectureRow]:
     """The architectures of one experiment; means over its seeds. Empty if nothing was evaluated."""
     at_last = [record for run in runs if (record := last(run))]
     at_chosen = [record for run in runs if (record := chosen(run))]
-    counts = _clients_by_architecture(runs)
+    counts, metric = _clients_by_architecture(runs), metric_of(runs)
     return [
         ArchitectureRow(
             architecture=name,
             clients=count,
-            personal_last=spread(personal_of(name)(record) for record in at_last),
-            common_last=spread(_common_of(name)(record) for record in at_last),
-            personal_chosen=spread(personal_of(name)(record) for record in at_chosen),
-            common_chosen=spread(_common_of(name)(record) for record in at_chosen),
+            personal_last=spread(record.by_architecture("personal", metric.name).get(name) for record in at_last),
+            common_last=spread(record.by_architecture("common", metric.name).get(name) for record in at_last),
+            personal_chosen=spread(record.by_architecture("personal", metric.name).get(name) for record in at_chosen),
+            common_chosen=spread(record.by_architecture("common", metric.name).get(name) for record in at_chosen),
         )
         for name, count in counts.items()
     ]
-
-
-def personal_of(architecture: str) -> Callable[[RoundRecord], float | None]:
-    """What reads an architecture's mean accuracy on its clients' own test parts from a round."""
-    return lambda record: (record.accuracy_personal_by_architecture or {}).get(architecture)
 
 
 def run_table(runs: Sequence[StoredRun]) -> list[RunRow]:
@@ -217,13 +259,30 @@ def group_table(runs: Sequence[StoredRun]) -> list[GroupRow]:
             experiment_id=members.runs[0].experiment_id,
             seeds=members.seeds,
             rounds=members.rounds,
-            last=_headline(last(run) for run in members.runs),
-            chosen=_headline(chosen(run) for run in members.runs),
+            last=_headline([last(run) for run in members.runs], members.runs[0].metric),
+            chosen=_headline([chosen(run) for run in members.runs], members.runs[0].metric),
             megabytes_down=fmean(megabytes(run)[0] for run in members.runs),
             megabytes_up=fmean(megabytes(run)[1] for run in members.runs),
         )
         for members in group(runs)
     ]
+
+
+def metric_table(runs: Sequence[StoredRun]) -> list[MetricRow]:
+    """Every metric that was measured in one experiment, at its last evaluated round; means over its seeds."""
+    records = [record for run in runs if (record := last(run))]
+    rows = [
+        MetricRow(
+            metric=metric,
+            personal=spread(record.value("personal", metric.name) for record in records),
+            worst=spread(record.value("personal_worst", metric.name) for record in records),
+            pooled=spread(record.value("pooled", metric.name) for record in records),
+            common=spread(record.value("common", metric.name) for record in records),
+            global_model=spread(record.value("global", metric.name) for record in records),
+        )
+        for metric in runs[0].metrics
+    ]
+    return [row for row in rows if row.personal or row.pooled or row.common or row.global_model]
 
 
 def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
@@ -234,11 +293,26 @@ def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
     return [TrafficRow(entry, _mean_megabytes(down, entry), _mean_megabytes(up, entry)) for entry in sorted(entries)]
 
 
+def note_table(runs: Sequence[StoredRun]) -> list[NoteRow]:
+    """All notes, run by run; empty if there are none."""
+    rows: list[NoteRow] = []
+    for run in runs:
+        seen: dict[str, list[tuple[int, float]]] = {}
+        for record in run.rounds:
+            for note, value in (record.notes or {}).items():
+                seen.setdefault(note, []).append((record.round, value))
+        for note, found in sorted(seen.items()):
+            values = [value for _, value in found]
+            (number, value), first = found[-1], values[0]
+            rows.append(NoteRow(run.name, note, number, value, first, min(values), max(values)))
+    return rows
+
+
 def rounds_to(run: StoredRun, target: float, measure: Measure = "personal") -> int | None:
-    """The first evaluated round with at least this accuracy, unsmoothed; None if there is none."""
+    """The first evaluated round at which the primary metric is as good as this, unsmoothed; None if there is none."""
     for record in run.rounds:
-        share = accuracy(record, measure)
-        if share is not None and share >= target:
+        value = record.value(measure, run.metric.name)
+        if value is not None and not run.metric.better(target, value):
             return record.round
     return None
 
@@ -246,12 +320,12 @@ def rounds_to(run: StoredRun, target: float, measure: Measure = "personal") -> i
 def target_table(
     runs: Sequence[StoredRun], target: float, measure: Measure = "personal", against: str | None = None
 ) -> list[TargetRow]:
-    """Rounds to an accuracy, run by run.
+    """Rounds to a value of the primary metric, run by run.
 
     Args:
         runs: to compare.
-        target: the accuracy to reach, a share between 0 and 1.
-        measure: whose accuracy, and on what.
+        target: the value to reach; an accuracy is a share between 0 and 1.
+        measure: whose predictions, and on what.
         against: name of the run, among these, that the others' speed-up is measured against.
 
     Raises:
@@ -276,7 +350,7 @@ def target_table(
 
 
 def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None]) -> list[CurvePoint]:
-    """How an accuracy of one experiment grows, at the rounds where every one of its runs has it."""
+    """The curve of a metric of one experiment, at the rounds where all of its runs have it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         sent = accumulate(record.bytes_down + record.bytes_up for record in run.rounds)
@@ -291,30 +365,26 @@ def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None
 
 
 def _clients_by_architecture(runs: Sequence[StoredRun]) -> dict[str, int]:
-    """Models are dealt in turn, so all seeds of an experiment have the same counts; the first evaluated run tells."""
+    """Clients by architecture, the same for all seeds of an experiment; read from the first evaluated run."""
     for run in runs:
         if record := last(run):
             return dict(Counter(line.architecture for line in run.clients if line.round == record.round))
     return {}
 
 
-def _common_of(architecture: str) -> Callable[[RoundRecord], float | None]:
-    return lambda record: (record.accuracy_common_by_architecture or {}).get(architecture)
-
-
-def _headline(records: Iterable[RoundRecord | None]) -> Headline:
+def _headline(records: Iterable[RoundRecord | None], metric: Metric) -> Headline:
     known = [record for record in records if record]
     return Headline(
         rounds=tuple(record.round for record in known),
-        personal=spread(record.accuracy_personal_mean for record in known),
-        worst=spread(record.accuracy_personal_worst for record in known),
-        common=spread(record.accuracy_common_mean for record in known),
-        global_model=spread(record.accuracy_global for record in known),
+        personal=spread(record.value("personal", metric.name) for record in known),
+        worst=spread(record.value("personal_worst", metric.name) for record in known),
+        common=spread(record.value("common", metric.name) for record in known),
+        global_model=spread(record.value("global", metric.name) for record in known),
     )
 
 
 def _mean_megabytes(sizes: Sequence[Sequence[dict[str, int]]], entry: str) -> float:
-    """Of one entry, from its bytes by run and round."""
+    """The traffic of one entry, from its bytes by run and round."""
     return fmean(fmean(of_round.get(entry, 0) for of_round in of_run) for of_run in sizes) / BYTES_PER_MEGABYTE
 
 

@@ -23,11 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Target = Annotated[
-    str | None, typer.Argument(help="A TOML file, a method's name or Python file; the demonstration without.")
-]
+Target = Annotated[str | None, typer.Argument(help="A TOML file, a method name or a Python file. Default: the demo.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")]
-Parent = Annotated[Path, typer.Option(help="Folder in which the run gets a folder of its own.")]
+Parent = Annotated[Path, typer.Option(help="Folder in which the run's folder is made.")]
 
 
 @app.command()
@@ -35,31 +33,31 @@ def run(
     target: Target = None,
     overrides: Overrides = None,
     to: Parent = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.")] = None,
     branch: Annotated[
-        bool, typer.Option("--branch", help="With --resume: go on in a new folder beside it, with what has changed.")
+        bool, typer.Option("--branch", help="With --resume: continue in a new folder beside it, with the overrides.")
     ] = False,
 ) -> None:
-    """Run a federation; records, checkpoints and the log go to a folder of the run's own."""
-    from potluck.cli.play import play_branch, play_new, play_on
+    """Run a federation; records, checkpoints and the log go to a new folder."""
+    from potluck.cli.run import branch_run, resume_run, start_run
 
     target, assignments = _asked(target, overrides)
     if resume is None:
         if branch:
             raise typer.BadParameter("--branch: give --resume FOLDER too, the run to branch from")
-        play_new(target, assignments, to)
+        start_run(target, assignments, to)
     elif branch:
-        play_branch(resume, target, assignments)
+        branch_run(resume, target, assignments)
     else:
-        play_on(resume, target, assignments)
+        resume_run(resume, target, assignments)
 
 
 @app.command(name="list")
 def list_things(
-    kind: Annotated[str | None, typer.Argument(help="methods, models, datasets or partitions; all without.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="methods, models, datasets or partitions. Default: all.")] = None,
     pattern: Annotated[str, typer.Argument(help="Shell-style, such as 'fed*'.")] = "*",
 ) -> None:
-    """List what can be named in a configuration."""
+    """List the methods, models, data sets and partitions that a configuration can name."""
     from potluck.cli.catalogue import print_lists
 
     print_lists(kind, pattern)
@@ -68,7 +66,9 @@ def list_things(
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="A method, model, data set, partition, or the folder of a run.")],
-    digest: Annotated[bool, typer.Option(help="Of a run: only what no clock has touched, as digests.")] = False,
+    digest: Annotated[
+        bool, typer.Option(help="For a run: only the digests of its results, which contain no times.")
+    ] = False,
 ) -> None:
     """Explain a method with its hyper-parameters, or sum up a run."""
     from potluck.cli.catalogue import print_details
@@ -78,9 +78,9 @@ def show(
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(help="A method's name, or the Python file of a new one.")],
+    target: Annotated[str, typer.Argument(help="A method name, or the Python file of a new method.")],
 ) -> None:
-    """Put a method through the conformance suite and its own stated limits."""
+    """Check a method: the conformance suite, and the method's stated limits."""
     from potluck.cli.examine import examine
 
     if not examine(target):
@@ -90,9 +90,9 @@ def check(
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.")],
-    to: Annotated[Path | None, typer.Option(help="Where to write; the run's own folder without.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
 ) -> None:
-    """Write a picture of the curves and a summary in Markdown."""
+    """Write learning curves as a picture, and a summary in Markdown."""
     from potluck.analysis.report import write_report
 
     place = to or (folders[0] if len(folders) == 1 else Path("report"))
@@ -107,10 +107,10 @@ def plan(
     shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
     batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 32,
     optimizer: Annotated[
-        str, typer.Option(help="adam, momentum, sgd: a run's own estimate counts what they keep; none: as the paper.")
+        str, typer.Option(help="adam, momentum or sgd, whose state a run's own estimate counts; none: as in the paper.")
     ] = "none",
 ) -> None:
-    """Show into which pieces FeDepth cuts a model for budgets of memory, and what each piece takes."""
+    """Show into which pieces FeDepth cuts a model for given memory budgets, and what each piece takes."""
     from potluck.cli.plan import print_plan, shape_of
 
     print_plan(
@@ -125,13 +125,13 @@ def plan(
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where they are kept; what is there stays.")] = Path("keys"),
+    folder: Annotated[Path, typer.Argument(help="Folder of the keys; existing ones are kept.")] = Path("keys"),
     address: Annotated[
         list[str] | None, typer.Option(help="Host name or IP address under which nodes reach the server.")
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help="Name of a node that gets a key.")] = None,
-    revoke: Annotated[list[str] | None, typer.Option(help="Name of a node that is to be shut out.")] = None,
-    days: Annotated[int, typer.Option(help="For which the server's certificate is good.")] = 365,
+    revoke: Annotated[list[str] | None, typer.Option(help="Name of a node to revoke.")] = None,
+    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.")] = 365,
 ) -> None:
     """Make certificates and nodes' keys for a federation across machines."""
     from potluck.cli.flower import make_keys, require_flower
@@ -144,18 +144,18 @@ def keys(
 def serve(
     target: Target = None,
     overrides: Overrides = None,
-    listen: Annotated[str, typer.Option(help="HOST:PORT at which nodes are let in.")] = "0.0.0.0:8443",
-    keys: Annotated[Path | None, typer.Option(help="Folder of `potluck keys`.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, and anybody may be a node.")] = False,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen at for nodes.")] = "0.0.0.0:8443",
+    keys: Annotated[Path | None, typer.Option(help="Folder made by `potluck keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; anybody may be a node.")] = False,
     to: Parent = Path("runs"),
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of the run; gone on with if it was started before.")
+        Path | None, typer.Option(help="Folder of the run, which is resumed if it was started before.")
     ] = None,
     superlink: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a SuperLink of your own; without, one is started behind a gate.")
+        str | None, typer.Option(help="HOST:PORT of your own SuperLink. Default: start one behind a gate.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until a node that does not answer is given up.")] = 600.0,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes to come.")] = 3600.0,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for nodes to join.")] = 3600.0,
 ) -> None:
     """Run a federation whose clients are nodes on other machines."""
     from potluck.cli.flower import host, require_flower
@@ -182,17 +182,19 @@ def join(
     keys: Annotated[Path | None, typer.Option(help="This node's folder, made by `potluck keys`.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without encryption and without a key.")] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Own data: an .npz file or a folder of images; a share of the server's without.")
+        Path | None,
+        typer.Option(help="Own data: an .npz file or a folder of images. Default: a share of the server's."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Own model: of `potluck list models`, or path/to/file.py:function.")
     ] = None,
     capacity: Annotated[float | None, typer.Option(help="Share of the full model that fits in this machine.")] = None,
+    device: Annotated[str, typer.Option(help="Device to compute on: cpu, auto, cuda, cuda:1, mps or xpu.")] = "cpu",
     allow_code: Annotated[
         list[Path] | None,
         typer.Option(help="Own copy of a Python file that the server may name as method or model."),
     ] = None,
-    state: Annotated[Path, typer.Option(help="Folder for what this node keeps.")] = Path("node"),
+    state: Annotated[Path, typer.Option(help="Folder for the node's state.")] = Path("node"),
 ) -> None:
     """Take part in a federation as a node, until interrupted."""
     from potluck.cli.flower import require_flower, take_part
@@ -205,6 +207,7 @@ def join(
         data=data,
         model=model,
         capacity=capacity,
+        device=device,
         code=allow_code or [],
     )
 
@@ -216,7 +219,7 @@ def simulate(
     engine: Annotated[str, typer.Option(help="`flower`, whose simulation runs on Ray.")] = "flower",
     to: Parent = Path("runs"),
 ) -> None:
-    """Run a federation in another engine's simulation on this machine; `potluck run` is faster."""
+    """Run a federation in another framework's simulation on this machine; `potluck run` is faster."""
     from potluck.cli.flower import require_flower, simulate
 
     if engine != "flower":
@@ -227,22 +230,22 @@ def simulate(
 
 
 def _asked(target: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
-    """Target and assignments; without a target the first assignment stands in its place."""
+    """Target and assignments; if there is no target, its place holds the first assignment."""
     given = list(overrides or [])
     return (None, [target, *given]) if target is not None and "=" in target else (target, given)
 
 
 def _trusted(keys: Path | None, insecure: bool) -> Path | None:
-    """The keys; None only if that was asked for."""
+    """The keys; None only with --insecure."""
     if (keys is None) != insecure:
         raise typer.BadParameter("give --keys FOLDER, made by `potluck keys`, or --insecure; one of them")
     if insecure:
-        typer.echo("Warning: no encryption; whoever is in this network can read along and take part.", err=True)
+        typer.echo("Warning: no encryption; anyone in this network can read the messages and take part.", err=True)
     return keys
 
 
 def _showing(others: Callable[..., None]) -> Callable[..., None]:
-    """What shows a warning: Potluck's own on one line and once, others as before."""
+    """The function that shows warnings: Potluck's once, on one line, others as before."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -256,7 +259,7 @@ def _showing(others: Callable[..., None]) -> Callable[..., None]:
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is one line on standard error and exit code 2."""
+    """Run the command line; an error that the user can fix is one line on standard error and exit code 2."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", PotluckWarning)
@@ -267,23 +270,23 @@ def main() -> None:
         code = _refuse(str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe
         code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports an error when it flushes
     except (OSError, MemoryError) as error:
         code = _refuse(_of_the_machine(error))
     sys.exit(code)
 
 
 def _refuse(reason: str) -> int:
-    """Say why on one line; the exit code of what the user can mend."""
-    with suppress(OSError):  # whoever reads may have gone
+    """Print the error on one line; return the exit code of errors that the user can fix."""
+    with suppress(OSError):  # the reader may be gone
         print(f"potluck: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
     return 2
 
 
 def _of_the_machine(error: OSError | MemoryError) -> str:
-    """What the machine, not Potluck, could not do: write where it may not, or on a full disk."""
+    """Advice for an error of the machine: a full disk, missing permission, no memory."""
     if isinstance(error, MemoryError):
         return f"no memory is left ({str(error) or 'MemoryError'}); use smaller models, fewer workers or less data"
     places = ", ".join(str(place) for place in (error.filename, error.filename2) if place is not None)

@@ -1,4 +1,4 @@
-"""`potluck list` and `potluck show`: what there is, and what each thing means."""
+"""`potluck list` and `potluck show`: methods, models, data sets, partitions, and their descriptions."""
 
 import inspect
 import json
@@ -11,6 +11,8 @@ from rich.table import Table
 
 from potluck.core.discovery import matching
 from potluck.core.errors import ConfigError, nearest
+from potluck.core.method import Method
+from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
 from potluck.experiment.config import hyper_parameters
@@ -47,10 +49,10 @@ def print_lists(kind: str | None, pattern: str) -> None:
 
 
 def print_details(name: str, *, digest: bool) -> None:
-    """Explain whatever the name stands for.
+    """Describe the thing with this name.
 
     Raises:
-        ConfigError: nothing has this name.
+        ConfigError: there is none.
     """
     console = Console()
     if Path(name).is_dir():
@@ -59,6 +61,7 @@ def print_details(name: str, *, digest: bool) -> None:
         raise ConfigError(f"{name} is not the folder of a run; --digest is for runs")
     elif name in list_methods() or name.endswith(".py"):
         _print_class(console, get_method(name), "method")
+        _print_needs(console, get_method(name))
     elif name in list_models():
         variant = get_model(name)
         console.print(f"{name}{inspect.signature(variant)}", highlight=False)
@@ -66,8 +69,7 @@ def print_details(name: str, *, digest: bool) -> None:
     elif name in list_partitions():
         _print_class(console, get_partition(name), "federation.partition")
     elif name in list_datasets():
-        description = describe(name)
-        console.print(f"{name}: inputs {description.input_shape}, {description.num_classes} classes", highlight=False)
+        console.print(f"{name}: {_dataset_line(describe(name))}", highlight=False)
     else:
         everything = [item for names in _LISTS.values() for item in names()]
         raise ConfigError(
@@ -76,7 +78,7 @@ def print_details(name: str, *, digest: bool) -> None:
 
 
 def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
-    """The module's documentation and the fields that a configuration may set."""
+    """Print the module's documentation and the fields that a configuration may set."""
     module = inspect.getmodule(cls)
     console.print(((module and module.__doc__) or "").strip(), highlight=False, markup=False)
     table = Table(title="hyper-parameters")
@@ -85,6 +87,12 @@ def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
     for key, kind, default in hyper_parameters(cls):
         table.add_row(f"{prefix}.{key}", kind.replace("[", r"\["), repr(default).replace("[", r"\["))
     console.print(table)
+
+
+def _print_needs(console: Console, cls: type[Method[Any]]) -> None:
+    """The method's needs with its defaults, and advice."""
+    for need in sorted(cls().needs(), key=str):
+        console.print(f"needs {need}: if not, {need.advice}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_run(console: Console, folder: Path, digest: bool) -> None:
@@ -97,11 +105,19 @@ def _print_run(console: Console, folder: Path, digest: bool) -> None:
 
 def _first_line(kind: str, name: str) -> str:
     if kind == "methods":
-        module = inspect.getmodule(get_method(name))
-        return ((module and module.__doc__) or "").strip().split("\n")[0]
+        method = get_method(name)
+        module, needs = inspect.getmodule(method), ", ".join(sorted(map(str, method().needs())))
+        line = ((module and module.__doc__) or "").strip().split("\n")[0]
+        return f"{line} Needs {needs}." if needs else line
     if kind == "partitions":
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":
-        description = describe(name)
-        return f"inputs {description.input_shape}, {description.num_classes} classes"
+        return _dataset_line(describe(name))
     return (inspect.getdoc(get_model(name)) or "").split("\n")[0]
+
+
+def _dataset_line(description: Description) -> str:
+    """A data set's input shape, and its classes, or its task and the width of an output."""
+    width, task = description.num_classes, description.task
+    outputs = f"{width} classes" if task.has_classes else f"{task.name}, {width} output{'s' if width != 1 else ''}"
+    return f"inputs {description.input_shape}, {outputs}"

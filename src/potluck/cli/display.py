@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a progress bar, and a closing table per architecture."""
+"""A run's output on the terminal: a progress bar, and a closing table by architecture."""
 
 import logging
 import os
@@ -13,23 +13,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from potluck.experiment.assemble import task_of
 from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.run import Result
-from potluck.records import LOG, RoundRecord
+from potluck.records import ACCURACY, LOG, Measure, Metric, RoundRecord
 
 _EXECUTORS = "potluck.engine.executors"
 _MEGABYTE = 10**6
 
 
 class _Patient:
-    """A stream whose reader may go: what is written then is lost, and nothing else is."""
+    """A stream whose reader may close it, after which output is dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, if anybody reads."""
+        """Write, unless the reader is gone."""
         try:
             self._stream.write(text)
             self._stream.flush()
@@ -39,7 +40,7 @@ class _Patient:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -50,7 +51,7 @@ def _console(stream: TextIO) -> Console:
 
 
 class _Aloud(logging.Handler):
-    """Shows what is meant for the screen, and what executors warn of: a process that was lost or is waited for."""
+    """Shows log lines marked `ON_SCREEN`, and executors' warnings of lost or stopped processes."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class _Aloud(logging.Handler):
 
 
 class Progress:
-    """A bar with round, accuracy, traffic and time left; a plain line a round where there is no terminal.
+    """A bar with round, primary metric, traffic and time left; without a terminal, one plain line for each round.
 
     Lines of the log that are marked `ON_SCREEN` are shown too.
     """
@@ -73,12 +74,13 @@ class Progress:
         self._console = _console(sys.stderr)
         self._megabytes = bytes_sent / _MEGABYTE
         self._aloud = _Aloud(self._console)
-        self._accuracy = "accuracy -"
+        self._metric = task_of(experiment).primary
+        self._reached = f"{self._metric.label} -"
         self._bar = rich.progress.Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[reached]}"),
             TextColumn("{task.fields[traffic]}"),
             TimeRemainingColumn(),
             console=self._console,
@@ -86,7 +88,7 @@ class Progress:
         )
         self._aloud = _Aloud(self._console)
         self._task = self._bar.add_task(
-            "round", total=experiment.run.rounds, completed=rounds_done, accuracy=self._accuracy, traffic=""
+            "round", total=experiment.run.rounds, completed=rounds_done, reached=self._reached, traffic=""
         )
 
     def __enter__(self) -> Self:
@@ -103,25 +105,29 @@ class Progress:
     def show(self, record: RoundRecord) -> None:
         """Show a finished round."""
         self._megabytes += (record.bytes_down + record.bytes_up) / _MEGABYTE
-        if record.accuracy_personal_mean is not None:
-            self._accuracy = f"accuracy {_percent(record.accuracy_personal_mean)}"
+        if (value := record.value("personal", self._metric.name)) is not None:
+            self._reached = f"{self._metric.label} {self._metric.text(value)}"
         traffic = f"{self._megabytes:.1f} MB"
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=record.round, accuracy=self._accuracy, traffic=traffic)
+            self._bar.update(self._task, completed=record.round, reached=self._reached, traffic=traffic)
         else:
-            self._console.print(f"round {record.round}  {self._accuracy}  {traffic}", highlight=False)
+            self._console.print(f"round {record.round}  {self._reached}  {traffic}", highlight=False)
 
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:
-    """The closing table, what privacy was spent, where the run lies, and what to do next."""
+    """Print the closing table, the privacy spent, the run's folder, and the next command."""
     console = _console(sys.stdout)
     console.print(_table(experiment, result.evaluation))
     evaluation, best = result.evaluation, result.checkpoint
-    if evaluation.accuracy_global is not None:
-        console.print(f"Global model on the common test set: {_percent(evaluation.accuracy_global)}")
+    metric = evaluation.primary
+    for line in _other_metrics(evaluation):
+        console.print(line, highlight=False, soft_wrap=True)
+    if (value := evaluation.value("global")) is not None:
+        console.print(f"Global model on the common test set: {_of(metric)}{metric.text(value)}", highlight=False)
     if best and best.best_round is not None and best.best_validation is not None:
         console.print(
-            f"Best round on validation data: {best.best_round} ({_percent(best.best_validation)} there)",
+            f"Best round on validation data: {best.best_round}"
+            f" ({_of(metric)}{metric.text(best.best_validation)} there)",
             highlight=False,
         )
     failed = sum(len(record.failed) for record in result.rounds)
@@ -140,25 +146,47 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
 
 
 def _table(experiment: Experiment, evaluation: Evaluation) -> Table:
-    """Accuracy on held-out examples by architecture, and over all clients."""
+    """The primary metric on held-out examples by architecture, and over all clients."""
+    metric = evaluation.primary
     title = f"{experiment.method_name} on {experiment.federation.dataset} after {experiment.run.rounds} rounds"
     if experiment.preset_words:
         title += f"\n{experiment.preset_words}"
-    table = Table(title=title, caption="accuracy on held-out examples; means over clients")
+    table = Table(title=title, caption=f"{_named(metric)} on held-out examples; means over clients")
     table.add_column("architecture")
     for column in ("clients", "own test part", "whole test set"):
         table.add_column(column, justify="right")
-    personal = evaluation.by_architecture("accuracy_personal")
-    common = evaluation.by_architecture("accuracy_common")
+    personal = evaluation.by_architecture("personal")
+    common = evaluation.by_architecture("common")
     clients = [score.architecture for score in evaluation.scores]
     for name in dict.fromkeys(clients):
-        cells = (str(clients.count(name)), _percent(personal.get(name)), _percent(common.get(name)))
+        cells = (str(clients.count(name)), metric.text(personal.get(name)), metric.text(common.get(name)))
         table.add_row(name, *cells)
     table.add_section()
-    means = (_percent(evaluation.mean("accuracy_personal")), _percent(evaluation.mean("accuracy_common")))
+    means = (metric.text(evaluation.value("personal")), metric.text(evaluation.value("common")))
     table.add_row("all clients", str(len(clients)), *means, style="bold")
     return table
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+def _other_metrics(evaluation: Evaluation) -> list[str]:
+    """The other metrics: mean over clients, and over all own test parts as if they were one."""
+    others = [metric for metric in evaluation.task.metrics if metric != evaluation.primary]
+    found: list[str] = []
+    measures: dict[str, Measure] = {
+        "Mean over clients, own test parts": "personal",
+        "All own test parts as one": "pooled",
+    }
+    for words, measure in measures.items():
+        values = [(metric, evaluation.value(measure, metric.name)) for metric in others]
+        known = [f"{_named(metric)} {metric.text(value)}" for metric, value in values if value is not None]
+        found += [f"{words}: {', '.join(known)}"] if known else []
+    return found
+
+
+def _named(metric: Metric) -> str:
+    """A metric's label, with its direction if lower is better."""
+    return metric.label if metric.higher_is_better else f"{metric.label} ({metric.direction})"
+
+
+def _of(metric: Metric) -> str:
+    """The metric's name before a value; empty for accuracy."""
+    return "" if metric == ACCURACY else f"{metric.label} "

@@ -7,7 +7,7 @@ from potluck.testing import checks_of
 
 
 def examine(target: str) -> bool:
-    """Run every check on a method and print how each went; whether all passed."""
+    """Run every check on a method and print the results; return whether all passed."""
     console = Console()
     failed = 0
     checks = checks_of(get_method(target))

@@ -1,4 +1,4 @@
-"""`potluck serve`, `join`, `keys` and `simulate`: runs whose clients are on other machines."""
+"""`potluck serve`, `join`, `keys` and `simulate`: runs with clients on other machines."""
 
 import importlib.util
 import signal
@@ -12,7 +12,7 @@ from rich.console import Console
 from potluck.analysis.read import read_run
 from potluck.cli.display import Progress, print_result
 from potluck.core.errors import ConfigError, PotluckError
-from potluck.experiment.assemble import assemble_server
+from potluck.experiment.assemble import assemble_server, task_of
 from potluck.experiment.config import Experiment, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
@@ -23,7 +23,7 @@ from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
 
 
 def require_flower() -> None:
-    """Refuse where Flower is not installed.
+    """Check that Flower is installed.
 
     Raises:
         ConfigError: it is not.
@@ -33,17 +33,17 @@ def require_flower() -> None:
 
 
 def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], revoke: Sequence[str], days: int) -> None:
-    """Certificates if there are none or addresses are given, then nodes; says what to do with each."""
+    """Make certificates if there are none or addresses are given, then add and revoke nodes; print what to do next."""
     from potluck.flower.deploy.keys import SERVER, add_node, certify, revoke_node
 
     if addresses or not (folder / SERVER).is_file():
         certify(folder, addresses, days)
-        typer.echo(f"{folder}: for the server, reached as {', '.join([*addresses, 'localhost'])}; keep it there")
+        typer.echo(f"{folder}: for the server, reachable as {', '.join([*addresses, 'localhost'])}; keep it there")
     for name in revoke:
         revoke_node(folder, name)
         typer.echo(f"{name} is revoked")
     for name in nodes:
-        typer.echo(f"{add_node(folder, name)}: carry it to {name}, then delete it here")
+        typer.echo(f"{add_node(folder, name)}: copy it to {name}, then delete it here")
 
 
 def host(
@@ -58,27 +58,27 @@ def host(
     timeout: float,
     patience: float,
 ) -> None:
-    """Serve a run until it is over.
+    """Serve a run until it ends.
 
     Args:
         target: a TOML file or a method, as for `potluck run`.
         assignments: dotted keys.
-        parent: where a new run gets its folder.
-        folder: of the run, gone on with if it was started before; None for a new one.
-        address: `host:port` that nodes reach.
-        keys: folder of `potluck keys`; None for no encryption.
-        superlink: address of one that runs already; None starts one, behind a gate.
+        parent: the folder in which a new run's folder is made.
+        folder: the run's folder, resumed if it was started before; None for a new one.
+        address: the `host:port` to listen at for nodes.
+        keys: the folder of `potluck keys`; None for no encryption.
+        superlink: the address of a running one; None starts one behind a gate.
         timeout: seconds until a job that is not answered counts as failed.
-        patience: seconds to wait for nodes to come.
+        patience: seconds to wait for nodes.
 
     Raises:
-        ConfigError: something is missing, or cannot be played.
+        ConfigError: something is missing, or the experiment cannot be run.
         FlowerError: Flower failed.
     """
     from potluck.flower.deploy.gate import Gate
     from potluck.flower.deploy.keys import check_served
     from potluck.flower.deploy.superlink import SuperLink
-    from potluck.flower.server.hosting import play, write_app
+    from potluck.flower.server.hosting import run_app, write_app
     from potluck.flower.server.serve import NODES
 
     console = Console(stderr=True)
@@ -86,9 +86,9 @@ def host(
     if keys is not None and superlink is None:
         check_served(keys)
     if keys is None and folder is not None and (folder / NODES).is_file():
-        raise ConfigError(f"{folder}: nodes without keys have no names by which they could be found again; start anew")
+        raise ConfigError(f"{folder}: nodes without keys have no names by which to recognise them; start a new run")
     experiment = _experiment(target, assignments, folder)
-    assemble_server(experiment)  # what is wrong is said before anything starts
+    assemble_server(experiment)  # errors are reported before anything starts
     run = new_folder(parent, experiment) if folder is None else folder
     run.mkdir(parents=True, exist_ok=True)
     inner = run / "flower"
@@ -103,14 +103,14 @@ def host(
                 stack.enter_context(Gate(place, link.address, keys, say))
                 for line in link.register():
                     say(line)
-                say(f"open at {address}; nodes come by: {_invitation(address, keys)}")
+                say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, timeout, patience)
             done = _rounds_done(run)
             with Progress(experiment, done, bytes_sent(run, done)) as progress:
-                for record in play(link, app, run, say):
+                for record in run_app(link, app, run, say):
                     progress.show(record)
     except KeyboardInterrupt:
-        raise PotluckError(f"interrupted; go on with: potluck serve --folder {run}") from None
+        raise PotluckError(f"interrupted; resume with: potluck serve --folder {run}") from None
     _print_stored(run, experiment)
 
 
@@ -122,29 +122,30 @@ def take_part(
     data: Path | None,
     model: str | None,
     capacity: float | None,
+    device: str,
     code: Sequence[Path],
 ) -> None:
-    """Be a node until interrupted.
+    """Run a node until interrupted.
 
     Raises:
-        ConfigError: the data cannot be read, the model cannot be built, keys are missing.
-        Refused: the server does not want this node.
+        ConfigError: there is no such device, the data cannot be read, the model cannot be built, keys are missing.
+        Refused: the server refuses this node.
     """
     from potluck.flower.node.config import NodeConfig
-    from potluck.flower.node.join import Credentials, stay
+    from potluck.flower.node.join import Credentials, run_node
 
     _address(address)
-    credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, tuple(code))
+    credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, device, tuple(code))
     home.check()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends with us
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
     try:
-        stay(credentials, home, lambda line: typer.echo(line, err=True))
+        run_node(credentials, home, lambda line: typer.echo(line, err=True))
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> None:
-    """Play a run in Flower's own simulation."""
+    """Run an experiment in Flower's simulation."""
     from potluck.flower.simulation import simulate
 
     experiment = experiment_for(target, assignments)
@@ -156,9 +157,9 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
 
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
-    """A new run's, or what the run in the folder was started with."""
+    """The experiment of a new run, or the one that the run in the folder was started with."""
     asked = experiment_for(target, assignments)
-    if not _says(target, assignments, "tolerate_failures"):  # machines come and go
+    if not _says(target, assignments, "tolerate_failures"):  # nodes may fail
         asked = experiment_for(target, [*assignments, "run.tolerate_failures=true"])
     config = folder and folder / CONFIG
     if config is None or not config.is_file():
@@ -166,13 +167,13 @@ def _experiment(target: str | None, assignments: Sequence[str], folder: Path | N
     experiment = resolve(read_toml(config), str(config))
     if (target is not None or assignments) and asked.tree() != experiment.tree():
         raise ConfigError(
-            f"{folder} was started with another configuration; go on with: potluck serve --folder {folder}"
+            f"{folder} was started with another configuration; resume it with: potluck serve --folder {folder}"
         )
     return experiment
 
 
 def _says(target: str | None, assignments: Sequence[str], key: str) -> bool:
-    """Whether a key of `run` was given, in the file or as an argument."""
+    """Whether a key of `run` was set, in the file or as an argument."""
     table = read_toml(Path(target)).get("run", {}) if target and target.endswith(".toml") else {}
     return key in table or any(assignment.startswith(f"run.{key}=") for assignment in assignments)
 
@@ -183,13 +184,13 @@ def _rounds_done(run: Path) -> int:
 
 
 def _print_stored(run: Path, experiment: Experiment) -> None:
-    """The closing table, of what the server app has written."""
+    """Print the closing table, from the records that the server app wrote."""
     stored = read_run(run)
     last = stored.rounds[-1]
     scores = [score for score in stored.clients if score.round == last.round]
-    result = Result(
-        list(stored.rounds), Evaluation(scores, last.accuracy_global), Checkpoint.read(run / CHECKPOINT / LAST)
-    )
+    metrics = last.metrics or {}
+    evaluation = Evaluation(scores, metrics.get("global"), task=task_of(experiment), pooled=metrics.get("pooled"))
+    result = Result(list(stored.rounds), evaluation, Checkpoint.read(run / CHECKPOINT / LAST))
     print_result(run, experiment, result, stored.manifest.get("privacy"))
 
 

@@ -1,4 +1,4 @@
-"""`potluck plan`: into which pieces FeDepth would cut a model for a budget of memory, and what each piece takes."""
+"""`potluck plan`: the pieces into which FeDepth would cut a model for a memory budget, and what each piece takes."""
 
 import re
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from potluck.models.contract import StagedNet
 from potluck.parts.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piece, saved_bytes, size_text
 
 COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
-"""How often a parameter is held: itself; with its gradient; with what SGD with momentum and Adam keep of it."""
+"""Copies of each parameter in memory: itself; its gradient; the state of SGD with momentum and of Adam."""
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a user asked for, and the bytes that this is."""
+    """A budget as the user gave it, and in bytes."""
 
     text: str
     bytes: float
@@ -39,17 +39,17 @@ def print_plan(
     batch_size: int = BATCH_SIZE,
     optimizer: str = "none",
 ) -> None:
-    """The pieces for each budget, with the paper's estimate and what autograd really saves, as a table.
+    """A table of the pieces for each budget, with the paper's estimate and the memory that autograd really saves.
 
-    The caption says what neither of the two counts.
+    The caption lists what neither counts.
 
     Args:
-        model: name of a model.
+        model: the name of a model.
         budgets: "32MiB" and the like; "1/6" for a share of what the whole net takes, by FeDepth's tolerance; or the
-            name of one of the paper's scenarios, which stands for its four shares.
-        num_classes: rows of the head.
-        input_shape: of one example.
-        batch_size: examples a step.
+            name of one of the paper's scenarios, which has four shares.
+        num_classes: the number of rows of the head.
+        input_shape: the shape of one example.
+        batch_size: the number of examples in a step.
         optimizer: a name in `COPIES`; "none" counts parameters once, as the paper's table does.
 
     Raises:
@@ -80,10 +80,10 @@ def print_plan(
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """The shape that "3x32x32" stands for.
+    """The shape in text such as "3x32x32".
 
     Raises:
-        ConfigError: it is no row of sizes.
+        ConfigError: the text is not a list of sizes.
     """
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise ConfigError(f"shape {text!r}; expected sizes joined by x, such as 3x32x32 or 784")
@@ -91,10 +91,10 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def bytes_of(text: str) -> int:
-    """The bytes that "32MiB" or "1.5GB" stands for.
+    """The bytes in text such as "32MiB" or "1.5GB".
 
     Raises:
-        ConfigError: it is no positive number with a known unit.
+        ConfigError: the text is not a positive number with a known unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
     count = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
@@ -140,10 +140,10 @@ def _optimizer_text(optimizer: str) -> str:
 
 
 def _caption(net: nn.Module) -> str:
-    """What the columns say, and what they leave out."""
+    """What the columns show, and what they leave out."""
     return (
         "both with the parameters; measured: what is saved for the backward pass; left out: the data, the whole"
-        f" network's weights ({size_text(_held(net))} a copy: as they come, in the network, as they go), what torch's"
+        f" network's weights ({size_text(_held(net))} a copy: as received, in the network, as sent), what torch's"
         " kernels use while they run, and what the allocator holds back"
     )
 

@@ -1,1 +1,1 @@
-"""The vocabulary: methods, roles, messages, local training, weights, randomness. Imports torch and nothing above it."""
+"""The vocabulary: methods, roles, messages, local training, weights, randomness. Imports torch, nothing of Potluck."""

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics: when they are kept as they are, and how they are measured afresh."""
+"""BatchNorm's running statistics: leaving them unchanged, and re-estimating them."""
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:
 
 
 def takes_batch_statistics(net: nn.Module) -> bool:
-    """Whether a BatchNorm layer of `net` normalises by its batch in training, for which one example is too few."""
+    """Whether a BatchNorm layer of `net` uses batch statistics in training, which takes at least two examples."""
     norms = batch_norms(net).values()
     return any(layer.training or not net.training or layer.running_mean is None for layer in norms)
 
@@ -41,11 +41,11 @@ def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
     """Set the running statistics to plain means over `batches` of batch mean and unbiased batch variance.
 
     HeteroFL's static BatchNorm: statistics are measured once for fixed weights instead of tracked while they
-    change. Batches of one example are skipped, since they have no variance. Layers held in evaluation mode keep the
-    statistics that they have.
+    change. Batches of one example are skipped, since they have no variance. Layers held in evaluation mode keep their
+    statistics.
 
     Returns:
-        The number of batches measured; with none the statistics are those of a fresh layer.
+        The number of batches measured; with none, the statistics are those of a new layer.
     """
     held = set(held_layers(net))
     layers = [layer for layer in batch_norms(net).values() if layer not in held]

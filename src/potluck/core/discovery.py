@@ -1,4 +1,4 @@
-"""Finding things by file name: a module in a package is a thing of that package, with no table to edit."""
+"""Discovery by file name: each module of a package is one method, model or data set, with no registry to edit."""
 
 import hashlib
 import importlib
@@ -31,7 +31,7 @@ def plugins(group: str) -> dict[str, EntryPoint]:
 
 
 FILE_PREFIX = "potluck_file_"
-"""Of the names of modules that `load_file` makes."""
+"""The prefix of module names that `load_file` makes."""
 
 _copies: ContextVar[Mapping[Path, Path] | None] = ContextVar("copies", default=None)
 
@@ -47,7 +47,7 @@ def standing_in(copies: Mapping[Path, Path]) -> Generator[None]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file that lies outside any package; at its top it may import the modules beside it.
+    """Import a Python file outside any package; its top-level code may import modules from its own folder.
 
     Raises:
         ConfigError: there is no such file, or it cannot be imported.
@@ -61,7 +61,7 @@ def load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and type hints look their module up here
+    sys.modules[name] = module  # dataclasses and type hints look up their module here
     try:
         with _neighbours_of(path):
             spec.loader.exec_module(module)
@@ -75,10 +75,10 @@ def load_file(path: Path) -> ModuleType:
 
 @contextmanager
 def _neighbours_of(path: Path) -> Generator[None]:
-    """Inside the block the modules in a file's folder can be imported, as when Python runs the file.
+    """Let the modules in a file's folder be imported inside the block, as when Python runs the file.
 
-    They are this file's alone: another file finds its own neighbours of the same names, and the rest of the program
-    what is installed.
+    They are visible to this file alone: another file finds modules of the same names in its own folder, and the rest of
+    the program finds the installed ones.
     """
     folder, before = str(path.parent), set(sys.modules)
     sys.path.insert(0, folder)
@@ -103,6 +103,6 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], command: str) -> ConfigError:
-    """The error for a name that nothing answers to, with the nearest names and how to list them all."""
+    """The error for an unknown name, with the nearest names and the command that lists all."""
     near = ", ".join(nearest(name, known))
     return ConfigError(f"unknown {kind} {name!r}; nearest: {near}; all: {command}")

@@ -1,4 +1,4 @@
-"""The errors a caller would catch; the command line prints them on one line and exits with 2."""
+"""The errors that callers may catch; the command line prints them on one line and exits with 2."""
 
 import difflib
 import sysconfig
@@ -12,7 +12,7 @@ _LONGEST = 300
 
 
 class PotluckError(Exception):
-    """Something the user can mend; the message says what was found, where, what was expected, what to do."""
+    """An error that the user can fix; the message says what was found, where, what was expected, and what to do."""
 
 
 class ConfigError(PotluckError, ValueError):
@@ -24,17 +24,17 @@ class DataError(PotluckError, ValueError):
 
 
 class WireError(PotluckError, ValueError):
-    """Bytes that should hold a message do not, or a value that cannot cross the wire was put in one."""
+    """Bytes that should be a message are not, or a message holds a value that cannot be sent."""
 
 
 class EntryError(PotluckError, KeyError):
-    """A message has no entry of the name that was read."""
+    """A message has no entry with the name that was read."""
 
     __str__ = Exception.__str__  # a KeyError would show the text in quotes
 
 
 class DivergenceError(PotluckError):
-    """Numbers became NaN, infinite or far too large, and the run was not told to go on without them."""
+    """Numbers became NaN, infinite or far too large, and the run is not configured to continue without them."""
 
 
 class CheckpointError(PotluckError):
@@ -42,21 +42,21 @@ class CheckpointError(PotluckError):
 
 
 class StorageError(PotluckError, OSError):
-    """A file of a run cannot be read or written: the disk is full, the folder is not ours."""
+    """A file of a run cannot be read or written: the disk is full, say, or permission is missing."""
 
 
 class PotluckWarning(UserWarning):
-    """Something that a user should know before the first round; the command line prints it on one line."""
+    """A warning that the user should see before the first round; the command line prints it on one line."""
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The `count` names closest to `name`, best first, never empty while there are names."""
+    """The `count` names closest to `name`, best first; never empty if there are names."""
     known = sorted(known)
     return difflib.get_close_matches(name, known, n=count, cutoff=0.3) or known[:count]
 
 
 def explained(error: BaseException) -> str:
-    """Type and text of an error on one line, with the last place that it passed in a file of the user's own."""
+    """Type and text of an error on one line, with the last line of the traceback that is in one of the user's files."""
     text = " ".join(str(error).split())
     shown = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
@@ -64,6 +64,6 @@ def explained(error: BaseException) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file of code is neither Potluck's, nor Python's, nor an installed package's."""
+    """Whether a source file is the user's: neither Potluck's, nor Python's, nor an installed package's."""
     path = Path(filename)
     return path.is_absolute() and not any(path.resolve().is_relative_to(place) for place in (_OURS, *_INSTALLED))

@@ -1,19 +1,31 @@
 """Labelled examples: rows of one shared tensor, prepared batch by batch."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from potluck.core.rng import Key
 
-Batch = tuple[Tensor, Tensor]
+
+class Batch(NamedTuple):
+    """Some examples, ready for a model.
+
+    Attributes:
+        inputs: prepared, (batch, ...).
+        targets: (batch, ...).
+        columns: further values of each example, by name, (batch, ...); see `Examples.with_columns`.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    columns: Mapping[str, Tensor]
 
 
 class Preprocess(Protocol):
-    """Turns stored inputs (batch, ...) into what a model reads; with a generator it augments for training."""
+    """Converts stored inputs (batch, ...) to model inputs; with a generator it augments for training."""
 
     def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
         """Prepared inputs (batch, ...)."""
@@ -25,37 +37,67 @@ class Examples:
     """Inputs (n, ...) and targets (n, ...), seen through a selection of rows.
 
     Many clients share one tensor of images: each holds the same `inputs` and its own `rows`, so a hundred
-    clients cost one data set. Inputs may be stored as uint8; `preprocess` makes them floats.
+    clients cost one data set. Inputs may be stored as uint8; `preprocess` makes them floats. Columns hold further
+    values, such as a teacher's logits or a weight, one row for each of these examples in their order.
     """
 
     inputs: Tensor
     targets: Tensor
     preprocess: Preprocess | None = None
     rows: Tensor | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    _column_rows: Tensor | None = None  # indices of these examples' rows in the columns, if not simply 0, 1, 2 ...
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target an input")
+            raise ValueError(
+                f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target for each input"
+            )
+        for name, column in self.columns.items():
+            if self._column_rows is None and len(column) != len(self):
+                raise ValueError(
+                    f"column {name!r}: found {len(column)} rows; expected {len(self)}, one for each example"
+                )
 
     def __len__(self) -> int:
         return len(self.targets) if self.rows is None else len(self.rows)
 
     def take(self, positions: Tensor) -> "Examples":
         """The examples at `positions` (int64, counted among these examples), sharing storage."""
-        return replace(self, rows=positions if self.rows is None else self.rows[positions])
+        return replace(self, rows=_chosen(self.rows, positions), _column_rows=_chosen(self._column_rows, positions))
 
     def batch(self, positions: Tensor, augment: Key | None = None) -> Batch:
-        """Prepared inputs and targets at `positions`; augmented by draws from `augment` if it is given."""
-        at = positions if self.rows is None else self.rows[positions]
+        """The examples at `positions`, prepared; augmented by draws from `augment` if it is given."""
+        at = _chosen(self.rows, positions)
         inputs = self.inputs[at]
         if self.preprocess is not None:
             inputs = self.preprocess(inputs, None if augment is None else augment.generator())
-        return inputs, self.targets[at]
+        if not self.columns:
+            return Batch(inputs, self.targets[at], {})
+        beside = _chosen(self._column_rows, positions)
+        return Batch(inputs, self.targets[at], {name: column[beside] for name, column in self.columns.items()})
 
-    def labelled(self, targets: Tensor) -> "Examples":
-        """The same inputs, never augmented, with other targets (n, ...) such as a teacher's logits."""
-        inputs = self.inputs if self.rows is None else self.inputs[self.rows]
-        return Examples(inputs, targets, None if self.preprocess is None else _Unaugmented(self.preprocess))
+    def with_columns(self, **columns: Tensor) -> "Examples":
+        """The same examples with further columns (n, ...), which replace those of the same names.
+
+        Values computed from the stored inputs, such as a teacher's logits, belong to `unaugmented` examples.
+
+        Raises:
+            ValueError: a column does not have one row for each example.
+        """
+        places = self._column_rows
+        kept = {name: column if places is None else column[places] for name, column in self.columns.items()}
+        return replace(self, columns={**kept, **columns}, _column_rows=None)
+
+    def unaugmented(self) -> "Examples":
+        """The same examples, never augmented."""
+        if self.preprocess is None or isinstance(self.preprocess, _Unaugmented):
+            return self
+        return replace(self, preprocess=_Unaugmented(self.preprocess))
+
+    def same_rows(self, other: "Examples") -> bool:
+        """Whether these are the same examples as `other`, whatever the columns and the augmentation."""
+        return self.inputs is other.inputs and self.targets is other.targets and self.rows is other.rows
 
     def batches(self, size: int, shuffle: torch.Generator | None = None) -> Iterator[Batch]:
         """All examples without augmentation, `size` at a time, in stored order or shuffled.
@@ -80,9 +122,14 @@ class Examples:
         return tuple((sample if self.preprocess is None else self.preprocess(sample, None)).shape[1:])
 
 
+def _chosen(rows: Tensor | None, positions: Tensor) -> Tensor:
+    """The rows at these positions, counted among `rows` if there are any."""
+    return positions if rows is None else rows[positions]
+
+
 @dataclass(frozen=True)
 class _Unaugmented:
-    """A preprocessing that ignores the generator: the targets were made for the inputs as they are."""
+    """A preprocessing that ignores the generator."""
 
     preprocess: Preprocess
 

@@ -1,7 +1,7 @@
-"""Who takes part: every client's data, model and capacity, and what the server has."""
+"""The federation: every client's data, model and capacity, and the server's."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,22 +10,23 @@ from torch import Size, Tensor, nn
 from potluck.core.examples import Examples
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
+from potluck.core.scale import FULL, Scale, built
+from potluck.core.task import CLASSIFICATION, Criterion, Task
 from potluck.core.weights import frozen_names, parameters_of
 
 ClientId = int
 Builder = Callable[..., nn.Module]
-Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Site:
-    """One client's place: what it holds and never sends.
+    """One client's data, model and capacity, which never leave it.
 
     Attributes:
         id: the client's stable number.
         architecture: name of its model in the federation's `architectures`.
-        train: examples it learns from.
-        validation: examples it chooses by; may be empty.
+        train: examples it trains on.
+        validation: examples for model selection; may be empty.
         test: examples its model is evaluated on; may be empty.
         capacity: share of the full model it can train, above 0 and at most 1.
     """
@@ -46,13 +47,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Member:
-    """What the server knows of a client without asking: its model's shapes, its capacity, how much data.
+    """What the server knows of a client without asking: its model's shapes, its capacity, its number of examples.
 
     Attributes:
         shapes: shape of every tensor in the model's state dict.
         parameters: which of those names are trained.
         examples: number of training examples.
-        frozen: which of those names the model's builder has frozen; nobody sends them. The rest are buffers.
+        frozen: which of those names the model's builder has frozen; they are never sent. The rest are buffers.
     """
 
     id: ClientId
@@ -65,43 +66,58 @@ class Member:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """The names of what is kept and sent, but not trained."""
+        """Names of the tensors that are sent but not trained."""
         return frozenset(self.shapes) - self.parameters - self.frozen
 
 
 Roster = Mapping[ClientId, Member]
 
 
+def _the_tasks_own(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Placeholder for a criterion that was not given."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Federation:
-    """Dataset x partition x models x capacities.
+    """The clients, their models, and what the server has.
 
     Attributes:
         sites: the clients by id.
-        architectures: named builders; each call makes a new module. A builder that takes `rate` can make
-            narrower nets whose tensors are leading slices of the full net's. Parameters that a builder leaves without
-            `requires_grad` are frozen, and so are layers that it leaves in evaluation mode inside a net in training
-            mode: BatchNorm keeps its statistics, Dropout stays off.
+        architectures: named builders; each call makes a new module. A builder that takes `scale` can make
+            narrower nets, whose tensors are leading slices of the full net's, or shallower ones. Parameters that a
+            builder leaves without `requires_grad` are frozen, and so are layers that it leaves in evaluation mode
+            inside a net in training mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.
-        criterion: (outputs, targets) to a scalar; the task's loss.
-        public: unlabelled examples that everyone has; their targets are never read.
+        task: the meaning of outputs and targets, the loss and the metrics.
+        criterion: (outputs, targets) to a scalar, which training minimises; the task's own unless another is given.
+        public: unlabelled examples that all clients and the server have; their targets are never read.
         test: the common test set.
-        num_classes: classes of the task.
+        num_classes: the width of an output: of a classification its classes, of other tasks labels, numbers, tokens.
     """
 
     sites: Mapping[ClientId, Site]
     architectures: Mapping[str, Builder]
     server_architecture: str
     num_classes: int
-    criterion: Criterion = field(default=nn.functional.cross_entropy)
+    criterion: Criterion = _the_tasks_own
     public: Examples | None = None
     test: Examples | None = None
+    task: Task = CLASSIFICATION
 
-    def build(self, architecture: str | None, key: Key, rate: float = 1.0) -> nn.Module:
-        """A new module, initialised by draws from `key` alone; None for the server's architecture."""
-        builder = self.architectures[architecture or self.server_architecture]
+    def __post_init__(self) -> None:
+        if self.criterion is _the_tasks_own:
+            object.__setattr__(self, "criterion", self.task.criterion)
+
+    def build(self, architecture: str | None, key: Key, scale: Scale = FULL) -> nn.Module:
+        """A new module, initialised by draws from `key` alone; None for the server's architecture.
+
+        Raises:
+            ConfigError: the architecture has no net of this scale.
+        """
+        name = architecture or self.server_architecture
         with isolated(key):
-            return to_training(builder() if rate == 1.0 else builder(rate=rate))
+            return to_training(built(self.architectures[name], scale, name))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -118,12 +134,12 @@ class Federation:
         }
 
     def _plan(self, architecture: str) -> Member:
-        """A client with this architecture and nothing else."""
+        """A client with this architecture and no data."""
         net = self.build(architecture, Key((architecture,)))
         shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
         return Member(0, architecture, 1.0, shapes, frozenset(parameters_of(net)), 0, frozen_names(net))
 
 
 def empty_like(examples: Examples) -> Examples:
-    """No examples, of the same kind."""
+    """No examples, with the same shapes and types."""
     return examples.take(torch.empty(0, dtype=torch.int64))

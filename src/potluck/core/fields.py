@@ -1,4 +1,4 @@
-"""Fields of hyper-parameters and settings, checked where an object is made: a file, a command and Python code alike.
+"""Fields of hyper-parameters and settings, checked when an object is made, whether from a file, a command or Python.
 
 A field's annotation says what it may hold, and a dataclass that derives from `Checked` refuses everything else:
 
@@ -6,8 +6,8 @@ A field's annotation says what it may hold, and a dataclass that derives from `C
     mu: Annotated[float, at_least(0)] = 0.1
     steps: Annotated[int, at_least(1)] | None = None
 
-Numbers must be finite, and True is not one. What an annotation cannot say, such as a relation between two fields,
-a `__post_init__` says with `require`.
+Numbers must be finite, and True is not one. What an annotation cannot express, such as a relation between two fields,
+`__post_init__` checks with `require`.
 """
 
 import math
@@ -24,7 +24,7 @@ from potluck.core.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Bound:
-    """One end of a range, as a part of an annotation."""
+    """A bound, as part of an annotation."""
 
     words: str
     limit: float
@@ -71,18 +71,18 @@ class Checked:
 def check_fields(value: Any) -> None:
     """Compare every field of a dataclass with its annotation.
 
-    Numbers, text, truth values, None, `Literal` words, dataclasses and dicts are looked at, tuples and unions of them,
-    and the bounds in `Annotated`; whatever else an annotation names passes.
+    Checked are numbers, text, booleans, None, `Literal` values, dataclasses and dicts, tuples and unions of them, and
+    the bounds in `Annotated`; other annotations are ignored.
 
     Raises:
-        ConfigError: one does not fit; its text begins with the field's name.
+        ConfigError: one does not fit; the message begins with the field's name.
     """
     for name, hint in _hints(type(value)).items():
         _check(name, getattr(value, name), hint)
 
 
 def require(holds: bool, name: str, expected: str, found: object) -> None:
-    """Refuse a value where a condition does not hold.
+    """Check a condition on a value.
 
     Raises:
         ConfigError: "name: expected ..., found ...".
@@ -92,7 +92,7 @@ def require(holds: bool, name: str, expected: str, found: object) -> None:
 
 
 def _after_check(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__post_init__` that finds the fields checked."""
+    """A `__post_init__` that first checks the fields."""
     if post_init is Checked.__post_init__ or hasattr(post_init, "checks_fields"):
         return post_init
 
@@ -167,7 +167,7 @@ def _is_whole(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
+    except OverflowError:  # an integer too large for a float
         return False
 
 

@@ -1,4 +1,4 @@
-"""What this machine can hold, so that what it cannot is refused before memory is taken."""
+"""This machine's free memory, so that requests beyond it are refused before memory is allocated."""
 
 import os
 from pathlib import Path
@@ -13,10 +13,10 @@ def check_fits(needed: int, what: str, advice: str, error: type[PotluckError]) -
     """Raise `error` if `needed` bytes are more than this machine has left.
 
     Args:
-        needed: bytes that will be taken at least.
-        what: needs them; opens the message.
-        advice: what to do, its end.
-        error: which kind.
+        needed: the least number of bytes that will be allocated.
+        what: what needs them; opens the message.
+        advice: what to do; ends the message.
+        error: the type of error.
     """
     left = available_bytes()
     if left is not None and needed > left:
@@ -25,7 +25,7 @@ def check_fits(needed: int, what: str, advice: str, error: type[PotluckError]) -
 
 
 def available_bytes() -> int | None:
-    """Bytes that could be taken now: free or freeable ones and swap, within the container's limit; None if unknown."""
+    """Bytes that could be allocated now, with freeable ones and swap, within a container's limit; None if unknown."""
     found = [*_linux_bytes(), *_container_bytes()] or _physical_bytes()
     return min(found, default=None)
 
@@ -52,5 +52,5 @@ def _container_bytes() -> list[int]:
 def _physical_bytes() -> list[int]:
     try:
         return [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    except (AttributeError, ValueError, OSError):  # not a system of the Unix kind
+    except (AttributeError, ValueError, OSError):  # not a Unix-like system
         return []

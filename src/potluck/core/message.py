@@ -1,4 +1,4 @@
-"""What crosses the wire between server and clients, and what it weighs."""
+"""Messages between server and clients, and their sizes."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
@@ -14,7 +14,7 @@ _NUMBER_BYTES = 8
 
 
 class Message(Mapping[str, Any]):
-    """Named entries: tensors, nested dicts of tensors, numbers, text. An entry that is None is absent.
+    """Named entries: tensors, nested dicts of tensors, numbers, text. An entry set to None is absent.
 
     `message["weights"]` reads an entry that must be there; `message.get("features")` one that may be absent, such as
     features in the first round.
@@ -29,7 +29,7 @@ class Message(Mapping[str, Any]):
         if name in self._entries:
             return self._entries[name]
         near = ", ".join(map(repr, nearest(name, self._entries))) or "none, the message is empty"
-        raise EntryError(f"message has no entry {name!r}; nearest: {near}; read with .get what may be absent")
+        raise EntryError(f"message has no entry {name!r}; nearest: {near}; use .get for an entry that may be absent")
 
     def get(self, name: str, default: Any = None) -> Any:
         """The entry, or `default` if it is absent."""
@@ -58,21 +58,25 @@ class Message(Mapping[str, Any]):
 
     @property
     def identity(self) -> Hashable:
-        """Equal for messages with the same names, plain values and, as objects, tensors; so their bytes are equal."""
+        """Equal for messages of the same names, plain values and tensor objects, which therefore have equal bytes."""
         return _identity(self._entries)
 
     def encode(self) -> bytes:
-        """The message as bytes that any Potluck can read back."""
+        """The message as bytes, which `decode` reads."""
         return pack(self._entries)
 
     @classmethod
-    def decode(cls, data: bytes) -> "Message":
-        """The message in `data`, sharing no memory with the one that was encoded.
+    def decode(cls, data: bytes, *, views: bool = False) -> "Message":
+        """The message encoded in `data`; shares no memory with the original.
+
+        Args:
+            data: the bytes.
+            views: whether its tensors are to lie in `data`, see `potluck.core.tree.unpack`.
 
         Raises:
             WireError: `data` is not an encoded message.
         """
-        entries = unpack(data)
+        entries = unpack(data, views=views)
         if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
             raise WireError("not a Potluck message: expected named entries")
         return cls(**entries)

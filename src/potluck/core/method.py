@@ -2,36 +2,25 @@
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
 from potluck.core.federation import ClientId, Member
 from potluck.core.fields import Checked
-from potluck.core.fit import Fit, FitReport
+from potluck.core.fit import Request
 from potluck.core.message import Message
+from potluck.core.needs import Need as Need
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
 
 S = TypeVar("S")
-ClientWork = Message | Generator[Fit, FitReport, Message]
+ClientWork = Message | Generator[Request, Any, Message]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-class Need(Enum):
-    """What a method asks of a federation; checked before a run starts."""
-
-    ONE_ARCHITECTURE = "one architecture for all clients"
-    NESTED_LAYERS = "layers of one name have one shape at all clients"
-    SPLIT_MODEL = "models that split into extractor, intermediate layers and classifier"
-    WIDTH_SLICES = "a model whose width can be cut"
-    PUBLIC_DATA = "public data"
-    VALIDATION = "a validation part for every client"
-
-
 def on_client(handler: Handler) -> Handler:
-    """Mark a method as running on the client: it may use `client` and `message` and nothing of the server's."""
+    """Mark a handler, which runs on the client: it may use `client` and `message`, and nothing of the server's."""
     handler.on_client = True  # type: ignore[attr-defined]
     return handler
 
@@ -43,11 +32,11 @@ def runs_on_client(handler: object) -> bool:
 
 @dataclass(frozen=True)
 class Releases:
-    """How often a client has released something private in a run, under the mechanism of its method.
+    """How many private releases a client has made in a run, under its method's privacy mechanism.
 
     Attributes:
-        counted: as far as is certain.
-        unheard: requests whose answer never came, each of which may have been one more.
+        counted: releases that are certain.
+        unheard: requests without an answer, each of which may have been another release.
     """
 
     counted: int = 0
@@ -55,7 +44,7 @@ class Releases:
 
     @property
     def at_most(self) -> int:
-        """The number that is safe to account for."""
+        """The number to account for: no fewer than were made."""
         return self.counted + self.unheard
 
     def __str__(self) -> str:
@@ -66,7 +55,7 @@ class Releases:
 
 @dataclass(frozen=True)
 class Method(Checked, Generic[S]):
-    """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the state between rounds.
+    """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the server's state between rounds.
 
     Hyper-parameters are checked against their annotations when a method is made, see `potluck.core.fields`.
 
@@ -74,30 +63,38 @@ class Method(Checked, Generic[S]):
     and must not change the one it was given.
     """
 
-    keeps_model: ClassVar[bool] = True
-    """Whether a client's model lasts from round to round. False where every round starts from what is sent."""
-
     default_capacities: ClassVar[tuple[float, ...]] = (1.0,)
-    """Shares of the full model that clients can train, dealt in turn, where a configuration gives none."""
+    """Shares of the full model that clients can train, assigned in turn, if the configuration gives none."""
 
     builds_clients_models: ClassVar[bool] = True
-    """Whether the server builds clients' networks, for their first weights, their shapes or their replies. False where
-    it never does, so that clients on other machines may have networks that the server has never seen."""
+    """Whether the server builds clients' networks, for their initial weights, their shapes or their replies. If False,
+    clients on other machines may have networks unknown to the server."""
+
+    predicts_with_exits: ClassVar[bool] = False
+    """Whether exits have a part in predictions, see `potluck.parts.exits`; else they serve training alone."""
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether a client's model is kept between rounds. False if every round starts from what is sent."""
+        return True
 
     def needs(self) -> frozenset[Need]:
-        """What the federation must offer for this method with these hyper-parameters."""
+        """What this method, with these hyper-parameters, needs of the federation."""
         return frozenset()
 
     @property
     def releases_privately(self) -> bool:
         """Whether clients release anything under a privacy mechanism.
 
-        Their releases are then counted, and two runs of one seed differ: private noise comes from no key.
+        If so, releases are counted, and two runs of one seed differ: private noise does not depend on the seed.
         """
         return False
 
     def init(self, server: Server) -> S:
-        """The state before the first round; the same for the same seed."""
+        """The server's state before the first round; the same for the same seed."""
         raise NotImplementedError
 
     def round(self, state: S, cohort: Cohort, server: Server) -> S:
@@ -105,16 +102,16 @@ class Method(Checked, Generic[S]):
         raise NotImplementedError
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
-        """What a client may answer; what does not fit counts as if it had not answered.
+        """The schema of a client's reply; a reply that does not fit counts as no reply.
 
-        None declares nothing: then numbers must be finite, `examples` no more than the client has, and the reply not
-        much larger than its model.
+        None declares nothing: numbers must then be finite, `examples` at most the client's number of examples, and the
+        reply not much larger than its model.
 
         Args:
-            handler: name of the handler that was asked.
+            handler: name of the handler that replies.
             member: the client.
             message: what it was sent.
-            server: for what the federation knows; without draws.
+            server: for facts about the federation; draws nothing.
         """
         return None
 
@@ -123,18 +120,21 @@ class Method(Checked, Generic[S]):
         return Message()
 
     @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        """The model that this client would use, and that is evaluated; its own by default. Must not train."""
+    def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Request, Any, nn.Module]:
+        """The model that this client would deploy, and that is evaluated; its own by default.
+
+        It may yield requests such as `Measure`, but must not train.
+        """
         return client.model
 
     def global_model(self, state: S, server: Server) -> nn.Module | None:
-        """The server's model if the method has one for the whole task."""
+        """The server's model, if the method has a single one for the whole task."""
         return None
 
     def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
-        """What privacy a run has spent, or why none can be stated; None where the method makes no such claim.
+        """The privacy that a run has spent, or why none can be stated; None if the method makes no such claim.
 
         Args:
-            releases: by client, for those that have made some or may have.
+            releases: by client, for those that made, or may have made, some.
         """
         return None

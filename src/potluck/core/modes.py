@@ -1,4 +1,4 @@
-"""Training and evaluation mode, and how many threads torch has: set for a while and put back."""
+"""Training and evaluation mode, and torch's number of threads: set inside a block and restored after it."""
 
 import threading
 from collections.abc import Generator
@@ -11,22 +11,22 @@ from potluck.core.errors import ConfigError
 
 
 def held_layers(net: nn.Module) -> list[nn.Module]:
-    """The layers that stay in evaluation mode while `net` is trained: those in it although the net is not.
+    """The layers that stay in evaluation mode in training: those already in it inside a net in training mode.
 
-    A net that is in evaluation mode as a whole, as libraries hand out pre-trained ones, says nothing of its layers.
+    A net that is in evaluation mode as a whole, as libraries hand out pre-trained ones, has none.
     """
     return [module for module in net.modules() if not module.training] if net.training else []
 
 
 def to_training(net: nn.Module) -> nn.Module:
-    """Put the net in training mode, its `held_layers` apart, and return it."""
+    """Put the net, except its `held_layers`, in training mode, and return it."""
     _train(net, [(module, module.training) for module in net.modules()])
     return net
 
 
 @contextmanager
 def mode(net: nn.Module, *, training: bool) -> Generator[None]:
-    """Inside the block `net` is in one mode, in training mode without its `held_layers`; afterwards as it was."""
+    """Put `net` in one mode inside the block (`held_layers` excepted in training mode), and restore it afterwards."""
     before = [(module, module.training) for module in net.modules()]
     if training:
         _train(net, before)
@@ -48,18 +48,18 @@ def _train(net: nn.Module, before: list[tuple[nn.Module, bool]]) -> None:
 
 
 _lock = threading.Lock()
-_counts: list[tuple[int, int]] = []  # of each block that is being run: Python's thread, and torch's threads
+_counts: list[tuple[int, int]] = []  # of each open block: Python's thread, and torch's number of threads
 
 
 @contextmanager
 def threads(count: int) -> Generator[None]:
-    """So many torch threads inside the block; results differ in their last bits with the number.
+    """Set torch's number of threads inside the block; the last bits of results depend on it.
 
-    Torch has one number for all of a process in part, so blocks of several Python threads must agree; it is put back
+    Part of this setting is shared by the whole process, so blocks in several Python threads must agree; it is restored
     when the last of them ends.
 
     Raises:
-        ConfigError: another thread is in a block with another number.
+        ConfigError: another thread is in such a block with a different number.
     """
     mine = (threading.get_ident(), count)
     with _lock:
@@ -67,7 +67,7 @@ def threads(count: int) -> Generator[None]:
             if thread != mine[0] and other != count:
                 raise ConfigError(
                     f"run.threads: found {count}, but a run in another thread of this process computes with {other};"
-                    " play one after the other, or in processes of their own"
+                    " run one after the other, or in separate processes"
                 )
         before = torch.get_num_threads()
         _counts.append(mine)

@@ -1,4 +1,4 @@
-"""Randomness by key: every draw is named by what it is for, so order and parallelism never change a result."""
+"""Randomness by key: every draw is named by its purpose, so order and parallelism never change a result."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ import torch
 
 _PLAIN = frozenset({int, str})
 _turn = threading.RLock()
-"""Of the thread that torch's global generator belongs to for now; others wait for it, or they would share draws."""
+"""Held by the thread that uses torch's global generator; others wait, or they would share draws."""
 
 
 def _new_turn() -> None:
@@ -20,7 +20,7 @@ def _new_turn() -> None:
     _turn = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # the thread whose turn it was may not be in the new process
+if hasattr(os, "register_at_fork"):  # the thread that held the lock may not exist in the new process
     os.register_at_fork(after_in_child=_new_turn)
 
 
@@ -37,12 +37,12 @@ class Key:
     def __post_init__(self) -> None:
         if type(self.path) is tuple and _PLAIN.issuperset(map(type, self.path)):
             return
-        # Other kinds of whole numbers and text must not change the draw: how they print would.
+        # Subclasses of int and str must not change the draw, as their repr would.
         plain = tuple(str.__str__(part) if isinstance(part, str) else index(part) for part in self.path)
         object.__setattr__(self, "path", plain)
 
     def fold(self, *parts: int | str) -> "Key":
-        """The key below this one that `parts` name."""
+        """This key extended by `parts`."""
         return Key(self.path + parts)
 
     @property
@@ -52,7 +52,7 @@ class Key:
         return int.from_bytes(digest, "big") >> 1
 
     def generator(self) -> torch.Generator:
-        """A fresh CPU generator seeded by this key."""
+        """A new CPU generator seeded by this key."""
         return torch.Generator().manual_seed(self.seed)
 
 
@@ -65,8 +65,8 @@ def fold_in(seed: int, *parts: int | str) -> Key:
 def isolated(key: Key) -> Generator[None]:
     """Seed torch's global CPU generator from `key` inside the block and put its state back afterwards.
 
-    Module initialisers and Dropout can draw only from the global generator; this keeps them reproducible
-    and keeps the caller's own stream where it was. Threads are in such a block one after the other.
+    Module initialisers and Dropout can draw only from the global generator; this makes them reproducible and leaves the
+    caller's stream unchanged. Threads enter such a block one at a time.
     """
     with _turn:
         state = torch.default_generator.get_state()
@@ -78,14 +78,14 @@ def isolated(key: Key) -> Generator[None]:
 
 
 class Stream:
-    """Draws from torch's global generator that go on where they stopped, whatever is drawn in between."""
+    """A stream of draws from torch's global generator that continues where it stopped, whatever is drawn in between."""
 
     def __init__(self, key: Key) -> None:
         self._state = key.generator().get_state()
 
     @contextmanager
     def flowing(self) -> Generator[None]:
-        """Inside the block the global generator is this stream; afterwards it is what it was. See `isolated`."""
+        """Make this stream the global generator's inside the block; restore it afterwards. See `isolated`."""
         with _turn:
             before = torch.default_generator.get_state()
             torch.default_generator.set_state(self._state)

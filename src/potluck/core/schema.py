@@ -1,9 +1,9 @@
-"""What a reply may hold: a small vocabulary in which a method declares it, and the check against it.
+"""Schemas of replies: a small vocabulary in which a method declares what a reply may hold, and the check against it.
 
     Schema(weights=like(message["weights"]), logits=floats(rows, classes), examples=count(member.examples))
 
-A declaration comes from what the server asked and knows, never from the reply. Every number must be finite and no
-larger than `LARGEST`, every shape and type as stated, and nothing may be there that is not declared.
+A declaration follows from what the server sent and knows, never from the reply. Every number must be finite and at most
+`LARGEST` in size, every shape and type as declared, and no undeclared entry may be present.
 """
 
 import math
@@ -19,28 +19,28 @@ from torch import Tensor
 from potluck.core.federation import Member
 
 LARGEST = 1e9
-"""No number in a reply may be larger, by default. Squares of such numbers, summed over any model, are still far from
-float32's limit (3.4e38), so that means, norms and squared errors of what has passed are finite; trained weights,
+"""The largest number in a reply, by default. Squares of such numbers, summed over any model, are still far from
+float32's limit (3.4e38), so that means, norms and squared errors of accepted replies are finite; trained weights,
 features and logits are smaller by orders of magnitude unless training diverges.
 """
 
 UNDECLARED_TIMES, UNDECLARED_LEAST = 16, 2**26
-"""A reply that no method declares may be as large as so many of the client's models, or as so many bytes if more."""
+"""The size limit of an undeclared reply: this many of the client's models, or this many bytes if that is more."""
 
 _DEEPEST = 8
 
 
 class Misfit(ValueError):
-    """What arrived is not what may arrive; the message says what, where, and what was expected, on one line."""
+    """A reply does not fit its schema; the message says on one line what was found, where, and what was expected."""
 
 
 class NotFinite(Misfit):
-    """A number that arrived is NaN, infinite, or larger than training that goes well could make it."""
+    """A number in a reply is NaN, infinite, or larger than training that converges could produce."""
 
 
 @dataclass(frozen=True, eq=False)
 class UpTo:
-    """A dimension that the client chooses. The same object in several shapes stands for one size."""
+    """A dimension chosen by the client. The same object in several shapes means the same size."""
 
     most: int
     least: int = 1
@@ -51,13 +51,13 @@ Dimension = int | UpTo
 
 @dataclass
 class Look:
-    """One check on its way: the largest number allowed, and the sizes found so far."""
+    """The state of one check: the largest number allowed, and the sizes found so far."""
 
     largest: float = LARGEST
     sizes: dict[UpTo, int] = field(default_factory=dict[UpTo, int])
 
     def tie(self, rows: UpTo, found: int, where: str) -> None:
-        """Refuse a size that is out of range, or differs from that of the same dimension elsewhere."""
+        """Check that a size is in range, and the same wherever this dimension occurs."""
         if not rows.least <= found <= rows.most:
             raise Misfit(f"{where}: found {found} rows, expected {rows.least} to {rows.most}")
         if self.sizes.setdefault(rows, found) != found:
@@ -65,31 +65,31 @@ class Look:
 
 
 class Kind(ABC):
-    """What one entry may be."""
+    """The type of one entry."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """The most payload bytes that it may have."""
+        """The most payload bytes of such an entry."""
 
     @abstractmethod
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse a value that is not of this kind.
+        """Check that a value fits.
 
         Raises:
-            Misfit: it is not; `NotFinite` if all that is wrong is the size of a number.
+            Misfit: it does not; `NotFinite` if only the size of a number is wrong.
         """
 
 
 class Schema(Kind):
-    """Named entries, each of its kind, and no others. One that is None here is absent, as in a `Message`."""
+    """Exactly these entries, each with its type. An entry set to None is absent, as in a `Message`."""
 
     def __init__(self, /, **entries: Kind | None) -> None:
         self.entries = {name: kind for name, kind in entries.items() if kind is not None}
 
     @property
     def nbytes(self) -> int:
-        """Of all entries together."""
+        """The sum over all entries."""
         return self._nbytes
 
     @cached_property
@@ -97,11 +97,11 @@ class Schema(Kind):
         return sum(kind.nbytes for kind in self.entries.values())
 
     def may_lack(self, name: str) -> bool:
-        """Whether the entry of this name may be absent."""
+        """Whether the entry with this name may be absent."""
         return isinstance(self.entries[name], Optional)
 
     def check(self, value: Any, where: str = "", look: Look | None = None) -> None:
-        """Refuse what does not hold exactly these entries."""
+        """Check that a value holds exactly these entries."""
         look = look or Look()
         if not isinstance(value, Mapping):
             raise Misfit(f"{where or 'the reply'} is {described(value)}; expected named entries")
@@ -118,11 +118,11 @@ class Schema(Kind):
 
 
 class Layers(Schema):
-    """Tensors by name, such as weights, that need not be looked at one by one unless something is wrong.
+    """Tensors by name, such as weights, checked all at once, and one by one only if something is wrong.
 
     Args:
         weights: tensors of the same names, shapes and types.
-        partly: whether any of them may be absent.
+        partly: whether tensors may be absent.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], partly: bool = False) -> None:
@@ -132,7 +132,7 @@ class Layers(Schema):
 
     @cached_property
     def entries(self) -> dict[str, Kind]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """One kind for each tensor."""
+        """The type of each tensor."""
         return {
             name: Tensors(dtype, tuple(shape), self._least.get(name, -math.inf))
             for name, (shape, dtype) in self._form.items()
@@ -147,7 +147,7 @@ class Layers(Schema):
         return self._partly
 
     def check(self, value: Any, where: str = "", look: Look | None = None) -> None:
-        """Refuse what does not hold these tensors; only then is it found out which one is wrong."""
+        """Check that a value holds these tensors; names the wrong one if it does not."""
         look = look or Look()
         if not (isinstance(value, dict) and self._fits(value, look.largest)):  # pyright: ignore[reportUnknownArgumentType]
             super().check(value, where, look)
@@ -160,7 +160,7 @@ class Layers(Schema):
             return False
         for name, tensor in tensors.items():
             low, high = extremes(tensor)
-            if not (self._least.get(name, -largest) <= low and high <= largest):  # never so if one is NaN
+            if not (self._least.get(name, -largest) <= low and high <= largest):  # False if one is NaN
                 return False
         return True
 
@@ -173,11 +173,11 @@ class Optional(Kind):
 
     @property
     def nbytes(self) -> int:
-        """If it is there."""
+        """The size if present."""
         return self.kind.nbytes
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """As if it had to be there."""
+        """Check an entry that is present."""
         self.kind.check(value, where, look)
 
 
@@ -192,11 +192,11 @@ class Tensors(Kind):
 
     @property
     def nbytes(self) -> int:
-        """With as many rows as may be."""
+        """The size with the most rows allowed."""
         return math.prod(n.most if isinstance(n, UpTo) else n for n in self.shape) * self.dtype.itemsize
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse another type, shape, or number."""
+        """Check type, shape and values."""
         if not isinstance(value, Tensor):
             raise Misfit(f"{where} is {described(value)}; expected {self}")
         if value.shape != self.shape or value.dtype != self.dtype:
@@ -219,7 +219,7 @@ class Tensors(Kind):
 
 @dataclass(frozen=True)
 class ClassCounts(Kind):
-    """How many examples there are of each class, int64 (classes,); `present` stands for the classes that have any."""
+    """The number of examples of each class, int64 (classes,); `present` is the dimension of classes that have any."""
 
     classes: int
     most: int
@@ -227,11 +227,11 @@ class ClassCounts(Kind):
 
     @property
     def nbytes(self) -> int:
-        """Eight for each class."""
+        """Eight bytes for each class."""
         return 8 * self.classes
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse negative counts, and more examples than there are."""
+        """Check that no count is negative, and that there are no more examples than the client has."""
         Tensors(torch.int64, (self.classes,), 0, self.most).check(value, where, look)
         if not 1 <= (whole := int(value.sum())) <= self.most:
             raise Misfit(f"{where} counts {whole} examples; expected 1 to {self.most}")
@@ -241,7 +241,7 @@ class ClassCounts(Kind):
 
 @dataclass(frozen=True)
 class Labels(Kind):
-    """A class for each of some rows, int64 (rows,); `present` stands for the classes that occur."""
+    """A class for each row, int64 (rows,); `present` is the dimension of classes that occur."""
 
     rows: UpTo
     classes: int
@@ -249,11 +249,11 @@ class Labels(Kind):
 
     @property
     def nbytes(self) -> int:
-        """Eight for each row."""
+        """Eight bytes for each row."""
         return 8 * self.rows.most
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse numbers that no class has."""
+        """Check that every number is a class."""
         Tensors(torch.int64, (self.rows,), 0, self.classes - 1).check(value, where, look)
         if self.present is not None:
             look.tie(self.present, len(value.unique()), where)
@@ -261,7 +261,7 @@ class Labels(Kind):
 
 @dataclass(frozen=True)
 class Plain(Kind):
-    """A number, a whole one if `kind` is int, within bounds."""
+    """A number within bounds, an integer if `kind` is int."""
 
     kind: type[int] | type[float]
     least: float
@@ -273,7 +273,7 @@ class Plain(Kind):
         return 8
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse what is no such number; True is none."""
+        """Check that a value is such a number; True is not one."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or (self.kind is int and not isinstance(value, int)):
             raise Misfit(f"{where} is {described(value)}; expected a {'whole ' * (self.kind is int)}number")
@@ -290,21 +290,22 @@ class Text(Kind):
 
     @property
     def nbytes(self) -> int:
-        """Four for each character."""
+        """Four bytes for each character."""
         return 4 * self.most
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse what is too long, or no text."""
+        """Check that a value is text and not too long."""
         if not isinstance(value, str) or len(value) > self.most:
             raise Misfit(f"{where} is {described(value)}; expected text of at most {self.most} characters")
 
 
 @dataclass(frozen=True)
 class Undeclared(Kind):
-    """What a method that declares nothing may receive: entries of any names and shapes.
+    """The default if a method declares nothing: entries of any names and shapes.
 
-    Numbers must be finite and not too large, tensors named like a parameter of the client's model of a floating
-    type, `examples` a whole number from 1 to those that the client has, the whole no larger than some models.
+    Numbers must be finite and not too large; tensors named like a parameter of the client's model must have a floating
+    type; `examples` must be an integer from 1 to the client's number of examples; the reply may be no larger than a few
+    models.
     """
 
     member: Member
@@ -316,7 +317,7 @@ class Undeclared(Kind):
         return max(UNDECLARED_TIMES * model, UNDECLARED_LEAST)
 
     def check(self, value: Any, where: str, look: Look) -> None:
-        """Refuse what no method could use."""
+        """Check for values that no method could use."""
         for name, entry in value.items():
             if name == "examples":
                 count(self.member.examples).check(entry, name, look)
@@ -363,7 +364,7 @@ def booleans(*shape: Dimension) -> Kind:
 
 
 def text(most: int) -> Kind:
-    """Text of at most so many characters."""
+    """Text of at most `most` characters."""
     return Text(most)
 
 
@@ -383,14 +384,14 @@ def optional(kind: Kind) -> Kind:
 
 
 def described(value: Any) -> str:
-    """What a value is, in a few words."""
+    """A value's type and shape, in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor ({', '.join(map(str, value.shape))}) of {_short(value.dtype)}"
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
         return "named entries"
-    if isinstance(value, int):  # a whole number may have more digits than Python cares to print
+    if isinstance(value, int):  # an integer may have more digits than Python prints
         return str(value) if value.bit_length() < 64 else "a huge number"
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -398,16 +399,16 @@ def described(value: Any) -> str:
 
 
 def check_numbers(tensor: Tensor, where: str, largest: float, least: float = -math.inf, most: float = math.inf) -> None:
-    """Refuse NaN, infinities, and values out of bounds, in one pass over the tensor.
+    """Check for NaN, infinities and values out of bounds, in one pass over the tensor.
 
     Raises:
-        NotFinite: a number is not finite, or too large (`largest`) for what training computes.
+        NotFinite: a number is not finite, or larger than `largest`.
         Misfit: a value is below `least` or above `most`, or a whole number above `largest`.
     """
     if tensor.numel() == 0 or tensor.dtype == torch.bool:
         return
     low, high = extremes(tensor)
-    if max(least, -largest) <= low and high <= min(most, largest):  # neither if one is NaN
+    if max(least, -largest) <= low and high <= min(most, largest):  # neither holds if one is NaN
         return
     for end in (low, high):
         if not math.isfinite(end):
@@ -438,7 +439,7 @@ _ORDERED = {
 
 
 def _least(tensor: Tensor) -> float:
-    """Counters do not go below 0; whole numbers that are below it already are no counters."""
+    """The lower bound: 0 for counters, which integers that are already negative are not."""
     return 0 if tensor.is_meta or tensor.numel() == 0 or extremes(tensor)[0] >= 0 else -math.inf
 
 

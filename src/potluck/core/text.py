@@ -1,10 +1,10 @@
-"""Text from elsewhere, made fit for a log, a record or a terminal: it cannot forge a line or steer what shows it."""
+"""Untrusted text, sanitised for logs, records and terminals: it cannot forge a line or control the terminal."""
 
 ON_SCREEN = {"on_screen": True}
-"""Extra of log records that whoever watches the run should see at once, not only who reads its log."""
+"""Extra of log records that are also shown on the terminal while a run is in progress."""
 
 LINE, LINES = 500, 60
-"""Characters of a line, and lines of a traceback, that are kept at most."""
+"""The most characters of a line, and lines of a traceback, that are kept."""
 
 
 def one_line(text: str, most: int = LINE) -> str:
@@ -20,7 +20,7 @@ def last_lines(text: str, most: int = LINES) -> str:
 
 
 def quoted(text: str) -> str:
-    """Lines that follow a line of the log, marked so that none can pass for a line of its own."""
+    """Continuation lines of a log line, marked so that none can pass for a log line itself."""
     return "".join(f"\n  | {line}" for line in text.splitlines())
 
 

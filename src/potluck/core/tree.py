@@ -1,10 +1,13 @@
 """Trees of tensors and plain values as bytes: safetensors for the numbers, JSON for the shape of the tree.
 
-Nothing here can run code on arrival: there is no pickle, and what does not fit the format is a WireError. What is read
-may come from anybody, so it has to be just what `pack` writes, and no larger than the limits below.
+Reading runs no code: there is no pickle, and anything that does not fit the format is a WireError. Input is untrusted,
+so it must be exactly what `pack` writes, and within the limits below.
 """
 
 import json
+import math
+import warnings
+from operator import index
 from typing import Any
 
 import safetensors.torch
@@ -18,25 +21,39 @@ _HEADER = "potluck"
 _PLAIN = (str, bool, int, float)
 
 DEEPEST = 64
-"""Dicts and lists within one another. Methods nest four deep; Python's own stack ends at some hundreds."""
+"""The deepest nesting of dicts and lists. Methods nest four deep; Python's recursion limit is some hundreds."""
 
 MOST_NODES = 2**20
-"""Leaves, dicts and lists of one tree; a model of a thousand layers has some thousand. JSON takes a line for each, and
-Python objects several hundred bytes, so this bounds what a small message can grow into."""
+"""The most leaves, dicts and lists of one tree; a model of a thousand layers has some thousand. Each becomes several
+hundred bytes of Python objects, so this bounds the memory that a small message can take."""
 
 LONGEST_HEADER = 2**26
-"""Bytes of the skeleton with names, shapes and places of the tensors: 64 MiB, some sixty bytes a node."""
+"""The most bytes of the skeleton with names, shapes and offsets of the tensors: 64 MiB, some sixty bytes a node."""
 
 LONGEST_TEXT = 2**22
-"""Characters of one text. The longest that Potluck writes itself says how a network is built: some ten thousand."""
+"""The most characters of one text. The longest that Potluck writes describes how a network is built: some ten
+thousand."""
 
 _LONGEST_INTEGER = 2**12  # bits; Python refuses to read integers of more than 4,300 digits
-_CARRIED = {
-    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2),
+_NAMED = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
+_CARRIED = frozenset(_NAMED.values())
 
 
 def pack(tree: Tree) -> bytes:
@@ -54,17 +71,22 @@ def pack(tree: Tree) -> bytes:
     return safetensors.torch.save(named, metadata={_HEADER: skeleton})
 
 
-def unpack(data: bytes) -> Tree:
+def unpack(data: bytes, *, views: bool = False) -> Tree:
     """The tree that `pack` wrote.
+
+    Args:
+        data: the bytes.
+        views: whether the tensors share the memory of `data`, which halves the memory of a large tree. Then `data` must
+            have no other reader, since changing a tensor changes the bytes.
 
     Raises:
         WireError: the bytes are damaged, were not written by `pack`, or claim more than the limits allow.
     """
     try:
         header = _header(data)
-        tensors = safetensors.torch.load(data)
+        tensors = _views(data) if views else safetensors.torch.load(data)
         return _Growing(tensors).tree(json.loads(header))
-    except Exception as error:  # our own words, and whatever false headers run into, in three libraries
+    except Exception as error:  # our own errors, and those that malformed headers raise in three libraries
         reason = " ".join(str(error).split())[:200]
         raise WireError(f"not a Potluck message: {reason}; expected safetensors written by potluck") from error
 
@@ -83,10 +105,35 @@ def _header(data: bytes) -> str:
     return found
 
 
-def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:
-    """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's kind.
+def _views(data: bytes) -> dict[str, Tensor]:
+    """The tensors as views of `data`, in which the safetensors format puts them side by side without a gap."""
+    length = int.from_bytes(data[:8], "little")
+    found: dict[str, Any] = json.loads(data[8 : 8 + length])
+    del found["__metadata__"]
+    start, at, tensors = 8 + length, 0, dict[str, Tensor]()
+    with warnings.catch_warnings():  # about tensors in read-only bytes, which have no other reader
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape = _NAMED[entry["dtype"]], [index(size) for size in entry["shape"]]
+            begin, end = (index(offset) for offset in entry["data_offsets"])
+            count, what = math.prod(shape), f"tensor {name[:40]} of shape {str(shape)[:40]}"
+            if min(shape, default=0) < 0 or begin != at or end - begin != count * dtype.itemsize:
+                raise WireError(f"{what} at {begin} to {end}, not from {at} on")
+            if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:  # empty, with such strides
+                raise WireError(f"{what}, whose strides overflow")
+            if count and (start + at) % dtype.itemsize:
+                raise WireError(f"{what} lies at no multiple of its {dtype.itemsize} bytes")
+            flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at) if count else torch.empty(0)
+            tensors[name], at = flat.to(dtype).view(shape), end
+    if start + at != len(data):
+        raise WireError(f"{len(data) - start - at} bytes behind the last tensor")
+    return tensors
 
-    `deeper` levels may follow.
+
+def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:
+    """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's type.
+
+    At most `deeper` levels may follow.
     """
     if isinstance(node, Tensor):
         tensors.append(_portable(node, where))
@@ -110,7 +157,7 @@ def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any
 
 
 def _portable(tensor: Tensor, where: str) -> Tensor:
-    """A dense tensor in memory of a type that safetensors carries."""
+    """The tensor, if it is dense, in memory, and of a type that safetensors supports."""
     if tensor.layout != torch.strided or tensor.is_meta:
         raise WireError(f"{where} is a {tensor.layout} tensor on {tensor.device}; expected a dense one with values")
     if tensor.dtype not in _CARRIED:
@@ -119,12 +166,12 @@ def _portable(tensor: Tensor, where: str) -> Tensor:
 
 
 def can_be_written(text: str) -> bool:
-    """Whether the text has an encoding: half of a surrogate pair has none."""
+    """Whether the text can be encoded; half of a surrogate pair cannot."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _writable(value: Any, where: str) -> Any:
-    """A plain value, if it is none that JSON cannot write or nobody would read."""
+    """The plain value, if JSON can write it and `unpack` would read it."""
     if isinstance(value, str) and (len(value) > LONGEST_TEXT or not can_be_written(value)):
         wrong = f"{len(value)} characters long" if len(value) > LONGEST_TEXT else "half of a surrogate pair"
         raise WireError(f"{where} is text that cannot cross the wire: {wrong}")
@@ -134,9 +181,9 @@ def _writable(value: Any, where: str) -> Any:
 
 
 class _Growing:
-    """A tree that grows from its skeleton, which has every tensor once, in order, as `pack` writes them.
+    """Builds a tree from its skeleton, which must use every tensor once, in order, as `pack` writes them.
 
-    Otherwise two leaves could share memory, and a few bytes stand for many tensors.
+    Otherwise two leaves could share memory, and a few bytes could become many tensors.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -190,7 +237,7 @@ class _Growing:
 
 
 def _independent(tensors: list[Tensor]) -> list[Tensor]:
-    """The same values in tensors that own their whole memory, as safetensors demands."""
+    """The same values in tensors that own their memory, as safetensors requires."""
     seen: set[int] = set()
     owned: list[Tensor] = []
     for tensor in tensors:

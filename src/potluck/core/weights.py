@@ -1,15 +1,14 @@
-"""Algebra on weights: dicts of tensors by state-dict name, matched by name and shape and never by position.
+"""Algebra on weights: dicts of tensors by state-dict name, matched by name and shape, never by position.
 
-Functions never change their arguments; what they leave as it is they may return as it is. Means are accumulated in
-the order given, so a fixed order of clients gives the same bits every time.
+Functions never change their arguments; tensors that they do not modify may be returned without copying. Means are
+accumulated in the order given, so a fixed order of clients gives the same bits every time.
 
-What a net's builder has frozen is a part of the architecture: parameters without `requires_grad`, and the buffers of
-layers that it left in evaluation mode. Nobody trains, sends, averages or stores these tensors; every module of an
-architecture has them as the builder made them.
+Frozen tensors are part of the architecture: parameters that a net's builder leaves without `requires_grad`, and the
+buffers of layers that it leaves in evaluation mode. They are never trained, sent, averaged or stored; every module of
+an architecture has them as the builder made them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Size, Tensor, nn
@@ -18,11 +17,11 @@ from potluck.core.modes import held_layers
 
 Weights = dict[str, Tensor]
 Combine = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
-"""One tensor from those of several clients and their shares."""
+"""Combines the tensors of several clients, given their shares, into one."""
 
 
 def weights_of(net: nn.Module) -> Weights:
-    """A copy of all parameters and buffers, frozen ones too."""
+    """A copy of all parameters and buffers, frozen ones included."""
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
 
 
@@ -33,13 +32,13 @@ def learnt_of(net: nn.Module) -> Weights:
 
 
 def parameters_of(net: nn.Module) -> Weights:
-    """A copy of the parameters that are trained."""
+    """A copy of the trained parameters."""
     named = net.named_parameters(remove_duplicate=False)
     return {name: parameter.detach().clone() for name, parameter in named if parameter.requires_grad}
 
 
 def buffers_of(net: nn.Module) -> Weights:
-    """A copy of what is kept but not trained, such as BatchNorm's running statistics, without what is frozen."""
+    """A copy of the buffers, such as BatchNorm's running statistics, except frozen ones."""
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
     buffers = {name: tensor for name, tensor in net.state_dict().items() if name not in parameters}
     frozen = frozen_names(net) if buffers else frozenset[str]()
@@ -55,7 +54,7 @@ def frozen_of(net: nn.Module) -> Weights:
 
 def frozen_names(net: nn.Module) -> frozenset[str]:
     """Names of the frozen parameters and buffers."""
-    if not _has_frozen(net):  # names take longer than a look
+    if not _has_frozen(net):  # collecting names takes longer than this test
         return frozenset()
     named = net.named_parameters(remove_duplicate=False)
     names = {name for name, parameter in named if not parameter.requires_grad}
@@ -73,13 +72,19 @@ def _has_frozen(net: nn.Module) -> bool:
 
 
 def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
-    """Names, shapes and types of what is not frozen, without the values (on the "meta" device)."""
+    """Names, shapes and types of the tensors that are not frozen, without values (on the "meta" device)."""
     frozen = frozen_names(net)
     return {name: tensor.detach().to("meta") for name, tensor in net.state_dict().items() if name not in frozen}
 
 
+def layout(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[Size, bool]]:
+    """Of each parameter and buffer by name, the shape, and whether it is frozen."""
+    frozen = frozen_names(net)
+    return {name: (tensor.shape, name in frozen) for name, tensor in net.state_dict().items()}
+
+
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
-    """Copy `weights` into `net` and return it; with `partial` the tensors that are not named stay, frozen ones always.
+    """Copy `weights` into `net` and return it; with `partial`, missing tensors stay as they are; frozen ones always do.
 
     Raises:
         ValueError: a name is missing (unless `partial` or frozen), unknown, or has another shape.
@@ -108,12 +113,12 @@ def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
 
 
 def plus(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float = 1.0) -> Weights:
-    """A + scale * b; names that `b` lacks keep the value of `a`."""
+    """`a + scale * b`; names that `b` lacks keep the value of `a`."""
     return {name: tensor + scale * b[name] if name in b else tensor.clone() for name, tensor in a.items()}
 
 
 def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
-    """A - b, name by name."""
+    """`a - b`, name by name."""
     return {name: tensor - b[name] for name, tensor in a.items()}
 
 
@@ -125,15 +130,49 @@ def pick(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
 def mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The mean weighted by `shares`, which need not sum to one. Integer tensors (counters) give their maximum.
 
-    One tensor comes back bit for bit: its share is exactly 1.
+    Equal tensors give their value bit for bit.
     """
-    if not tensors[0].is_floating_point():
-        return torch.stack(list(tensors)).amax(0)
-    whole = sum(shares)
-    total = tensors[0] * (shares[0] / whole)
-    for tensor, share in zip(tensors[1:], shares[1:], strict=True):
-        total.add_(tensor, alpha=share / whole)
-    return total
+    running = RunningMean()
+    for tensor, share in zip(tensors, shares, strict=True):
+        running.add(tensor, share)
+    return running.value()
+
+
+class RunningMean:
+    """The running weighted mean of tensors of one shape, none of which it holds.
+
+    Attributes:
+        weight: the sum of the shares.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._mean: Tensor | None = None
+
+    @property
+    def shape(self) -> Size | None:
+        """The mean so far; None before the first tensor."""
+        return None if self._mean is None else self._mean.shape
+
+    def add(self, tensor: Tensor, share: float = 1.0) -> None:
+        """Add a tensor; a share of 0 leaves it out unless it is the first. Integers give the maximum."""
+        self.weight += share
+        if self._mean is None:
+            self._mean = tensor.clone()
+        elif not tensor.is_floating_point():
+            torch.maximum(self._mean, tensor, out=self._mean)
+        elif share:
+            self._mean.lerp_(tensor, share / self.weight)
+
+    def value(self) -> Tensor:
+        """The mean so far.
+
+        Raises:
+            ValueError: there is nothing to average.
+        """
+        if self._mean is None:
+            raise ValueError("mean of no tensors")
+        return self._mean
 
 
 def mean_where_present(
@@ -142,7 +181,7 @@ def mean_where_present(
     keep: Mapping[str, Tensor],
     combine: Combine = mean,
 ) -> Weights:
-    """Layer by layer, the mean over the clients that own the layer; layers nobody owns keep their value.
+    """Layer by layer, the mean over the clients that own the layer; layers that no client owns keep their value.
 
     This is the layer-wise aggregation of FedIN's revision, eq. 19 (with equal shares) and, among clients
     of one architecture, FedAvg.
@@ -163,10 +202,10 @@ def mean_where_present(
 
 
 def check_same_shapes(name: str, shapes: Sequence[Size]) -> None:
-    """Refuse to average a layer that has several shapes.
+    """Check that a layer has one shape at all clients.
 
     Raises:
-        ValueError: it has; with advice.
+        ValueError: it has several; the message advises.
     """
     if len(set(shapes)) > 1:
         found = " and ".join(sorted({str(tuple(shape)) for shape in shapes}))
@@ -177,92 +216,9 @@ def check_same_shapes(name: str, shapes: Sequence[Size]) -> None:
 
 
 def cut(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
-    """The leading slice of each tensor that fits a narrower model with these shapes (HeteroFL, eq. 1)."""
-    return {name: weights[name][_leading(shape)].clone() for name, shape in shapes.items() if name in weights}
-
-
-def mean_where_covered(
-    slices: Sequence[Mapping[str, Tensor]],
-    keep: Mapping[str, Tensor],
-    rows: Callable[[int, str], Tensor | None] = lambda index, name: None,
-    combine: Callable[[Tensor], Tensor] | None = None,
-) -> Weights:
-    """Element by element, the mean over the leading slices that cover the element; others keep their value.
-
-    Integer tensors (counters) give the maximum of the slices.
-
-    Args:
-        slices: one dict a client, each tensor a leading slice of the one in `keep`.
-        keep: the full tensors before the round.
-        rows: for client `index` and a tensor's name, a boolean mask over the slice's first dimension that
-            limits what the client covers, or None for the whole slice.
-        combine: one tensor from those of several clients (clients, ...), NaN where one does not cover an element;
-            their plain mean by default, for which they need not lie in memory side by side.
-    """
-    merged: Weights = {}
-    for name, old in keep.items():
-        if not old.is_floating_point():
-            merged[name] = mean([weights[name] for weights in slices], [1.0] * len(slices)) if slices else old
-            continue
-        found = [_covered(weights[name], rows(index, name)) for index, weights in enumerate(slices)]
-        if combine is not None and slices:
-            combined = combine(torch.stack([_spread(mine, covered, old) for mine, covered in found]))
-            merged[name] = torch.where(combined.isnan(), old, combined)
-            continue
-        total, count = torch.zeros_like(old), torch.zeros_like(old)
-        for mine, covered in found:
-            at = _leading(mine.shape)
-            total[at] += torch.where(covered, mine, 0.0)
-            count[at] += covered
-        merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
-    return merged
-
-
-def _covered(mine: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A slice, and which of its elements count."""
-    covered = torch.ones_like(mine, dtype=torch.bool)
-    return mine, covered if mask is None else covered & mask.view(-1, *[1] * (mine.dim() - 1))
-
-
-def _spread(mine: Tensor, covered: Tensor, full: Tensor) -> Tensor:
-    """The slice in the place of the full tensor, NaN where nothing of it counts."""
-    spread = torch.full_like(full, torch.nan)
-    spread[_leading(mine.shape)] = torch.where(covered, mine, torch.nan)
-    return spread
-
-
-def without_conflict(
-    gradients: Mapping[str, Tensor],
-    others: Mapping[str, Tensor],
-    granularity: Literal["tensor", "whole", "kernel"] = "tensor",
-) -> Weights:
-    """The nearest gradients to `gradients` whose inner product with `others` is not negative.
-
-    With a = <o, o> and b = <o, g>: g where b >= 0, otherwise g - (b / a) o, the Euclidean projection on the half
-    space (FedIN, eq. 13). Where o vanishes, g stays.
-
-    Args:
-        gradients: what to project, by name.
-        others: what not to oppose, of the same names and shapes.
-        granularity: inner products over each "tensor", over the "whole" of all, or over each convolution "kernel".
-    """
-    if granularity == "whole":
-        a = torch.stack([other.square().sum() for other in others.values()]).sum()
-        b = torch.stack([(other * gradients[name]).sum() for name, other in others.items()]).sum()
-        return {name: _projected(gradients[name], other, a, b) for name, other in others.items()}
-    projected: Weights = {}
-    for name, other in others.items():
-        axes = (-2, -1) if granularity == "kernel" and other.dim() == 4 else tuple(range(other.dim()))
-        a = other.square().sum(axes, keepdim=True)
-        b = (other * gradients[name]).sum(axes, keepdim=True)
-        projected[name] = _projected(gradients[name], other, a, b)
-    return projected
-
-
-def _projected(gradient: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    conflict = (b < 0) & (a > 0)
-    return torch.where(conflict, gradient - b / torch.where(a > 0, a, 1.0) * other, gradient)
-
-
-def _leading(shape: Iterable[int]) -> tuple[slice, ...]:
-    return tuple(slice(0, size) for size in shape)
+    """The leading slice of each tensor that fits a narrower model with these shapes."""
+    return {
+        name: weights[name][tuple(slice(0, size) for size in shape)].clone()
+        for name, shape in shapes.items()
+        if name in weights
+    }

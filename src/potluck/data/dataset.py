@@ -1,4 +1,4 @@
-"""A classification data set in memory, and what is known of one before it is loaded."""
+"""A data set in memory, and its description before it is loaded."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from potluck.core.errors import DataError
 from potluck.core.examples import Examples, Preprocess
+from potluck.core.task import CLASSIFICATION, Task
 
 MOST_CLASSES = 1_000_000
-"""More are taken for a mistake: numbers of another kind in place of labels."""
+"""More are assumed to be a mistake: numbers that are not labels."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,11 @@ class Description:
     """What a model needs to know of a data set.
 
     Attributes:
-        name: how runs and records call it.
+        name: the name in runs and records.
         input_shape: of one prepared input.
-        num_classes: labels lie in 0 .. num_classes - 1.
-        classes: their names in order; None where classes have numbers only.
+        num_classes: the width of an output; in a classification, labels lie in 0 .. num_classes - 1.
+        classes: their names in order; None if classes have only numbers.
+        task: what targets mean.
 
     Raises:
         DataError: the classes are too many, or are not `num_classes` different names.
@@ -32,33 +34,35 @@ class Description:
     input_shape: tuple[int, ...]
     num_classes: int
     classes: tuple[str, ...] | None = None
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         _check_classes(self.name, self.num_classes, self.classes)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; their numbers as text where they have no others."""
+        """Names of the classes; their numbers as text if they have no names."""
         return tuple(map(str, range(self.num_classes))) if self.classes is None else self.classes
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples of one classification task.
+    """Training and test examples of one task.
 
     Attributes:
-        name: how runs and records call it.
-        train_inputs: uint8 images (n, channels, height, width), or float features (n, ...).
-        train_targets: class of each training input, int64 (n,).
+        name: the name in runs and records.
+        train_inputs: uint8 images (n, channels, height, width), float features (n, ...), or int64 tokens (n, t).
+        train_targets: target of each training input as the task has it; in a classification its class, int64 (n,).
         test_inputs: as `train_inputs`, with inputs of the same shape.
         test_targets: as `train_targets`.
-        num_classes: targets lie in 0 .. num_classes - 1.
-        preprocess: prepares a batch for a model; given a generator it augments too, without one it only
-            normalises. None leaves inputs as they are stored.
-        classes: names of the classes in order; None where they have numbers only.
+        num_classes: the width of an output; in a classification, targets lie in 0 .. num_classes - 1.
+        preprocess: prepares a batch for a model; with a generator it also augments, without one it only normalises.
+            None returns inputs as stored.
+        classes: names of the classes in order; None if they have only numbers.
+        task: the meaning of targets, and the metrics.
 
     Raises:
-        DataError: the tensors do not fit together, a target is no class, or an input is not finite.
+        DataError: the tensors do not fit together, a target does not suit the task, or an input is not finite.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Dataset:
     num_classes: int
     preprocess: Preprocess | None = None
     classes: tuple[str, ...] | None = None
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         _check_classes(self.name, self.num_classes, self.classes)
@@ -76,7 +81,7 @@ class Dataset:
             ("training", self.train_inputs, self.train_targets),
             ("test", self.test_inputs, self.test_targets),
         ):
-            _check_part(f"{self.name}: {part} part", inputs, targets, self.num_classes)
+            _check_part(f"{self.name}: {part} part", inputs, targets, self.num_classes, self.task)
         train_shape, test_shape = tuple(self.train_inputs.shape[1:]), tuple(self.test_inputs.shape[1:])
         if train_shape != test_shape:
             raise DataError(
@@ -106,8 +111,8 @@ class Dataset:
 
     @property
     def description(self) -> Description:
-        """What a model needs to know of this data set."""
-        return Description(self.name, self.input_shape, self.num_classes, self.classes)
+        """This data set's description."""
+        return Description(self.name, self.input_shape, self.num_classes, self.classes, self.task)
 
     @property
     def checksum(self) -> str:
@@ -116,10 +121,10 @@ class Dataset:
 
 
 class Source(Protocol):
-    """Where a data set comes from: a module of `potluck.data.datasets`, a folder, an archive, a plug-in."""
+    """The source of a data set: a module of `potluck.data.datasets`, a folder, an archive, a plug-in."""
 
     def describe(self) -> Description:
-        """What is known without reading the data, as far as that can be."""
+        """The description, if possible without reading the data."""
         ...
 
     def load(self, augmentation: str) -> Dataset:
@@ -137,7 +142,7 @@ def digest(*tensors: Tensor) -> str:
 
 
 def _check_classes(where: str, number: int, names: tuple[str, ...] | None) -> None:
-    """Raise DataError unless the classes are of a number that can be meant, and as many different names if any."""
+    """Check that the number of classes is plausible, and that there are as many different names, if any."""
     if not 1 <= number <= MOST_CLASSES:
         raise DataError(f"{where}: {number} classes; expected 1 to {MOST_CLASSES:,}: number the classes from 0")
     if names is None:
@@ -146,31 +151,42 @@ def _check_classes(where: str, number: int, names: tuple[str, ...] | None) -> No
         raise DataError(f"{where}: {len(names)} names of classes for {number} classes; give one name each")
     if len(set(names)) != number:
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{where}: two classes are called {twice!r}; give each a name of its own")
+        raise DataError(f"{where}: two classes are called {twice!r}; give each its own name")
 
 
-def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int) -> None:
-    """Raise DataError unless there are inputs and each has one target that is a class."""
+def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int, task: Task) -> None:
+    """Check that there are inputs and that each has a target of the task."""
     if inputs.dim() < 2:
         raise DataError(f"{where}: inputs of shape {tuple(inputs.shape)}; expected one row an example, (n, ...)")
     if len(inputs) == 0:
         raise DataError(f"{where}: no examples; give at least one")
-    if targets.dtype != torch.int64 or targets.dim() != 1 or len(targets) != len(inputs):
+    if task.has_classes:
+        _check_labels(where, targets, len(inputs), num_classes)
+    elif targets.dim() == 0 or len(targets) != len(inputs):
+        raise DataError(f"{where}: {len(inputs)} inputs and targets of shape {tuple(targets.shape)}; give one an input")
+    else:
+        task.check_targets(targets, num_classes, f"{where}: its targets")
+    if inputs.is_floating_point():
+        _check_finite(where, inputs)
+
+
+def _check_labels(where: str, targets: Tensor, count: int, num_classes: int) -> None:
+    """Check that there are `count` targets and that each is a class."""
+    if targets.dtype != torch.int64 or targets.dim() != 1 or len(targets) != count:
+        other = "; other tasks than classification are named: federation.task" if targets.dim() != 1 else ""
         raise DataError(
-            f"{where}: expected {len(inputs)} int64 targets, one an input, "
-            f"found {targets.dtype} of shape {tuple(targets.shape)}"
+            f"{where}: expected {count} int64 targets, one an input, "
+            f"found {targets.dtype} of shape {tuple(targets.shape)}{other}"
         )
     lowest, highest = int(targets.min()), int(targets.max())
     if lowest < 0 or highest >= num_classes:
         wrong = lowest if lowest < 0 else highest
         raise DataError(f"{where}: label {wrong}; expected labels from 0 to {num_classes - 1}")
-    if inputs.is_floating_point():
-        _check_finite(where, inputs)
 
 
 def _check_finite(where: str, inputs: Tensor) -> None:
-    """Raise DataError if an input holds NaN or infinity."""
-    # Extremes first: they are found without a second tensor as large as the inputs.
+    """Check that all inputs are finite."""
+    # Extremes first, which need no second tensor as large as the inputs.
     if inputs.numel() == 0 or bool(torch.stack(inputs.aminmax()).isfinite().all()):
         return
     broken = (~inputs.flatten(1).isfinite().all(1)).nonzero().flatten()

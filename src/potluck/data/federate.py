@@ -1,4 +1,4 @@
-"""From data to what each client holds: classes matched by name, validation splits, matching test parts, records."""
+"""From a data set to clients' parts: classes matched by name, validation splits, matching test parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,31 +17,39 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Task:
-    """What the clients of a federation have in common: its classes, whoever holds examples of them.
+    """The classes of a federation, whichever clients hold examples of them.
 
-    Classes are matched by name. A data set whose classes have numbers only means those of the common data set.
+    Classes are matched by name. The classes of a data set without names are numbered as in the common data set. If the
+    task has no classes, each position of an output means the same everywhere.
 
     Attributes:
         common: the data set whose test part is everyone's.
-        classes: names of the federation's classes, in the order of their numbers.
+        classes: names of the federation's classes, in the order of their numbers; none if the task has no classes.
     """
 
     common: Description
     classes: tuple[str, ...]
 
+    @property
+    def width(self) -> int:
+        """Of an output."""
+        return len(self.classes) if self.common.task.has_classes else self.common.num_classes
+
     @classmethod
     def matching(cls, common: Description, own: Mapping[str, Description] | None = None) -> "Task":
         """The classes of the common data set and of clients' own ones together.
 
-        If clients bring no class of their own, the order is that of the common data set; otherwise all are sorted.
+        If clients have no further classes, the order is that of the common data set; otherwise all are sorted.
 
         Args:
             common: the data set whose test part is everyone's.
-            own: clients' data sets, by words that name the client in a message.
+            own: clients' data sets, by a description of the client for messages.
 
         Raises:
-            DataError: one data set names its classes where another numbers them, or two spell one name differently.
+            DataError: one data set names its classes and another numbers them, or two spell a name differently.
         """
+        if not common.task.has_classes:
+            return cls(common, ())
         holders = dict.fromkeys(common.class_names, common.name)
         for who, description in (own or {}).items():
             for name in _names(description, common, who):
@@ -55,8 +63,10 @@ class Task:
         """A data set with the federation's numbers for its classes; `who` names it in a message.
 
         Raises:
-            DataError: it has a class that is none of the federation's.
+            DataError: it has a class that the federation lacks, or targets that do not fit its outputs.
         """
+        if not self.common.task.has_classes:
+            return replace(dataset, num_classes=self.common.num_classes)
         names, number = _names(dataset.description, self.common, who), {name: i for i, name in enumerate(self.classes)}
         strange = [name for name in names if name not in number]
         if strange:
@@ -75,7 +85,7 @@ class Task:
 
 
 def _names(description: Description, common: Description, who: str) -> tuple[str, ...]:
-    """What a data set's classes are called, in the order of its own numbers."""
+    """The names of a data set's classes, in the order of its own numbers."""
     known = common.class_names
     if description.classes is not None:
         if common.classes is None and not all(map(_is_number, description.classes)):
@@ -95,7 +105,7 @@ def _names(description: Description, common: Description, who: str) -> tuple[str
 
 
 def _check_spelling(holders: Mapping[str, str]) -> None:
-    """Refuse names that differ only in case, in spaces around them, or in leading zeros: one class is meant."""
+    """Check that no names differ only in case, spaces around them, or leading zeros: they mean one class."""
     seen: dict[str, str] = {}
     for name, who in holders.items():
         meant = str(int(name)) if _is_number(name) else " ".join(name.casefold().split())
@@ -116,13 +126,13 @@ def split_validation(indices: Tensor, targets: Tensor, fraction: float, key: Key
     """Split one client's examples into training and validation, each class as near to `fraction` as can be.
 
     Validation gets `fraction` of the examples, rounded, but never all of them: at least one stays in
-    training. A client with few examples (two at a fraction of 0.2, say) therefore has no validation at all.
+    training. A client with few examples (two at a fraction of 0.2, say) therefore has no validation examples.
 
     Args:
         indices: the client's examples, int64 (n,).
         targets: class of every example of the data set, int64.
         fraction: share of the examples that go to validation, at least 0 and below 1.
-        key: names the draw.
+        key: the key of the draw.
 
     Returns:
         Training and validation indices, both in the order of `indices`.
@@ -144,14 +154,14 @@ def matching_test_parts(
     """Divide the test set so that each client is tested on the mixture of classes that it trains on.
 
     The test examples of a class are shared in proportion to the training examples of that class that each
-    client holds. The parts are disjoint and cover all test examples of classes that somebody holds; a client
+    client holds. The parts are disjoint and cover all test examples of classes that some client holds; a client
     with very few training examples may get an empty part.
 
     Args:
         train_targets: class of every training example, int64.
         train_parts: each client's training indices.
         test_targets: class of every test example, int64.
-        key: names the draw.
+        key: the key of the draw.
 
     Returns:
         Sorted test indices of each client, int64.
@@ -169,17 +179,17 @@ def matching_test_parts(
 
 
 def label_counts(targets: Tensor, parts: list[Tensor], num_classes: int) -> Tensor:
-    """How many examples of each class each client holds, int64 (clients, classes)."""
+    """The number of examples of each class at each client, int64 (clients, classes)."""
     return torch.stack([torch.bincount(targets[part], minlength=num_classes) for part in parts])
 
 
 def fingerprint(parts: list[Tensor]) -> str:
-    """Hex digest of a partition, for the manifest of a run: the same examples for the same clients."""
+    """Hex digest of a partition, for the manifest: equal if the same clients have the same examples."""
     return digest(*parts)
 
 
 def _quotas(counts: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """How many of each class go to validation: shares rounded down, the rest to the largest remainders."""
+    """The number of validation examples of each class: shares rounded down, the rest to the largest remainders."""
     total = max(min(round(fraction * counts.sum()), counts.sum() - 1), 0)
     quotas = np.floor(fraction * counts).astype(np.int64)
     remainders = fraction * counts - quotas

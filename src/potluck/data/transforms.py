@@ -19,7 +19,7 @@ class Step(Protocol):
 
 
 class Augmentation(Protocol):
-    """A random operation on images (batch, channels, height, width), drawing for each image by itself."""
+    """A random operation on images (batch, channels, height, width), with separate draws for each image."""
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Images of the same shape."""
@@ -28,10 +28,10 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What becomes of stored inputs before a model reads them.
+    """The preprocessing of stored inputs for a model.
 
     Attributes:
-        prepare: fixed steps, always taken: conversion to float, normalisation, change of size.
+        prepare: fixed steps, always applied: conversion to float, normalisation, resizing.
         before: augmentations of the stored pixels (a crop pads with black).
         after: augmentations of the prepared inputs (a cut-out leaves the value 0, the mean).
     """
@@ -57,7 +57,7 @@ class Pipeline:
 class Normalise(Checked):
     """(input - mean) / std as float32; bytes are first divided by `largest`, the value of full brightness.
 
-    One mean and std a channel, or one for all. The defaults only bring bytes into 0 .. 1.
+    One mean and std for each channel, or one for all. The defaults only scale bytes to 0 .. 1.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -72,7 +72,7 @@ class Normalise(Checked):
 
 @dataclass(frozen=True)
 class Resize(Checked):
-    """Bilinear change to `size` x `size` pixels; for float images, so it stands after `Normalise`."""
+    """Bilinear resizing to `size` x `size` pixels; for float images, so it comes after `Normalise`."""
 
     size: Annotated[int, at_least(1)]
 
@@ -83,7 +83,7 @@ class Resize(Checked):
 
 @dataclass(frozen=True)
 class RandomCrop(Checked):
-    """Pad each side by `padding` zeros and cut the old size out at a random place."""
+    """Pad each side by `padding` zeros and crop to the old size at a random position."""
 
     padding: Annotated[int, at_least(0)]
 
@@ -138,7 +138,7 @@ def _augment(inputs: Tensor, augmentations: tuple[Augmentation, ...], rng: torch
 
 
 def _draw(choices: int, images: Tensor, rng: torch.Generator) -> Tensor:
-    """One number below `choices` an image, drawn where the generator lives and moved to the images."""
+    """One number below `choices` for each image, drawn on the generator's device and moved to the images'."""
     return torch.randint(choices, (len(images),), generator=rng, device=rng.device).to(images.device)
 
 

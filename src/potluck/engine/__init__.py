@@ -1,1 +1,1 @@
-"""Engines run methods: they interpret `cohort.ask` and `yield Fit`, and know nothing of any method."""
+"""The engine runs methods: it interprets `cohort.ask` and `yield Fit`, and knows no particular method."""

@@ -1,4 +1,4 @@
-"""The engine that plays a federation in this process; every message really passes through serialisation."""
+"""The engine: runs a method on a federation, round by round; every message passes through serialisation."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from potluck.core.errors import DivergenceError, PotluckError
 from potluck.core.examples import Examples
@@ -17,12 +17,13 @@ from potluck.core.federation import ClientId, Federation
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
-from potluck.core.roles import ClientFailure, Failure, Replies, Server
+from potluck.core.roles import Arriving, ClientFailure, Failure, Replies, Server
 from potluck.core.schema import LARGEST, Kind, Misfit
+from potluck.core.task import Sums
 from potluck.core.text import ON_SCREEN, one_line, quoted
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call, ContractError
-from potluck.engine.door import Door, most_bytes, refusal
+from potluck.engine.door import Door, expected_sums, most_bytes, refusal
 from potluck.engine.executors import Executor, Task
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.inspection import check_inputs, not_finite
@@ -34,20 +35,22 @@ from potluck.engine.store import ClientStore
 
 log = logging.getLogger(__name__)
 OnDivergence = Literal["stop", "drop"]
-_LARGE_SHARE = 0.5  # of the memory available; replies that may take more are announced
+_LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
 
 
 @dataclass
 class RoundReport:
-    """What the engine saw of one round.
+    """What the engine recorded of one round.
 
     Attributes:
-        cohort: the clients asked.
-        replied: those who answered every exchange they took part in.
-        failures: by client, the others.
+        cohort: the clients drawn.
+        replied: those that answered every exchange in which they took part.
+        failures: by client, the failures of the others.
         losses: by client, the mean loss of each fit on its own training examples.
-        seconds_local: time inside client calls.
-        lost: why the round changed nothing, neither the state nor what clients keep; None if it was played.
+        seconds_local: time spent in client calls.
+        lost: why the round was lost, that is, changed neither the server's state nor any client's; None if it was not.
+        server_notes: numbers that the server's half of the method reported; empty if the round was lost.
+        client_notes: by client, those that its handlers reported.
     """
 
     cohort: list[ClientId]
@@ -56,6 +59,8 @@ class RoundReport:
     losses: dict[ClientId, list[float]] = field(default_factory=dict)
     seconds_local: float = 0.0
     lost: str | None = None
+    server_notes: dict[str, float] = field(default_factory=dict[str, float])
+    client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
 
     @property
     def replied(self) -> list[ClientId]:
@@ -67,17 +72,30 @@ class RoundReport:
         """Mean over clients of the mean loss of their fits."""
         return fmean(map(fmean, self.losses.values())) if self.losses else None
 
+    @property
+    def notes(self) -> dict[str, float]:
+        """The server's notes, and as `clients/NAME` the mean of each note over the clients that made it."""
+        by_name: dict[str, list[float]] = {}
+        for _, notes in sorted(self.client_notes.items()):
+            for name, value in notes.items():
+                by_name.setdefault(f"clients/{name}", []).append(value)
+        means = {name: fmean(values) for name, values in by_name.items()}
+        return dict(sorted((self.server_notes | means).items()))
+
 
 class Engine:
     """Runs a method on a federation, round by round.
 
     Args:
-        tolerate_failures: go on without a client whose handler raises, or whose reply is refused; otherwise the round
-            raises.
-        on_divergence: what to do about a client whose loss or reply is not finite: "stop", or "drop" it like one that
-            failed; None drops it where failures are tolerated.
+        tolerate_failures: continue without a client whose handler raises, or whose reply is refused; otherwise the
+            round raises.
+        on_divergence: what to do about a client whose loss or reply is not finite: "stop" the run, or "drop" the client
+            as if it had failed; None means "drop" if failures are tolerated, else "stop".
         largest: the largest number that a reply may hold.
-        ledger: of private releases; one in memory without.
+        ledger: of private releases; kept in memory by default.
+
+    Attributes:
+        rounds_done: the number of the last round; set it when resuming from a saved state.
     """
 
     def __init__(
@@ -101,15 +119,16 @@ class Engine:
         self.executor = Sequential() if executor is None else executor
         self.ledger = Ledger() if ledger is None else ledger
         self.evaluation_traffic = Traffic()
+        self.rounds_done = 0
         self._tolerate_failures = tolerate_failures
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientRuntime(method, federation, seed, computing)
         self._door = Door(method, largest)
         self._known: dict[Hashable, Any] = {}
-        self._room_checked = False
+        self._room_checked: set[bool] = set()
 
     def start(self) -> Any:
-        """The method's state before the first round; the executor makes ready too.
+        """Start the executor; return the method's state before the first round.
 
         Raises:
             DataError: a client's inputs hold NaN or infinity.
@@ -119,11 +138,11 @@ class Engine:
         return self.method.init(self.server(0))
 
     def close(self) -> None:
-        """Let the executor go; it comes back if it is needed again."""
+        """Close the executor; it starts again if needed."""
         self.executor.close()
 
     def server(self, round_number: int) -> Server:
-        """The server's half for one round (0 before the first)."""
+        """The server's half for one round; 0 for work outside of rounds, which has its own draws."""
         key = fold_in(self.seed, "server", round_number)
         return Server(
             roster=self.federation.roster,
@@ -132,64 +151,75 @@ class Engine:
             num_classes=self.federation.num_classes,
             input_shape=self.federation.input_shape,
             _build=self._host.build,
-            _train=self._host.train,
+            _carry_out=self._host.carry_out,
             _key=key,
+            _module=self._host.module,
+            round=self.rounds_done if round_number == 0 else round_number,
             _known=self._known,
         )
 
     def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
-        """Play round `number` (from 1) with these clients: the next state, and what was seen.
+        """Run round `number` (from 1) with these clients; return the next state and a report.
 
-        A round in which failures are tolerated and nobody answers, or too few for the method, is lost: the state and
-        what clients keep are as before, and the report says why.
+        If failures are tolerated and no client answers, or too few for the method, the round is lost: the server's and
+        the clients' states are as before, and the report says why.
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated.
-            DivergenceError: a client's numbers or the server's are not finite, and such are not to be dropped.
+            DivergenceError: a client's or the server's numbers are not finite, and the run stops on divergence.
             ContractError: the method broke its contract.
         """
-        report = RoundReport(sorted(ids))
+        report, self.rounds_done = RoundReport(sorted(ids)), number
         cohort = _Cohort(report.cohort, self, number, report)
         before = self.store.mark() if self._may_lose_rounds else None
         try:
-            following = self.method.round(state, cohort, self.server(number))
+            server = self.server(number)
+            following = self.method.round(state, cohort, server)
+            cohort.finish()
             self._check_state(number, following, state)
-        except (ClientFailure, DivergenceError, ContractError):
+        except (ClientFailure, ContractError):
             raise
         except Exception as error:
-            if not (self._may_lose_rounds and (report.failures or isinstance(error, _StateDiverged))):
+            diverged = isinstance(error, (_StateDiverged, DivergenceError))
+            if diverged and not self._drop_diverged:
                 raise
-            self.store.go_back(before)
+            if not (self._may_lose_rounds and (report.failures or diverged)):
+                raise
+            report.client_notes.clear()
+            self.store.roll_back(before)
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
-                log.info("it was lost over this", exc_info=error)
+                log.info("the round was lost because of this", exc_info=error)
             return state, report
+        report.server_notes.update(server.notes)
         return following, report
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
-        """The model that this client would use after the last round; its message is booked as evaluation."""
+        """The model that this client would deploy now; its message is counted as evaluation traffic."""
         message = self._inference_message(state, client)
         self.evaluation_traffic.down.update(message.sizes())
-        return self._host.inference_model(client, Message.decode(message.encode()), self.store.read(client))
+        record = self.store.read(client)
+        return self._host.inference_model(client, Message.decode(message.encode()), record, self.rounds_done)
 
     def evaluate(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[EvalResult]:
-        """What these clients' inference models say of some of their examples, in order of client id.
+        """Evaluate these clients' inference models on some of their examples; results in order of client id.
 
-        A client that cannot be asked, or says what cannot be true, is left out if failures are tolerated.
+        If failures are tolerated, a client that fails or returns an impossible result is left out.
 
         Args:
             state: the method's, after the last round.
-            parts: by client, the examples.
-            book: whether the messages count as evaluation's; not if they were sent before.
+            parts: by client, the parts to evaluate on.
+            book: whether to count the messages as evaluation traffic; False if they were sent before.
 
         Raises:
-            ClientFailure: there was such a client and failures are not tolerated.
+            ClientFailure: a client failed and failures are not tolerated.
         """
-        tasks = [
-            self._task(partial(self._eval_request, state, client, wanted, book), client, wanted)
-            for client, wanted in sorted(parts.items())
-        ]
+        tasks: list[Task] = []
+        for client, wanted in sorted(parts.items()):
+            make, sizes = partial(self._eval_request, state, client, wanted, book), self._sizes(client)
+            most = most_bytes(expected_sums({part: sizes[part] for part in wanted}, self.federation))
+            tasks.append(self._task(make, client, wanted, most))
         results: list[EvalResult] = []
         for outcome in self.executor.run(self._host, tasks):
             outcome = self._believed(outcome, parts[outcome.client])
@@ -199,25 +229,35 @@ class Engine:
                 results.append(outcome)
         return results
 
-    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
-        """The class (n,) that a model predicts for each example, computed in this process."""
-        return self._host.classes(model, examples)
+    def sums(self, model: nn.Module, examples: Examples) -> Sums:
+        """The task's sums over a model's predictions for the examples, computed in this process."""
+        return self._host.sums(model, examples)
 
     def global_model(self, state: Any) -> nn.Module | None:
         """The server's model, if the method has one."""
         return self.method.global_model(state, self.server(0))
 
-    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Replies:
-        """Send messages, run the handlers, commit what finished, and return the replies."""
-        report = place.report
-        started = time.perf_counter()
-        answers: dict[ClientId, Message] = {}
+    def exchange(self, handler: Callable[..., Any], messages: Mapping[ClientId, Message], place: "_Place") -> Arriving:
+        """Send messages, run the handlers, commit the clients' states, and yield the replies one at a time."""
         failures: dict[ClientId, Failure] = {}
         expected = {
             client: self._door.expected(handler.__name__, self.federation.roster[client], message, place.server)
             for client, message in sorted(messages.items())
         }
-        self._check_room(expected)
+        pairs = self._replies(handler, messages, expected, failures, place)
+        return Arriving(pairs, failures, lambda: self._check_room(expected, together=True))
+
+    def _replies(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        failures: dict[ClientId, Failure],
+        place: "_Place",
+    ) -> Iterator[tuple[ClientId, Message]]:
+        """The replies that fit, each released before the next is awaited; the others go to `failures`."""
+        report, answered, started = place.report, False, time.perf_counter()
+        self._check_room(expected, together=False)
         for outcome in self._outcomes(handler, messages, expected, place):
             client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
             if isinstance(reply, Failure):
@@ -227,18 +267,25 @@ class Engine:
             assert isinstance(outcome, Answer)
             if outcome.record is not None:
                 self.store.write(client, outcome.record)
-            answers[client] = reply
             report.traffic.up.update(reply.sizes())
-            report.losses.setdefault(client, []).extend(outcome.losses)
-        report.losses = {client: losses for client, losses in report.losses.items() if losses}
+            if outcome.losses:
+                report.losses.setdefault(client, []).extend(outcome.losses)
+            if outcome.notes:
+                report.client_notes.setdefault(client, {}).update(outcome.notes)
+            answered = True
+            report.seconds_local += time.perf_counter() - started
+            del outcome
+            yield client, reply
+            del reply
+            started = time.perf_counter()
         report.seconds_local += time.perf_counter() - started
         report.failures.update(failures)
-        if messages and not answers:
+        place.unread = None
+        if messages and not answered:
             raise _Lost(f"no client answered; {next(iter(failures.values()))}")
-        return Replies(answers, failures)
 
     def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
-        """The reply, if it fits and what the client keeps can be kept."""
+        """The reply, if it fits and the client's state can be stored."""
         if isinstance(outcome, Failure):
             return outcome
         try:
@@ -251,23 +298,23 @@ class Engine:
             return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
 
     def _believed(self, outcome: Outcome, parts: Sequence[Part]) -> EvalResult | Failure:
-        """What a client says of its model, if it can be true."""
+        """The client's evaluation result, if it is possible."""
         if isinstance(outcome, Failure):
             return outcome
         sizes = self._sizes(outcome.client)
         try:
             if not isinstance(outcome, EvalResult):
                 raise Misfit("it was asked to evaluate a model and sent a reply")
-            self._door.check_evaluation(outcome, {part: sizes[part] for part in parts}, self.federation.num_classes)
+            self._door.check_evaluation(outcome, {part: sizes[part] for part in parts}, self.federation)
         except Misfit as misfit:
             return refusal(outcome.client, "evaluation", misfit)
         return outcome
 
     def _check_state(self, number: int, state: Any, before: Any) -> None:
-        """Notice what diverged on the server, from replies that were finite each.
+        """Check that the server's state has not diverged, though every reply was finite.
 
         Raises:
-            DivergenceError: something did; `_StateDiverged`, over which the round is lost, if the run is to go on.
+            DivergenceError: it has; `_StateDiverged`, which loses the round, if the run is to continue.
         """
         if (where := not_finite(state, before)) is None:
             return
@@ -276,21 +323,27 @@ class Engine:
             raise _StateDiverged(found)
         raise DivergenceError(f"round {number}: {found}; the last checkpoint stands; train more gently")
 
-    def _check_room(self, expected: Mapping[ClientId, Kind]) -> None:
-        """Say before the first exchange if its replies, which are in memory together, may not fit there."""
-        if self._room_checked:
+    def _check_room(self, expected: Mapping[ClientId, Kind], *, together: bool) -> None:
+        """Warn before the first exchange of its kind if the replies held in memory may not fit."""
+        if together in self._room_checked or True in self._room_checked:  # together takes more than singly
             return
-        self._room_checked = True
-        together, available = sum(kind.nbytes for kind in expected.values()), available_bytes()
-        if available is not None and together > _LARGE_SHARE * available:
-            log.warning(
-                "the replies of %d clients are in memory together and may take %.1f GiB of the %.1f GiB available;"
-                " run.cohort_fraction makes cohorts smaller",
-                len(expected),
-                together / 2**30,
-                available / 2**30,
-                extra=ON_SCREEN,
-            )
+        self._room_checked.add(together)
+        sizes, available = [kind.nbytes for kind in expected.values()], available_bytes()
+        held = sum(sizes) if together else 2 * max(sizes, default=0)
+        if available is None or held <= _LARGE_SHARE * available:
+            return
+        if together:
+            what, advice = f"the replies of {len(sizes)} clients are", "run.cohort_fraction makes cohorts smaller"
+        else:
+            what, advice = "a reply and the running sums of all replies are", "smaller models have smaller replies"
+        log.warning(
+            "%s in memory together and may take %.1f GiB of the %.1f GiB available; %s",
+            what,
+            held / 2**30,
+            available / 2**30,
+            advice,
+            extra=ON_SCREEN,
+        )
 
     def _outcomes(
         self,
@@ -299,12 +352,13 @@ class Engine:
         expected: Mapping[ClientId, Kind],
         place: "_Place",
     ) -> Iterator[Outcome]:
-        """The executor's outcomes as they come; what they say of private releases is noted first."""
+        """The executor's outcomes as they arrive; their private releases are recorded first."""
         asked = messages if self.method.releases_privately else ()
         with self.ledger.exchange(asked) as note:
             for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
                 note(outcome)
                 yield outcome
+                del outcome
 
     def _tasks(
         self,
@@ -313,12 +367,12 @@ class Engine:
         expected: Mapping[ClientId, Kind],
         place: "_Place",
     ) -> list[Task]:
-        """One call a client, its message encoded when it is its turn."""
+        """One call for each client, its message encoded when its turn comes."""
         encoded = _Encoded(messages.values())
 
         def call(client: ClientId, message: Message) -> Call:
             key = fold_in(self.seed, "client", place.round, place.exchange, client)
-            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key)
+            return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key, place.round)
 
         tasks: list[Task] = []
         for client, message in sorted(messages.items()):
@@ -331,7 +385,7 @@ class Engine:
         message = self._inference_message(state, client)
         if book:
             self.evaluation_traffic.down.update(message.sizes())
-        return EvalRequest(client, message.encode(), self.store.read(client), parts)
+        return EvalRequest(client, message.encode(), self.store.read(client), parts, self.rounds_done)
 
     def _task(
         self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None
@@ -339,13 +393,13 @@ class Engine:
         return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture, most_bytes)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
-        """Operations of the client's network on these of its examples."""
+        """Floating-point operations of the client's network on these parts of its examples."""
         sizes = self._sizes(client)
         flops = self._flops_by_architecture[self.federation.sites[client].architecture]
         return flops * (1 + sum(sizes[part] for part in parts))
 
     def _sizes(self, client: ClientId) -> dict[str, int]:
-        """How many examples there are of each part."""
+        """The number of examples of each part."""
         site, test = self.federation.sites[client], self.federation.test
         sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
         return {**sizes, "common": 0 if test is None else len(test)}
@@ -363,18 +417,18 @@ class Engine:
         return self._tolerate_failures or self._drop_diverged
 
     def _note(self, failure: Failure, number: int | None = None) -> None:
-        """Log a failure of this round, or of an evaluation, and end the run if it was told to."""
+        """Log a failure of this round or of an evaluation, and raise if it is not tolerated."""
         diverged = failure.kind == "divergence" and number is not None
         log.warning("%s%s", failure, quoted(failure.trace))
         if diverged and not self._drop_diverged:
             raise DivergenceError(
                 f"round {number}: client {failure.client} diverged in {failure.handler}: {failure.reason}; the last"
-                " checkpoint stands; train more gently, or go on without such clients: run.on_divergence = 'drop'"
+                " checkpoint stands; train more gently, or continue without such clients: run.on_divergence = 'drop'"
             )
         if diverged:
-            log.warning("round %d goes on without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
+            log.warning("round %d continues without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
         elif not self._tolerate_failures:
-            raise ClientFailure(f"{failure}; run.tolerate_failures = true goes on without it")
+            raise ClientFailure(f"{failure}; run.tolerate_failures = true continues without it")
 
 
 class _Lost(PotluckError):
@@ -382,11 +436,11 @@ class _Lost(PotluckError):
 
 
 class _StateDiverged(_Lost):
-    """The server's half of a round diverged, and the run goes on."""
+    """The server's half of a round diverged, and the run continues."""
 
 
 class _Encoded:
-    """Encodes messages when they are asked for, those of equal content once, and keeps no more than is needed."""
+    """Encodes messages on demand, those of equal content once, and keeps no more than is needed."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._left = Counter(message.identity for message in messages)
@@ -404,16 +458,17 @@ class _Encoded:
 
 @dataclass
 class _Place:
-    """Where in the run an exchange happens."""
+    """The place of an exchange in the run, and the handler whose replies are still to be read."""
 
     round: int
     exchange: int
     report: RoundReport
     server: Server
+    unread: str | None = None
 
 
 class _Cohort:
-    """The door to this round's clients."""
+    """The engine's cohort: sends messages to this round's clients."""
 
     def __init__(self, ids: Sequence[ClientId], engine: Engine, round_number: int, report: RoundReport) -> None:
         self._ids = tuple(ids)
@@ -426,13 +481,28 @@ class _Cohort:
 
     def ask(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Replies:
         """See `potluck.core.roles.Cohort.ask`."""
+        return self.stream(handler, messages).all()
+
+    def stream(self, handler: Callable[..., Any], messages: Message | Mapping[ClientId, Message]) -> Arriving:
+        """See `potluck.core.roles.Cohort.stream`."""
         if not runs_on_client(handler):
             raise ContractError(f"{handler.__qualname__} is not marked @on_client, so it cannot be sent to clients")
         if getattr(handler, "__self__", None) is not self._engine.method:
-            raise ContractError(f"{handler.__qualname__} is no handler of the running method; ask with self.<handler>")
+            raise ContractError(f"{handler.__qualname__} is not a handler of the running method; pass self.<handler>")
         addressed = dict.fromkeys(self._ids, messages) if isinstance(messages, Message) else messages
         strangers = sorted(set(addressed) - set(self._ids))
         if strangers:
             raise ContractError(f"{handler.__qualname__} was sent to {strangers}, who are not in this round's cohort")
+        self.finish()
         self._place.exchange += 1
+        self._place.unread = handler.__qualname__
         return self._engine.exchange(handler, addressed, self._place)
+
+    def finish(self) -> None:
+        """Check that no replies are left unread.
+
+        Raises:
+            ContractError: some are.
+        """
+        if (unread := self._place.unread) is not None:
+            raise ContractError(f"not all replies of {unread} were read; read what cohort.stream gives to its end")

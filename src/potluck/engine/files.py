@@ -1,12 +1,12 @@
-"""How a run's files reach the disk, so that none is lost however the run ends.
+"""Writing a run's files so that none is lost, however the run ends.
 
-Whatever a run's folder must not lose is written by these functions. A whole file is written aside, synced and renamed
-over the old one. Lines are appended, and synced before the checkpoint that counts on them; lines that no checkpoint
-counts on are dropped when the run is resumed. An error of the system is a `StorageError` of one line.
+All files that a run's folder must not lose are written by these functions. A whole file is written aside, synced and
+renamed over the old one. Lines are appended, and synced before the checkpoint that refers to them; lines that no
+checkpoint refers to are dropped when the run is resumed. A system error becomes a one-line `StorageError`.
 
-Each step (making a folder, writing, appending, syncing, renaming, deleting) is a method of `Disk`, and `using` puts
-another disk in its place. That is where tests let a run be killed, the disk fill up or the power go at exactly one
-step: see `potluck.testing.faults`.
+Each step (making a folder, writing, appending, syncing, renaming, deleting) is a method of `Disk`, and `using` replaces
+the disk. Tests use this to kill a run, fill the disk or cut the power at exactly one step: see
+`potluck.testing.faults`.
 """
 
 import os
@@ -21,29 +21,29 @@ _FEW, _SYNCS_AT_ONCE = 3, 16
 
 
 class Disk:
-    """The steps in which a run's files change; the folders are this system's."""
+    """The steps in which a run's files change, on this system's disk."""
 
     def make_folder(self, path: Path) -> None:
         """Make a folder.
 
         Raises:
-            FileExistsError: something of this name is there.
+            FileExistsError: a file or folder with this name exists.
         """
         path.mkdir()
 
     def write(self, path: Path, content: bytes) -> None:
-        """Make or overwrite a file; only `sync` makes it last."""
+        """Make or overwrite a file; durable only after `sync`."""
         with path.open("wb") as file:
             file.write(content)
 
     def append(self, path: Path, content: bytes) -> None:
-        """Add to the end of a file, which is made if need be; only `sync` makes it last."""
+        """Append to a file, which is made if need be; durable only after `sync`."""
         with path.open("ab") as file:
             file.write(content)
 
     def sync(self, path: Path) -> None:
         """Wait until a file's content, or the names in a folder, are on the disk."""
-        if os.name == "nt" and path.is_dir():  # there a folder cannot be opened, and names last without
+        if os.name == "nt" and path.is_dir():  # there folders cannot be opened, and names are durable without
             return
         handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
         try:
@@ -52,13 +52,13 @@ class Disk:
             os.close(handle)
 
     def sync_all(self, paths: Sequence[Path]) -> None:
-        """`sync` of each, many at a time: the system makes those that wait together last in one go."""
+        """`sync` each, many at a time, which the system does together."""
         with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
             for _ in threads.map(self.sync, paths):
                 pass
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name, in the place of what had it."""
+        """Rename a file, replacing any file with the new name."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:
@@ -71,7 +71,7 @@ _disk = Disk()
 
 @contextmanager
 def using(disk: Disk) -> Generator[None]:
-    """Inside the block every step is this disk's."""
+    """Use this disk for every step inside the block."""
     global _disk
     before, _disk = _disk, disk
     try:
@@ -81,17 +81,17 @@ def using(disk: Disk) -> Generator[None]:
 
 
 def write_atomically(path: Path, content: bytes, *, synced: bool = True) -> None:
-    """Write a file so that it is seen whole or not at all, also after a crash.
+    """Write a file atomically: it is seen whole or not at all, even after a crash.
 
-    Its content lasts when this returns; that it is the new one, only after `sync` of its folder.
+    Its content is durable when this returns; its name only after `sync` of the folder.
 
     Args:
         path: of the file.
         content: all of it.
-        synced: if not, its content lasts only after `sync` of it too, and may be torn if the power goes before.
+        synced: if False, its content too is durable only after `sync`, and may be torn if the power fails before.
 
     Raises:
-        StorageError: it cannot be written; what was there still is.
+        StorageError: it cannot be written; the old file is unchanged.
     """
     make_folder(path.parent)
     aside = path.with_name(path.name + ".tmp")
@@ -102,26 +102,26 @@ def write_atomically(path: Path, content: bytes, *, synced: bool = True) -> None
                 _disk.sync(aside)
             _disk.rename(aside, path)
         except OSError:
-            with suppress(OSError):  # half a file takes the room that the next one needs
+            with suppress(OSError):  # a partial file would take room that the next one needs
                 _disk.remove(aside)
             raise
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to the end of a file, which is made if need be; it lasts after `sync`.
+    """Append to a file, which is made if need be; durable after `sync`.
 
     Raises:
-        StorageError: it cannot be written; part of it may have been.
+        StorageError: it cannot be written; part of the content may have been.
     """
     with _telling(path):
         _disk.append(path, content)
 
 
 def sync(*paths: Path) -> None:
-    """Wait until these files' content, or the names in these folders, last.
+    """Wait until these files' content, or the names in these folders, are durable.
 
     Raises:
-        StorageError: the system cannot promise it.
+        StorageError: the system reports an error.
     """
     if len(paths) > _FEW:
         with _telling(paths[0].parent):
@@ -133,7 +133,7 @@ def sync(*paths: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file or folder another name; it lasts after `sync` of the folder.
+    """Rename a file or folder; durable after `sync` of the parent folder.
 
     Raises:
         StorageError: it cannot be renamed.
@@ -143,7 +143,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, if it is there.
+    """Delete a file, if it exists.
 
     Raises:
         StorageError: it cannot be deleted.
@@ -153,14 +153,14 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path, *, new: bool = False) -> None:
-    """Make a folder, and those that it lies in.
+    """Make a folder and its parents.
 
     Args:
         path: of the folder.
-        new: whether it must not be there yet.
+        new: whether it must not exist yet.
 
     Raises:
-        FileExistsError: it is there and was to be new.
+        FileExistsError: it exists and had to be new.
         StorageError: it cannot be made.
     """
     if path.is_dir() and not new:
@@ -175,13 +175,13 @@ def make_folder(path: Path, *, new: bool = False) -> None:
             raise
         if new:
             raise error.__cause__ from None
-        if not path.is_dir():  # else somebody was faster
+        if not path.is_dir():  # another process was faster
             raise
 
 
 @contextmanager
 def _telling(path: Path, what: str = "write") -> Generator[None]:
-    """Say on one line what the system refused."""
+    """The system's error on one line."""
     try:
         yield
     except OSError as error:

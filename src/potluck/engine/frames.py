@@ -1,7 +1,7 @@
-"""Bytes from one process of a machine to another, through a socket, in frames behind their lengths.
+"""Byte strings between processes of one machine, through a socket, as frames prefixed with their length.
 
-A frame is read in one piece into memory that is as long. `multiprocessing`'s connections put it together from pieces
-and copy it twice more, which takes longer than its way through the socket.
+A frame is read directly into memory of its length. `multiprocessing`'s connections assemble it from pieces and copy it
+twice more, which takes longer than the transfer.
 """
 
 import socket
@@ -11,18 +11,18 @@ from collections.abc import Callable
 from potluck.core.errors import WireError
 
 LONGEST = 2**36
-"""Bytes of a frame: 64 GiB, more than a message's tensors can take on any machine that these processes share. A longer
-one is none: the stream is out of step, and what it claims would be asked of memory."""
+"""The most bytes of a frame: 64 GiB, more than a message's tensors can take on one machine. A larger length means that
+the stream is out of step; it must not be allocated."""
 
 _LENGTH = struct.Struct("<Q")
 
 
 def nothing() -> None:
-    """What is done while a socket waits, unless it is told otherwise."""
+    """The default action while a socket waits."""
 
 
 def limit(there: socket.socket, seconds: float) -> None:
-    """Have `send` and `receive` look around whenever nothing has moved for so many seconds."""
+    """Have `send` and `receive` call `waiting` whenever nothing has moved for this many seconds."""
     whole, rest = divmod(seconds, 1)
     for way in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         there.setsockopt(socket.SOL_SOCKET, way, struct.pack("ll", int(whole), int(1e6 * rest)))
@@ -32,9 +32,9 @@ def send(there: socket.socket, *frames: bytes | memoryview, waiting: Callable[[]
     """Send frames, one after another.
 
     Args:
-        there: where to.
+        there: the socket to send to.
         frames: the bytes.
-        waiting: called whenever the other side has taken nothing for as long as the socket's `limit`.
+        waiting: called whenever the other side has read nothing for the socket's `limit`.
     """
     for frame in frames:
         for part in (_LENGTH.pack(len(frame)), frame):
@@ -45,12 +45,12 @@ def receive(there: socket.socket, waiting: Callable[[], None] = nothing, longest
     """The next frame.
 
     Args:
-        there: where from.
-        waiting: called whenever nothing has come for as long as the socket's `limit`.
-        longest: bytes that a frame may have.
+        there: the socket to receive from.
+        waiting: called whenever nothing has arrived for the socket's `limit`.
+        longest: the most bytes of a frame.
 
     Raises:
-        EOFError: the other side has gone.
+        EOFError: the other side has closed.
         WireError: the frame claims to be longer than `longest` bytes.
     """
     (length,) = _LENGTH.unpack(_exactly(there, _LENGTH.size, waiting))
@@ -69,7 +69,7 @@ def _all(there: socket.socket, part: memoryview, waiting: Callable[[], None]) ->
 
 def _exactly(there: socket.socket, count: int, waiting: Callable[[], None]) -> bytes:
     found = b""
-    while len(found) < count:  # a signal came between, or the limit, or the system gives at most 2 GiB at once
+    while len(found) < count:  # a signal or the limit interrupted it, or the system's maximum of 2 GiB at a time
         try:
             more = there.recv(count - len(found), socket.MSG_WAITALL)
         except BlockingIOError:

@@ -1,11 +1,10 @@
-"""What clients hold, and what a method's state holds, looked at for numbers that would spoil a run in silence."""
+"""Checks of clients' data and of a method's state for numbers that would silently spoil a run."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from potluck.core.errors import DataError
@@ -15,10 +14,10 @@ from potluck.core.schema import extremes
 
 
 def check_inputs(federation: Federation) -> None:
-    """Refuse inputs that are not finite, before anybody trains; a tensor that clients share is looked at once.
+    """Check before training that all inputs are finite; a tensor that clients share is checked once.
 
     Raises:
-        DataError: a client has some; names it, and where the first one is.
+        DataError: some are not; names the client and the first such input.
     """
     clean: dict[int, bool] = {}
     for id, site in sorted(federation.sites.items()):
@@ -29,24 +28,25 @@ def check_inputs(federation: Federation) -> None:
             _check_inputs(examples, f"the {part}", clean)
 
 
-def check_class_targets(federation: Federation) -> None:
-    """Refuse targets that are no classes, which could be trained on and not be evaluated.
+def check_targets(federation: Federation) -> None:
+    """Check that all targets suit the federation's task; a tensor that clients share is checked once.
 
     Raises:
-        DataError: there are some.
+        DataError: some do not; says whose, what was found and what was expected.
     """
+    task, width = federation.task, federation.num_classes
     checked: set[int] = set()
     for client, site in sorted(federation.sites.items()):
         for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
             if id(examples.targets) not in checked:
-                _check_targets(examples.targets, federation.num_classes, f"client {client}: the targets of its {part}")
+                task.check_targets(examples.targets, width, f"client {client}: the targets of its {part} part")
                 checked.add(id(examples.targets))
     if federation.test is not None:
-        _check_targets(federation.test.targets, federation.num_classes, "the common test set: its targets")
+        task.check_targets(federation.test.targets, width, "the common test set: its targets")
 
 
 def not_finite(state: Any, before: Any) -> str | None:
-    """Where a state holds NaN or infinity that the one before did not, and which; None where nowhere."""
+    """Where a state holds NaN or infinity that the previous one did not, and which; None if nowhere."""
     known = {id(leaf) for _, leaf in _leaves(before, "") if isinstance(leaf, Tensor)}
     found = {where: what for where, leaf in _leaves(state, "") if id(leaf) not in known and (what := _broken(leaf))}
     if not found:
@@ -69,24 +69,12 @@ def _check_inputs(examples: Examples, whose: str, clean: dict[int, bool]) -> Non
         first = int(broken.nonzero()[0])
         raise DataError(
             f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs, first in number {first};"
-            " expected finite numbers: mend these data or leave them out"
+            " expected finite numbers: correct these inputs or leave them out"
         )
 
 
-def _check_targets(targets: Tensor, classes: int, whose: str) -> None:
-    if targets.numel() == 0:
-        return
-    wanted = f"expected one class number from 0 to {classes - 1} for each example (int64); other tasks cannot be run"
-    if targets.dtype != torch.int64 or targets.dim() != 1:
-        kind = str(targets.dtype).removeprefix("torch.")
-        raise DataError(f"{whose} are {kind} of shape {tuple(targets.shape)}; {wanted}")
-    low, high = extremes(targets)
-    if low < 0 or high >= classes:
-        raise DataError(f"{whose} go from {low:.0f} to {high:.0f}; {wanted}")
-
-
 def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """The tensors and numbers of a state, with the way to each."""
+    """The tensors and numbers of a state, with the path to each."""
     if is_dataclass(node):
         node = {spec.name: getattr(node, spec.name) for spec in fields(node)}
     if isinstance(node, dict):
@@ -100,7 +88,7 @@ def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _broken(leaf: Any) -> str | None:
-    """What a leaf holds that is not finite."""
+    """What a leaf holds that is not finite, "NaN" or "infinity"; None if nothing."""
     if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
         return next((str(end) for end in extremes(leaf) if not math.isfinite(end)), None)
     return str(leaf) if isinstance(leaf, float) and not math.isfinite(leaf) else None

@@ -1,4 +1,4 @@
-"""How often clients have made private releases in a run: a count that going back to a checkpoint does not take back."""
+"""A count of clients' private releases in a run, which returning to a checkpoint does not reduce."""
 
 import json
 from collections.abc import Callable, Generator, Iterable
@@ -16,13 +16,13 @@ from potluck.engine.files import write_atomically
 
 
 class Ledger:
-    """By client, its private releases.
+    """The private releases of each client.
 
-    Before an exchange, every client that is asked for one counts as unheard; what it answers settles that. So a process
-    that is killed in between has counted too much, never too little.
+    Before an exchange, every client that is asked counts as unheard; its answer settles the count. So if the process is
+    killed in between, the count is too high, never too low.
 
     Args:
-        path: file to keep it in, written when there is something to count; None for memory alone.
+        path: the file to keep it in, written once there is something to count; None keeps it in memory.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -36,12 +36,12 @@ class Ledger:
 
     @property
     def releases(self) -> dict[ClientId, Releases]:
-        """By client, for those that have made some or may have."""
+        """By client, for those that made, or may have made, some."""
         return {client: found for client, found in sorted(self._found.items()) if found.at_most}
 
     @contextmanager
     def exchange(self, clients: Iterable[ClientId]) -> Generator[Callable[[Outcome], None]]:
-        """Around an exchange with these clients; inside, each outcome is to be told as soon as it is there."""
+        """The context of an exchange with these clients; yields a function to call with each outcome as it arrives."""
         asked = set(clients)
         for client in asked:
             self._change(client, unheard=self._of(client).unheard + 1)
@@ -50,7 +50,7 @@ class Ledger:
         def note(outcome: Outcome) -> None:
             if outcome.client in asked:
                 self._settle(outcome)
-            if isinstance(outcome, Failure):  # which may end the run
+            if isinstance(outcome, Failure):  # saved now, since a failure may end the run
                 self._save(asked)
 
         try:
@@ -62,7 +62,7 @@ class Ledger:
         before = self._of(outcome.client)
         if isinstance(outcome, Answer):
             counted = before.counted + outcome.releases
-            if outcome.released is not None and outcome.released >= counted:  # less, if it has lost its own count
+            if outcome.released is not None and outcome.released >= counted:  # a client may lose its count
                 self._change(outcome.client, counted=outcome.released, unheard=0)
             else:
                 self._change(outcome.client, counted=counted, unheard=before.unheard - 1)

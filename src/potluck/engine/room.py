@@ -1,4 +1,4 @@
-"""How much memory is left to this process."""
+"""The memory available to this process."""
 
 import os
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ _NO_LIMIT = 2**60
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What the machine has available, or the container if that is less; None where the system does not say.
+    """Available bytes of the machine, or of the container if fewer; None if the system does not tell.
 
     Args:
-        root: of the file system that is asked.
+        root: of the file system to read, for tests.
     """
     found = [*_of_machine(root), *_of_containers(root)]
     return min(found, default=None)
@@ -27,7 +27,7 @@ def _of_machine(root: Path) -> Iterator[int]:
 
 
 def _of_containers(root: Path) -> Iterator[int]:
-    """What each control group above this process still has, file caches counted as free."""
+    """Available bytes of each control group of this process, file caches counted as free."""
     groups = root / "sys/fs/cgroup"
     for names in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         for place in _places(root, groups if names[0] == "memory.max" else groups / "memory"):
@@ -40,7 +40,7 @@ def _of_containers(root: Path) -> Iterator[int]:
 
 
 def _places(root: Path, groups: Path) -> list[Path]:
-    """This process's group, and those around it."""
+    """This process's control group and its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,11 +1,11 @@
-"""What clients keep between rounds, as bytes: in memory up to a cap, then in files named by their content."""
+"""Clients' states as bytes: in memory up to a cap, then in files named by their content."""
 
 import re
 import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,49 @@ _NAME = re.compile(r"\d+-[0-9a-f]{32}\.safetensors")
 _DEFAULT_CAP_BYTES = 4 * 2**30
 
 
+class ContentFiles:
+    """Files named by the digest of their content, so that none is ever overwritten with different content.
+
+    They are durable after `sync` of this object and of their folder.
+    """
+
+    def __init__(self) -> None:
+        self._whole: set[Path] = set()  # files that this process has written or checked
+        self._unsynced: list[Path] = []  # those of them that a power failure might still destroy
+
+    def put(self, path: Path, content: bytes) -> None:
+        """Write a file, unless it exists and is whole.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if path not in self._whole:
+            if not (path.is_file() and path.read_bytes() == content):  # a killed run may have left it damaged
+                write_atomically(path, content, synced=False)
+            self._whole.add(path)
+            self._unsynced.append(path)
+
+    def found(self, paths: Iterable[Path]) -> None:
+        """Mark these files as whole and durable."""
+        self._whole.update(paths)
+
+    def sync(self) -> None:
+        """Wait until the content of all files is durable."""
+        sync(*self._unsynced)
+        self._unsynced.clear()
+
+    def forget_except(self, names: Container[str]) -> None:
+        """Forget files that were deleted."""
+        self._whole = {path for path in self._whole if path.name in names}
+        self._unsynced = [path for path in self._unsynced if path.name in names]
+
+
 class ClientStore:
-    """One packed record a client.
+    """One packed record for each client: its state between rounds.
 
     Records beyond `cap_bytes` go to disk, least recently used first. A file's name holds the digest of its
     content, so a record that has changed since the last checkpoint never overwrites the checkpoint's copy. Files are
-    written as they come and made to last together, by `save`.
+    made durable together, by `save`.
     """
 
     def __init__(self, folder: Path | None = None, cap_bytes: int = _DEFAULT_CAP_BYTES) -> None:
@@ -32,12 +69,11 @@ class ClientStore:
         self._cap_bytes = cap_bytes
         self._memory: OrderedDict[ClientId, bytes] = OrderedDict()
         self._memory_bytes = 0
-        self._files: dict[ClientId, str] = {}  # name of the file that holds the current record, if one does
-        self._whole: set[str] = set()  # files that this process has written or checked
-        self._unsynced: list[str] = []  # of them, those that the power going might still take
+        self._files: dict[ClientId, str] = {}  # by client, the file that holds the current record, if one does
+        self._content = ContentFiles()
 
     def read(self, client: ClientId) -> bytes | None:
-        """The client's record, or None if it has never left one."""
+        """The client's record, or None if it has none."""
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
@@ -57,19 +93,19 @@ class ClientStore:
             self._memory_bytes -= len(self._memory.pop(oldest))
 
     def check(self, record: bytes) -> None:
-        """Refuse a record that could not be kept; here all can.
+        """Check that a record can be kept; here all can.
 
         Raises:
-            Misfit: it could not.
+            Misfit: it cannot.
         """
 
     def mark(self) -> Any:
-        """Where the store stands, for `go_back`; takes no memory for records that are on disk."""
+        """A snapshot for `roll_back`; takes no memory for records that are on disk."""
         unsaved = {client: record for client, record in self._memory.items() if client not in self._files}
         return dict(self._files), unsaved
 
-    def go_back(self, mark: Any) -> None:
-        """Have every record as it was when the mark was made, if no checkpoint was saved since."""
+    def roll_back(self, mark: Any) -> None:
+        """Restore every record to a snapshot, unless a checkpoint was saved since."""
         files, unsaved = mark
         for client in [client for client in self._memory if self._files.get(client, "") != files.get(client)]:
             del self._memory[client]
@@ -77,7 +113,7 @@ class ClientStore:
         self._files = dict(files)
 
     def save(self) -> dict[ClientId, str]:
-        """Put every record on disk; the file name that holds each client's, which lasts after `sync` of the folder.
+        """Write every record to disk; return each client's file name. Durable after `sync` of the folder.
 
         Raises:
             StorageError: a file cannot be written.
@@ -85,12 +121,11 @@ class ClientStore:
         for client in self._memory:
             if client not in self._files:
                 self._save(client)
-        sync(*(self._folder / name for name in self._unsynced))
-        self._unsynced.clear()
+        self._content.sync()
         return dict(sorted(self._files.items()))
 
     def restore(self, files: Mapping[ClientId, str]) -> None:
-        """Start from the records that `save` left, each checked against the digest in its name.
+        """Start from records that `save` wrote, each checked against the digest in its name.
 
         Raises:
             CheckpointError: a file is missing or damaged.
@@ -106,20 +141,19 @@ class ClientStore:
         self._memory.clear()
         self._memory_bytes = 0
         self._files = dict(files)
-        self._whole.update(files.values())
+        self._content.found(self._folder / name for name in files.values())
 
     def discard_except(self, names: Iterable[str]) -> None:
-        """Delete files that neither a checkpoint (`names`) nor a current record needs."""
+        """Delete the files that neither a checkpoint (`names`) nor a current record needs."""
         needed = {*names, *self._files.values()}
         for path in self._folder.glob("*.safetensors"):
             if path.name not in needed:
                 remove(path)
-        self._whole &= needed
-        self._unsynced = [name for name in self._unsynced if name in needed]
+        self._content.forget_except(needed)
 
     @cached_property
     def _folder(self) -> Path:
-        """Where files go: the folder given, or a temporary one that goes when the store does."""
+        """The folder for files: the given one, or a temporary one that is deleted with the store."""
         if self._given_folder is not None:
             return self._given_folder
         folder = Path(tempfile.mkdtemp(prefix="potluck-"))
@@ -129,10 +163,5 @@ class ClientStore:
     def _save(self, client: ClientId) -> None:
         record = self._memory[client]
         name = f"{client}-{digest(record)}.safetensors"
-        if name not in self._whole:
-            path = self._folder / name
-            if not (path.is_file() and path.read_bytes() == record):  # as a run that was killed may have left it
-                write_atomically(path, record, synced=False)
-            self._whole.add(name)
-            self._unsynced.append(name)
+        self._content.put(self._folder / name, record)
         self._files[client] = name

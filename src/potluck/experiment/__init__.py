@@ -1,1 +1,1 @@
-"""Experiments: from a configuration to a folder of records that can be trusted, interrupted and resumed."""
+"""Experiments: from a configuration to a run's folder, which can be interrupted, resumed and checked."""

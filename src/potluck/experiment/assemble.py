@@ -1,4 +1,4 @@
-"""From a resolved configuration to a federation: data, partition, models, capacities put together."""
+"""Assembles a federation from a resolved configuration: data, partition, models, capacities."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +13,30 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from potluck.core import task as core
 from potluck.core.digest import digest
 from potluck.core.errors import ConfigError, DataError, PotluckError, explained
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Site
 from potluck.core.machine import check_fits
+from potluck.core.needs import Offer
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import describe, load
 from potluck.data.federate import Task, fingerprint, matching_test_parts, split_validation
 from potluck.experiment.config import Experiment, ModelSpec
-from potluck.experiment.needs import Offer, check_needs
+from potluck.experiment.needs import check_needs
 from potluck.models import get_model
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """A federation, and the facts about its data that a run's manifest records.
+    """A federation, and the facts about its data for the manifest.
 
     Attributes:
-        data_checksum: of the data set that is dealt, or whose test part is the common one.
-        partition_fingerprint: of who holds what.
-        classes: their names in the order of their numbers; empty where clients are elsewhere.
+        data_checksum: of the data set that is divided, or whose test part is the common one.
+        partition_fingerprint: of the division of examples among clients.
+        classes: their names in the order of their numbers; empty if clients are on other machines.
     """
 
     federation: Federation
@@ -44,15 +46,15 @@ class Assembly:
 
 
 def assemble(experiment: Experiment) -> Assembly:
-    """Load the data and deal it, with models and capacities, to the clients.
+    """Load the data and assign them, with models and capacities, to the clients.
 
     Raises:
-        ConfigError: the federation does not offer what the method needs; told before any data are loaded.
-        DataError: the data are not there or cannot be divided as asked.
+        ConfigError: the federation lacks what the method needs; raised before any data are loaded.
+        DataError: the data are missing or cannot be divided as configured.
     """
     config = experiment.federation
     matched = _matched(experiment)
-    task = (len(matched.classes), matched.common.input_shape)
+    task = (matched.width, matched.common.input_shape)
     architectures, server_architecture = architectures_of(experiment, *task)
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
     offer = Offer(
@@ -61,10 +63,12 @@ def assemble(experiment: Experiment) -> Assembly:
         server_architecture=server_architecture,
         public=config.public != "none",
         unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
+        task=matched.common.task,
     )
     check_needs(experiment.method.needs(), experiment.method_name, offer)
+    _check_partition(experiment, matched.common.task)
 
-    dataset = load(config.dataset, augmentation=config.augmentation)
+    dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)
     if config.data:
         dataset = matched.relabelled(dataset, dataset.name)
     private, public = _private_and_public(experiment, dataset)
@@ -81,18 +85,25 @@ def assemble(experiment: Experiment) -> Assembly:
         num_classes=dataset.num_classes,
         public=public,
         test=dataset.test,
+        task=dataset.task,
     )
     return Assembly(federation, dataset.checksum, dealt.fingerprint, matched.classes)
+
+
+def task_of(experiment: Experiment) -> core.Task:
+    """The task that the experiment names, or else that of its data set."""
+    return experiment.task or describe(experiment.federation.dataset).task
 
 
 def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]:
     """The public examples and the common test set, on a machine that may not have the data that they are part of.
 
     Raises:
-        DataError: public examples are needed and not there.
+        DataError: public examples are needed and missing.
     """
     try:
-        dataset = load(experiment.federation.dataset, augmentation=experiment.federation.augmentation)
+        config = experiment.federation
+        dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)
     except DataError:
         if experiment.federation.public != "none":
             raise
@@ -101,13 +112,13 @@ def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]
 
 
 def assemble_server(experiment: Experiment) -> Federation:
-    """What a server has whose clients are elsewhere.
+    """The federation of a server whose clients are on other machines.
 
     Raises:
         ConfigError: there is no such data set, or a model cannot be built.
-        DataError: public examples are needed and not there.
+        DataError: public examples are needed and missing.
     """
-    description = describe(experiment.federation.dataset)
+    description = describe(experiment.federation.dataset, experiment.task)
     task = (description.num_classes, description.input_shape)
     public, test = common_of(experiment)
     architectures, server_architecture = architectures_of(experiment, *task)
@@ -118,11 +129,26 @@ def assemble_server(experiment: Experiment) -> Federation:
         num_classes=description.num_classes,
         public=public,
         test=test,
+        task=description.task,
     )
 
 
+def _check_partition(experiment: Experiment, task: core.Task) -> None:
+    """Check that a partition by label has labels.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if experiment.federation.data is None and not task.has_labels and getattr(experiment.partition, "by_label", True):
+        name = experiment.federation.partition.get("name", "dirichlet")
+        raise ConfigError(
+            f"federation.partition: {name} divides examples by label, and those of a {task.name} have none; use"
+            " federation.partition=iid, or give each client its own federation.data"
+        )
+
+
 def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Examples | None]:
-    """Rows of the training set that are dealt to clients, and the public examples."""
+    """Rows of the training set that are divided among clients, and the public examples."""
     config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
     used = _used(dataset, config.train_fraction, key.fold("used"))
     return _public(dataset, used, config.public, config.public_fraction, key.fold("public"))
@@ -130,33 +156,33 @@ def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tenso
 
 @dataclass(frozen=True)
 class _Dealt:
-    """What each client holds to train on, to choose by and to be tested on, and a digest of who holds what."""
+    """Each client's training, validation and test examples, and a digest of the division."""
 
     parts: list[tuple[Examples, Examples, Examples]]
     fingerprint: str
 
 
 def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
-    """Shares of one data set."""
+    """The clients' shares of one data set."""
     config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
-    parts = [
-        private[part]
-        for part in experiment.partition(dataset.train_targets[private], config.clients, key.fold("partition"))
-    ]
-    tests = matching_test_parts(dataset.train_targets, parts, dataset.test_targets, key.fold("test"))
+    train_labels, test_labels = (dataset.task.labels(of) for of in (dataset.train_targets, dataset.test_targets))
+    dealt = experiment.partition(train_labels[private], config.clients, key.fold("partition"))
+    parts = [private[part] for part in dealt]
+    tests = matching_test_parts(train_labels, parts, test_labels, key.fold("test"))
     found: list[tuple[Examples, Examples, Examples]] = []
     for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
         fraction, draw = config.validation_fraction, key.fold("validation", client)
-        train, validation = split_validation(part, dataset.train_targets, fraction, draw)
+        train, validation = split_validation(part, train_labels, fraction, draw)
         found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
     return _Dealt(found, fingerprint(parts))
 
 
 def _matched(experiment: Experiment) -> Task:
-    """The classes of the data set, and those that clients with data of their own bring, none of which is loaded."""
+    """The classes of the data set and of clients' own data, none of which is loaded."""
     places = experiment.federation.data or ()
-    own = {_named(client, place): describe(place) for client, place in enumerate(places)}
-    return Task.matching(describe(experiment.federation.dataset), own)
+    common = describe(experiment.federation.dataset, experiment.task)
+    own = {_named(client, place): describe(place, experiment.task) for client, place in enumerate(places)}
+    return Task.matching(common, own)
 
 
 def _named(client: ClientId, place: str | Path) -> str:
@@ -164,7 +190,7 @@ def _named(client: ClientId, place: str | Path) -> str:
 
 
 def _own(experiment: Experiment, matched: Task) -> _Dealt:
-    """Data that each client brings."""
+    """Each client's own data."""
     places = enumerate(experiment.federation.data or ())
     datasets = [load_own(experiment, client, place, matched) for client, place in places]
     parts = [own_parts(experiment, client, dataset) for client, dataset in enumerate(datasets)]
@@ -172,25 +198,26 @@ def _own(experiment: Experiment, matched: Task) -> _Dealt:
 
 
 def load_own(experiment: Experiment, client: ClientId, place: str | Path, matched: Task | None = None) -> Dataset:
-    """A client's own data, with the numbers that classes of these names have in the federation.
+    """A client's own data, with its classes numbered as in the federation.
 
     Args:
-        experiment: which.
-        client: whose data they are.
-        place: where they are.
-        matched: the federation's classes; those of the experiment's data set without.
+        experiment: the experiment.
+        client: the client's id.
+        place: the path of the data.
+        matched: the federation's classes; by default those of the experiment's data set.
 
     Raises:
-        DataError: the data cannot be read, or have a class that is none of the federation's.
+        DataError: the data cannot be read, or have a class that the federation lacks.
     """
-    matched = Task.matching(describe(experiment.federation.dataset)) if matched is None else matched
-    dataset = load(place, augmentation=experiment.federation.augmentation)
+    if matched is None:
+        matched = Task.matching(describe(experiment.federation.dataset, experiment.task))
+    dataset = load(place, augmentation=experiment.federation.augmentation, task=matched.common.task)
     return matched.relabelled(dataset, _named(client, place))
 
 
 def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
-    """What a client trains on, chooses by and is tested on, of data that `load_own` gave."""
-    common = describe(experiment.federation.dataset)
+    """A client's training, validation and test examples, of data from `load_own`."""
+    common = describe(experiment.federation.dataset, experiment.task)
     found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
     if found != expected:
         raise DataError(
@@ -199,7 +226,7 @@ def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tup
     draw = fold_in(experiment.run.seed, "federation", "validation", client)
     rows = torch.arange(len(dataset.train_targets))
     fraction = experiment.federation.validation_fraction
-    train, validation = split_validation(rows, dataset.train_targets, fraction, draw)
+    train, validation = split_validation(rows, dataset.task.labels(dataset.train_targets), fraction, draw)
     return dataset.train.take(train), dataset.train.take(validation), dataset.test
 
 
@@ -214,7 +241,7 @@ def architectures_of(
     builders = {str(spec): builder_of(spec, num_classes, input_shape) for spec in experiment.named_models}
     if experiment.server_model is not None:
         return builders, str(experiment.server_model)
-    return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # of equals the first
+    return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # the first of equals
 
 
 def _parameters(name: str, build: Builder) -> int:
@@ -223,10 +250,10 @@ def _parameters(name: str, build: Builder) -> int:
 
 
 def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
-    """What builds this model for a task.
+    """The builder of this model for a task.
 
     Raises:
-        ConfigError: it cannot be built, or not in this machine's memory.
+        ConfigError: it cannot be built, or does not fit in this machine's memory.
     """
     build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
     _check_memory(build, where)
@@ -249,7 +276,7 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) 
 
 
 class _Unfilled(TorchFunctionMode):
-    """Inside it, tensors without storage are not filled at random, for which torch would load its compiler first."""
+    """Skip the random filling of tensors without storage, for which torch would first load its compiler."""
 
     def __torch_function__(
         self,
@@ -264,19 +291,19 @@ class _Unfilled(TorchFunctionMode):
 
 
 def _check_memory(build: Builder, where: str) -> None:
-    """Refuse a network whose weights and gradients this machine has no memory for, before it is built."""
+    """Check, before a network is built, that its weights and gradients fit in this machine's memory."""
     try:
         with isolated(Key((where,))), torch.device("meta"), _Unfilled():
             net = build()
         tensors = [*net.parameters(), *net.buffers(), *(p for p in net.parameters() if p.requires_grad)]
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    except Exception:  # one that only real tensors build; what is wrong with others is said when they are built
+    except Exception:  # it needs real tensors; any other error is reported when it is built
         return
     check_fits(needed, f"{where}: its weights and gradients", "make it smaller", ConfigError)
 
 
 def _used(dataset: Dataset, fraction: float, key: Key) -> Tensor:
-    """Rows of the training set that take part at all, in order."""
+    """Rows of the training set that are used at all, in order."""
     rows = torch.arange(len(dataset.train_targets))
     if fraction == 1:
         return rows
@@ -287,7 +314,7 @@ def _used(dataset: Dataset, fraction: float, key: Key) -> Tensor:
 
 
 def _public(dataset: Dataset, used: Tensor, source: str, fraction: float, key: Key) -> tuple[Tensor, Examples | None]:
-    """Rows of the training set that stay private, and the public examples, whose labels are blotted out."""
+    """Rows of the training set that stay private, and the public examples, with their labels removed."""
     if source == "none":
         return used, None
     if source == "holdout":
@@ -302,12 +329,11 @@ def _public(dataset: Dataset, used: Tensor, source: str, fraction: float, key: K
 
 
 def _unlabelled(inputs: Tensor, dataset: Dataset) -> Examples:
-    plain = Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64), dataset.preprocess)
-    return plain.labelled(plain.targets)
+    return Examples(inputs, torch.zeros(len(inputs), dtype=torch.int64), dataset.preprocess).unaugmented()
 
 
 def _fitted(inputs: Tensor, like: Tensor) -> Tensor:
-    """Images in the size and number of channels of the task's, so that the task's preparation fits them."""
+    """Images resized to the task's size and number of channels, so that the task's preprocessing fits them."""
     if inputs.dim() != 4 or like.dim() != 4:
         raise ConfigError("federation.public: expected a data set of images for a task on images")
     if inputs.shape[1] != like.shape[1]:

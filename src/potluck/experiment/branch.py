@@ -1,4 +1,4 @@
-"""A branch of a run: a run of its own that goes on from another's checkpoint with something changed."""
+"""A branch: a new run that continues from another run's checkpoint with a changed configuration."""
 
 import dataclasses
 from pathlib import Path
@@ -16,16 +16,16 @@ _INHERITED = ("data_checksum", "partition_fingerprint")
 
 
 def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
-    """Make a folder in which `experiment` goes on where the run in `folder` stands; that one is only read.
+    """Make a folder in which `experiment` continues from the checkpoint in `folder`, which is only read.
 
     Args:
-        folder: of the run to branch from.
-        experiment: what is played from there on: another method's settings, another way to run, other code.
-        parent: in which the branch gets a folder of its own.
+        folder: the folder of the run to branch from.
+        experiment: what is run from there on: changed settings of the method or of the run, or changed code.
+        parent: the folder in which the branch's folder is made.
 
     Raises:
-        CheckpointError: the run has no finished round, or what it left is damaged.
-        ConfigError: the federation or the method is another one, which the checkpoint says nothing of.
+        CheckpointError: the run has no finished round, or its files are damaged.
+        ConfigError: the federation or the method is another one, for which the checkpoint holds no state.
         StorageError: the branch cannot be written.
     """
     last = Checkpoint.read(folder / CHECKPOINT / LAST)
@@ -47,13 +47,13 @@ def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
         raise error if isinstance(error, StorageError) else CheckpointError(f"{folder}: {error}") from error
     origin = {"folder": str(folder.resolve()), "round": last.round, "digest": last.digest}
     seed_manifest(place, {"parent": origin, **{name: manifest[name] for name in _INHERITED if name in manifest}})
-    write_atomically(place / CONFIG, experiment.toml().encode())  # the last: from now on it is a run
+    write_atomically(place / CONFIG, experiment.toml().encode())  # last: with it the folder is a run
     sync(place, place.resolve().parent)
     return place
 
 
 def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, object]) -> None:
-    """Records, checkpoints, and the count of private releases, which the branch goes on with."""
+    """Copy records, checkpoints and the count of private releases."""
     if (folder / RELEASES).is_file():
         write_atomically(place / RELEASES, (folder / RELEASES).read_bytes())
     for name, extent in (last.records or {}).items():
@@ -63,12 +63,12 @@ def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, objec
     checkpoints = {LAST: dataclasses.replace(last, config=settings)}
     try:
         best = Checkpoint.read(folder / CHECKPOINT / BEST)
-    except CheckpointError:  # not needed to go on
+    except CheckpointError:  # not needed to continue
         best = None
     if best and all((folder / CHECKPOINT / name).is_file() for name in best.files):
         checkpoints[BEST] = best
     for name in sorted({name for checkpoint in checkpoints.values() for name in checkpoint.files}):
-        if name == last.state or (folder / CHECKPOINT / name).is_file():  # clients elsewhere keep theirs
+        if name in last.state or (folder / CHECKPOINT / name).is_file():  # clients on other machines keep theirs
             write_atomically(place / CHECKPOINT / name, read_checked(folder / CHECKPOINT / name))
     for name, checkpoint in checkpoints.items():
         write_atomically(place / CHECKPOINT / name, checkpoint.sealed())

@@ -1,7 +1,7 @@
-"""The user's own code in a run: copied into its folder when the run starts, and run from there when it goes on.
+"""The user's own code in a run: copied to the run's folder when it starts, and run from there when it is resumed.
 
-So a run that is resumed ends as it would have without the break, whatever became of the files meanwhile; a change to
-them is for a new run, or for a branch of this one.
+So a resumed run ends as it would have without the interruption, even if the files have changed since; to use changed
+files, start a new run, or a branch of this one.
 """
 
 import os
@@ -19,15 +19,15 @@ from potluck.engine.files import sync, write_atomically
 from potluck.experiment.config import Experiment
 
 CODE = "code"
-"""In a run's folder: where copies lie."""
+"""The folder of copies in a run's folder."""
 
 Noted = Mapping[str, Any]
-"""Of a file, as the manifest has it: `file` as it was typed, its `path`, its `copy` in the run's folder, the `digest`
-of both, and whether it was `imported` by another and not named itself."""
+"""A file's entry in the manifest: `file` as it was typed, its `path`, its `copy` in the run's folder, the `digest` of
+both, and whether it was `imported` by another file rather than named itself."""
 
 
 def keep_code(folder: Path, experiment: Experiment) -> list[dict[str, Any]]:
-    """Copy the files that the experiment's method and models come from; what the manifest notes of each.
+    """Copy the files that define the experiment's method and models; return their entries for the manifest.
 
     Raises:
         StorageError: they cannot be copied.
@@ -50,17 +50,17 @@ def keep_code(folder: Path, experiment: Experiment) -> list[dict[str, Any]]:
 
 @contextmanager
 def as_started(folder: Path, manifest: Mapping[str, Any], *, with_copies: bool = True) -> Generator[list[str]]:
-    """Inside the block, relative paths are those of the place where the run was started, and its code is its own.
+    """Inside the block, relative paths start where the run was started, and its code is the code it was started with.
 
-    What the user should know of the code comes with it.
+    Yields notes on the code for the user.
 
     Args:
         folder: of the run.
         manifest: its content.
-        with_copies: whether the run's copies of the user's files stand in for them.
+        with_copies: whether the run's copies of the user's files replace them.
 
     Raises:
-        CheckpointError: a copy is damaged, or a file was changed that no copy can stand in for.
+        CheckpointError: a copy is damaged, or a file has changed that no copy can replace.
     """
     noted: list[Noted] = manifest.get("code") or []
     place, here = manifest.get("started_in"), Path.cwd()
@@ -88,18 +88,18 @@ def _copy(folder: Path, file: Noted) -> Path:
 
 
 def _told(folder: Path, file: Noted) -> str | None:
-    """What became of a file since the run was started; None for nothing."""
+    """How a file has changed since the run was started; None if it has not."""
     path, copy = Path(file["path"]), folder / file["copy"]
     if path.is_file() and digest(path.read_bytes()) == file["digest"]:
         return None
-    found = "has changed since the run was started" if path.is_file() else "is not there any more"
+    found = "has changed since the run was started" if path.is_file() else "no longer exists"
     if file["imported"]:
         raise CheckpointError(f"{path}, which the run's code imports, {found}; put it back from {copy}, or run again")
-    return f"{path} {found}; the run goes on with its copy of the code, {copy}"
+    return f"{path} {found}; the run continues with its copy of the code, {copy}"
 
 
 def _imported(named: Iterable[Path]) -> list[Path]:
-    """Files of modules that lie beside or below the named ones, as far as they are loaded and nobody's package."""
+    """Files of loaded modules in or below the folders of the named ones that belong to no installed package."""
     named = set(named)
     homes = tuple(f"{path.parent}{os.sep}" for path in named)
     modules = [module for name, module in list(sys.modules.items()) if not name.startswith(("__main__", FILE_PREFIX))]

@@ -1,4 +1,4 @@
-"""Configuration: frozen dataclasses are the truth, TOML writes them, dotted keys on the command line override.
+"""Configuration: frozen dataclasses define it, TOML files set it, dotted keys on the command line override it.
 
 Nothing is coerced and nothing unknown is ignored: a wrong key or value is a `ConfigError` that names the file
 or argument, the dotted key, what was found and what was expected.
@@ -22,8 +22,10 @@ from pydantic import TypeAdapter, ValidationError
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
-from potluck.core.method import Method, Need
+from potluck.core.method import Method
+from potluck.core.needs import Need
 from potluck.core.schema import LARGEST
+from potluck.core.task import Task, task_named
 from potluck.data.datasets import describe
 from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
@@ -39,7 +41,7 @@ _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": F
 _Share = Annotated[float, above(0), at_most(1)]
 _Part = Annotated[float, at_least(0), below(1)]
 _Count = Annotated[int, at_least(1)]
-# More are taken for a mistake, which would cost the machine before it is noticed.
+# More are assumed to be a mistake, which would exhaust the machine before it is noticed.
 _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
@@ -49,26 +51,30 @@ _SMALL_IMAGE = 16
 
 @dataclass(frozen=True)
 class FederationConfig(Checked):
-    """Who takes part.
+    """The federation: its data, clients and models.
 
     Attributes:
         dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file. Its training part
             is divided among the clients, unless they have `data` of their own; its test part is the common one.
-        data: of each client, a data set, folder or file of its own instead of a share. Classes are matched by name,
-            and those without names by number.
-        augmentation: of training images: the "paper"'s, or "none".
-        train_fraction: share of the training set that is used at all, drawn at random; for small trials.
-        clients: how many.
-        partition: a scheme of `potluck list partitions` and its parameters.
-        models: names or tables (`{ name = "resnet10", width = 16 }`) dealt to the clients in turn. Default: five
+        data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
+            number if they have no names.
+        augmentation: of training images: "paper" for the papers', or "none".
+        train_fraction: share of the training set that is used at all, drawn at random, for small trials.
+        clients: the number of clients.
+        task: what targets mean: "classification", "binary", "multilabel", "regression", "next_token" or
+            "token_classification", or a table with the name and options (`{ name = "classification", scores = true }`).
+            Default: the data set's task, which for your own data is a classification.
+        partition: a scheme of `potluck list partitions` and its parameters. Default: Dirichlet, or IID for a named task
+            whose examples have no label.
+        models: names or tables (`{ name = "resnet10", width = 16 }`) assigned to the clients in turn. Default: five
             depths of one family that suits the inputs; one sliceable net for methods that cut widths, and one of many
-            stages for methods that train nets in pieces, if `capacities` are left open too.
-        server_model: the common or global model; the one of `models` with the fewest parameters by default.
-        capacities: shares of the full model that clients can train, dealt in turn. Default: the method's own, which
-            are 1 where it takes no notice of them.
-        validation_fraction: share of a client's examples that it never trains on and chooses by.
+            stages for methods that train nets in pieces, if `capacities` has its default too.
+        server_model: the common or global model; by default the one of `models` with the fewest parameters.
+        capacities: shares of the full model that clients can train, assigned in turn. Default: the method's own, which
+            are 1 for methods that ignore them.
+        validation_fraction: share of a client's examples that is held out for validation.
         public: public examples: "none", "holdout" (taken from the training set), or another data set.
-        public_fraction: share of the training set that "holdout" takes.
+        public_fraction: share of the training set that is held out for "holdout".
     """
 
     dataset: str = "digits"
@@ -83,6 +89,7 @@ class FederationConfig(Checked):
     validation_fraction: _Part = 0.1
     public: str = "none"
     public_fraction: _Part = 0.1
+    task: str | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         own = self.data is None or len(self.data) == self.clients
@@ -92,28 +99,28 @@ class FederationConfig(Checked):
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
-    """How the federation is played.
+    """How the federation is run.
 
     Attributes:
-        rounds: how many.
+        rounds: the number of rounds.
         cohort_fraction: share of the clients drawn each round; at least one is.
-        seed: of every draw in the run.
+        seed: the seed of every draw in the run.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         common_test: whether each client's model is also evaluated on the whole test set.
-        executor: who carries out the clients' work: this process ("sequential"), or one forked process a core
-            ("workers") with the same results to the last bit; "stacked" trains clients that are alike as one batched
-            computation, in all processes, which changes last bits; "ray" has its workers on one's own Ray cluster, at
-            `RAY_ADDRESS`. "auto" stacks small nets without convolutions, and takes all cores.
-        workers: processes; one a core by default.
-        computing: precision and memory layout.
-        threads: of torch, in one process. More than one changes the last bits of the results.
-        memory_gib: client states kept in memory; the rest goes to disk.
-        tolerate_failures: go on without a client that fails, or whose reply is refused, and record it.
-        lost_rounds: rounds in a row that may be lost, since nobody answered or too few for the method, before the run
-            ends; only where failures are tolerated.
+        executor: what carries out the clients' work: this process ("sequential"), or one forked process for each core
+            ("workers") with the same results to the last bit; "stacked" trains similar clients as one batched
+            computation, in all processes, which changes last bits; "ray" runs on your own Ray cluster, at
+            `RAY_ADDRESS`. "auto" uses all cores, and stacks small nets without convolutions.
+        workers: the number of processes; by default one for each core.
+        computing: the device, precision and memory layout.
+        threads: torch's threads, in one process. More than one changes the last bits of the results.
+        memory_gib: the most memory for clients' states; the rest goes to disk.
+        tolerate_failures: continue without a client that fails, or whose reply is refused, and record it.
+        lost_rounds: how many rounds in a row may be lost, because no client answered or too few for the method, before
+            the run ends; only if failures are tolerated.
         on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
-            "drop" the reply and go on. None drops it where failures are tolerated, and stops otherwise.
-        largest_value: of the numbers in a reply; a larger one counts as divergence.
+            "drop" the reply and continue. None means "drop" if failures are tolerated, else "stop".
+        largest_value: the largest number in a reply; a larger one counts as divergence.
     """
 
     rounds: _Count = 20
@@ -133,7 +140,7 @@ class RunConfig(Checked):
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
-        require(alone, "threads", "1 with the executor 'workers', which has one thread a process", self.threads)
+        require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,8 @@ class Experiment:
     """A resolved configuration: every default filled in, everything checked that can be without the data.
 
     Attributes:
-        preset: by dotted key, the defaults that a preset has replaced, as the one of the demonstration does.
+        preset: by dotted key, the defaults that a preset, such as the demonstration's, has replaced.
+        task: what targets mean; None for the data set's own.
     """
 
     federation: FederationConfig
@@ -164,6 +172,7 @@ class Experiment:
     method: Method[Any]
     run: RunConfig
     preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    task: Task | None = None
 
     @property
     def named_models(self) -> tuple[ModelSpec, ...]:
@@ -172,12 +181,12 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Python files of the user's own that method and models come from, as they were typed."""
+        """The user's Python files that define method and models, as they were typed."""
         models = (spec.name.rpartition(":")[0] for spec in self.named_models)
         return tuple(dict.fromkeys(name for name in (self.method_name, *models) if name.endswith(".py")))
 
     def settings(self) -> Tree:
-        """Every setting as nested tables, None where one is not set."""
+        """Every setting as nested tables; None for those not set."""
         federation = dataclasses.asdict(self.federation)
         federation["partition"] = {
             **self.federation.partition,
@@ -194,12 +203,12 @@ class Experiment:
     def toml(self) -> str:
         """The configuration as a TOML file."""
         words = self.preset_words
-        comment = f"# {words}; [preset] holds the defaults in whose place they are.\n" if words else ""
+        comment = f"# {words}; [preset] holds the defaults that they replace.\n" if words else ""
         return comment + tomli_w.dumps(self.tree())
 
     @property
     def preset_words(self) -> str | None:
-        """What a preset has changed, for people; None if it has changed nothing."""
+        """The changes of a preset, as text; None if there are none."""
         changed: list[str] = []
         for key, default in self.preset.items():
             value: Any = self.settings()
@@ -211,7 +220,7 @@ class Experiment:
 
     @property
     def experiment_id(self) -> str:
-        """Eight hex digits that runs of one experiment with different seeds and lengths have in common."""
+        """Eight hex digits shared by runs of one experiment with different seeds and lengths."""
         return experiment_hash(self.tree())
 
 
@@ -232,9 +241,9 @@ def read_toml(path: Path) -> Tree:
 
 
 def override(tree: Tree, assignments: Sequence[str]) -> Tree:
-    """The tables with `dotted.key=value` assignments applied; a value is TOML, or text if it is not.
+    """The tables with `dotted.key=value` assignments applied; a value is TOML, or else text.
 
-    Of one key the last assignment counts; else their order does not matter: tables come before keys in them.
+    The last assignment to a key counts; otherwise their order does not matter: tables are applied before keys in them.
 
     Raises:
         ConfigError: an assignment has no `=`, or leads through something that is not a table.
@@ -253,12 +262,12 @@ def override(tree: Tree, assignments: Sequence[str]) -> Tree:
         else:
             place[last] = value
         if isinstance(replaced := tree.get("preset"), dict):
-            replaced.pop(key, None)  # it is the user's own choice now
+            replaced.pop(key, None)  # it is no longer the preset's choice
     return tree
 
 
 def _assigned(assignments: Sequence[str]) -> Tree:
-    """By dotted key, the value given."""
+    """The assigned values by dotted key."""
     found: Tree = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -278,16 +287,16 @@ def merged(base: Tree, changes: Tree) -> Tree:
 
 
 def differences(before: Tree, now: Tree, where: str = "") -> dict[str, tuple[Any, Any]]:
-    """By dotted key, what two tables of tables have there, where that is not the same; None for nothing.
+    """The differing values of two tables of tables, by dotted key; None for a missing value.
 
-    Keys that `before` lacks count as equal: the version that wrote it did not know them.
+    Keys that `before` lacks count as equal, since the version that wrote it did not have them.
     """
     found: dict[str, tuple[Any, Any]] = {}
     for key, old in before.items():
         new, dotted = now.get(key), f"{where}{key}"
         if isinstance(old, dict) and isinstance(new, dict):
             found |= differences(old, new, f"{dotted}.")
-        elif json.dumps(old) != json.dumps(new):  # NaN is no change
+        elif json.dumps(old) != json.dumps(new):  # NaN equals NaN
             found[dotted] = old, new
     return found
 
@@ -306,16 +315,19 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     method = typed(get_method(method_name), method_tree, "method", source)
     run = typed(RunConfig, _table(tree, "run", source), "run", source)
     federation = typed(FederationConfig, _table(tree, "federation", source), "federation", source)
+    task = _task(federation.task, source)
+    if task is not None and not task.has_labels and "partition" not in _table(tree, "federation", source):
+        federation = dataclasses.replace(federation, partition={"name": "iid"})
     partition_tree = dict(federation.partition)
     partition_name = partition_tree.pop("name", "dirichlet")
     if not isinstance(partition_name, str):
         raise ConfigError(f"{source}: federation.partition.name: expected a name; all: potluck list partitions")
     partition = typed(get_partition(partition_name), partition_tree, "federation.partition", source)
-    federation = _with_defaults(federation, method)
+    federation = _with_defaults(federation, method, task)
     models = tuple(_model(model, source) for model in federation.models or ())
     server_model = None if federation.server_model is None else _model(federation.server_model, source)
     preset = _table(tree, "preset", source)
-    return Experiment(federation, partition, models, server_model, method_name, method, run, preset)
+    return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
 
 
 def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
@@ -334,12 +346,23 @@ def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
     return found
 
 
-def _with_defaults(federation: FederationConfig, method: Method[Any]) -> FederationConfig:
-    """Models and capacities where the configuration leaves them open."""
+def _task(chosen: str | Tree | None, source: str) -> Task | None:
+    """The task that the configuration names; None if it names none."""
+    if chosen is None:
+        return None
+    options = {} if isinstance(chosen, str) else dict(chosen)
+    name = chosen if isinstance(chosen, str) else options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
+    return typed(type(task_named(name)), options, "federation.task", source)
+
+
+def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task | None) -> FederationConfig:
+    """Default models and capacities, if the configuration gives none."""
     slices = Need.WIDTH_SLICES in method.needs()
     models, capacities = federation.models, federation.capacities
     if models is None:
-        shape = describe(federation.dataset).input_shape
+        shape = describe(federation.dataset, task).input_shape
         in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
         models = _models_of_many_stages(shape) if in_pieces else _default_models(shape, slices)
     if capacities is None:
@@ -370,15 +393,15 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
     if not isinstance(name, str):
         raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
     parameters = inspect.signature(get_model(name)).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "rate"]
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
     _known(options, known, "federation.models", f"{source}: {name}")
     return ModelSpec(name, options)
 
 
 def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
-    """A dataclass from a table, strictly: JSON mode, so that lists may stand for tuples and nothing else differs.
+    """A dataclass from a table, strictly; only lists are accepted for tuples, as in JSON mode.
 
-    A table for a field that is a dataclass itself changes what it names and leaves the field's other defaults.
+    A table for a field that is itself a dataclass sets the keys that it names and leaves the others at their defaults.
     """
     _make_strict(cls)
     _without_dates(tree, where, source)
@@ -386,12 +409,12 @@ def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
         return TypeAdapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
-    except TypeError as error:  # of a plug-in's own checks
+    except TypeError as error:  # from a plug-in's own checks
         raise ConfigError(f"{source}: {where}: {error}") from error
 
 
 def _without_dates(node: Any, where: str, source: str) -> None:
-    """Refuse TOML's dates and times, which no setting is, by the dotted key of the first."""
+    """Check that there are no TOML dates or times, which no setting is; the error names the first."""
     if isinstance(node, date | time):
         raise ConfigError(f"{source}: {where}: found a date or time, {node}; expected a number or text, in quotes")
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -400,7 +423,7 @@ def _without_dates(node: Any, where: str, source: str) -> None:
 
 
 def _over_defaults(cls: type[Any], tree: Tree) -> Tree:
-    """The tables laid over the defaults of those fields that are dataclasses themselves."""
+    """The tables laid over the defaults of those fields that are dataclasses."""
     laid = dict(tree)
     for spec in fields(cls):
         table = tree.get(spec.name)
@@ -410,7 +433,7 @@ def _over_defaults(cls: type[Any], tree: Tree) -> Tree:
 
 
 def _make_strict(cls: type[Any]) -> None:
-    """Have pydantic refuse unknown keys in this dataclass and in those inside it."""
+    """Have pydantic refuse unknown keys in this dataclass and in nested ones."""
     if "__pydantic_config__" not in dir(cls):
         cls.__pydantic_config__ = _STRICT
     for hint in get_type_hints(cls).values():
@@ -441,7 +464,7 @@ def _names_at(cls: type[Any], place: list[str]) -> list[str]:
 
 
 def _dataclass_in(hint: Any) -> type[Any] | None:
-    """The dataclass that a type hint stands for, alone or as `X | None`."""
+    """The dataclass of a type hint `X` or `X | None`."""
     kinds = [hint, *get_args(hint)]
     return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
 
@@ -478,7 +501,7 @@ def _value(text: str) -> Any:
 
 
 def without_none(node: Any) -> Any:
-    """The tree as TOML can write it: no nulls, no tuples."""
+    """The tree in TOML's types: no nulls, no tuples."""
     if isinstance(node, dict):
         return {key: without_none(value) for key, value in node.items() if value is not None}
     return [without_none(value) for value in node] if isinstance(node, (list, tuple)) else node
@@ -486,5 +509,5 @@ def without_none(node: Any) -> Any:
 
 def _dataclass(value: Any) -> Any:
     if not is_dataclass(value):
-        raise ConfigError(f"{type(value).__name__} is no dataclass; a partition's parameters must be fields")
+        raise ConfigError(f"{type(value).__name__} is not a dataclass; a partition's parameters must be fields")
     return value

@@ -37,7 +37,7 @@ _PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetenso
 
 
 def new_folder(parent: Path, experiment: Experiment) -> Path:
-    """Make a folder of its own for a run: date, method, data set, seed, hash of the configuration.
+    """Make a new folder for a run, named by date, method, data set, seed and hash of the configuration.
 
     Raises:
         StorageError: the parent cannot be written to.
@@ -72,15 +72,15 @@ def open_folder(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], experiment: Experiment) -> None:
-    """Write what the run stands on, and what its models' builders have frozen; times and machine go here alone.
+    """Write the manifest: data, code, machine, times, and what the models' builders have frozen.
 
-    The user's code is copied.
+    Also copies the user's code.
 
     Args:
         folder: of the run.
-        assembly: its data, of which it notes checksums.
-        computing: executor, threads and the like.
-        experiment: what is played.
+        assembly: the federation, whose data's checksums are recorded.
+        computing: executor, threads and so on.
+        experiment: the experiment.
 
     Raises:
         CheckpointError: the run was started on other data or another partition.
@@ -100,7 +100,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
             )
     start = {} if "started" in before else _start(folder, experiment)
     before.pop("ended", None)
-    members = assembly.federation.roster.values()
+    members, task = assembly.federation.roster.values(), assembly.federation.task
     manifest = {
         "schema_version": SCHEMA_VERSION,
         **start,
@@ -112,6 +112,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         "packages": {name: _version(name) for name in _PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
+        "task": {"name": task.name, "metrics": [metric.facts() for metric in task.metrics]},
         "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }
@@ -119,7 +120,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
 
 
 def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write what a run's manifest is to begin with, before `write_manifest` adds the rest.
+    """Write the first facts of a run's manifest; `write_manifest` adds the rest.
 
     Raises:
         StorageError: the folder cannot be written to.
@@ -128,14 +129,14 @@ def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _start(folder: Path, experiment: Experiment) -> dict[str, Any]:
-    """How and with which code a run was started; noted once."""
+    """How and with which code a run was started; recorded once."""
     code = keep_code(folder, experiment)
     facts = {"command": sys.argv, "started": _now(), "started_in": str(Path.cwd()), "code": code}
     return {**facts, **_users_commit([Path(file["path"]) for file in code])}
 
 
 def note_status(folder: Path, status: str, **facts: Any) -> None:
-    """Note how the run stands, and when.
+    """Record the run's status and the time.
 
     Raises:
         StorageError: the folder cannot be written to.
@@ -160,7 +161,7 @@ def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def run_digest(folder: Path) -> dict[str, str]:
-    """Digests of what a run computed, which no clock has touched: its records and its last checkpoint.
+    """Digests of a run's results, which contain no times: its records and its last checkpoint.
 
     Raises:
         CheckpointError: the folder is not a run, or holds no finished round.
@@ -175,7 +176,7 @@ def run_digest(folder: Path) -> dict[str, str]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that stops when there is no room for it; whoever writes what matters will say so."""
+    """A log handler that stops quietly when the disk is full; writing the records reports that."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say nothing."""
@@ -183,7 +184,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def logging_to(folder: Path) -> Generator[None]:
-    """Send Potluck's log to the run's log file inside the block.
+    """Write Potluck's log to the run's log file inside the block.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -197,7 +198,7 @@ def logging_to(folder: Path) -> Generator[None]:
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    logger.propagate = False  # the terminal is for the progress bar
+    logger.propagate = False  # the terminal shows the progress bar
     try:
         yield
     finally:
@@ -209,20 +210,20 @@ def logging_to(folder: Path) -> Generator[None]:
 
 
 def _potluck_commit() -> dict[str, Any]:
-    """The commit of Potluck's code, if it runs from a checkout, and not from an environment inside another one."""
+    """The commit of Potluck's code, if it runs from its own checkout."""
     here = Path(__file__)
     commit, dirty, tracked = _state_of([here])
     return {"potluck_commit": commit if tracked else None, "potluck_dirty": dirty if tracked else None}
 
 
 def _users_commit(files: Sequence[Path]) -> dict[str, Any]:
-    """The commit of the repository that holds the user's files; dirty if it does not hold all as it is."""
+    """The commit of the repository that holds the user's files; dirty if it has changed or lacks a file."""
     commit, dirty, tracked = _state_of(files) if files else (None, None, True)
     return {"git_commit": commit, "git_dirty": dirty if tracked else commit and True}
 
 
 def _state_of(files: Sequence[Path]) -> tuple[str | None, bool | None, bool]:
-    """Commit of the repository around files, whether that has changed since, and whether it has all of them."""
+    """The commit of the repository around files, whether it has uncommitted changes, and whether it has all files."""
     try:
         folder = files[0].parent
         commit = _git(folder, "rev-parse", "HEAD")

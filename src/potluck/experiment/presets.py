@@ -1,4 +1,4 @@
-"""Where a configuration starts: a file, or the demonstration's settings where they apply."""
+"""The starting point of a configuration: a file, or the demonstration's settings where they apply."""
 
 import tomllib
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from potluck.methods import get_method
 
 
 def experiment_for(target: str | None, assignments: Sequence[str]) -> Experiment:
-    """The experiment that a target and overrides ask for.
+    """The experiment of a target and overrides.
 
     Args:
         target: a TOML file, a method's name or Python file, or None for the demonstration.
@@ -43,7 +43,7 @@ def _on_digits(wanted: Tree) -> bool:
 
 
 def _demonstration(method: str) -> Tree:
-    """The demonstration's settings with another method in its place."""
+    """The demonstration's settings with another method."""
     tree = tomllib.loads((files("potluck.experiment") / "demo.toml").read_text())
     training = tree["method"].pop("training")
     takes_training = any(spec.name == "training" for spec in fields(get_method(method)))

@@ -1,4 +1,4 @@
-"""Writing records: what the engine and the evaluation saw, line by line; and whether they are still as written."""
+"""Writing records of rounds and evaluations, line by line, and checking that they are unchanged."""
 
 import hashlib
 import json
@@ -11,18 +11,20 @@ from typing import Any
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
+from potluck.core.metric import ACCURACY
 from potluck.engine.engine import RoundReport
 from potluck.engine.files import append, make_folder, rename, sync, write_atomically
 from potluck.experiment.evaluate import Evaluation
-from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, RoundRecord
+from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, Measure, RoundRecord, Values
 
-_MARK = 4  # hex digits a round, to find the damaged one of a file that is known to be damaged
+_MARK = 4  # hex digits for each round, to find the damaged one in a file known to be damaged
 _NO_LINE = Extent(0, digest(b""), "")
 
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
-    """The record of a round from what the engine and the evaluation saw."""
-    traffic, evaluated = report.traffic, evaluation
+    """The record of a round, from the engine's report and the evaluation."""
+    traffic = report.traffic
+    evaluated = evaluation if evaluation and evaluation.task.has_classes else None
     return RoundRecord(
         round=number,
         cohort=list(report.cohort),
@@ -36,18 +38,46 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         loss_local=report.loss_local,
         accuracy_validation_mean=evaluated.mean("accuracy_validation") if evaluated else None,
         accuracy_personal_mean=evaluated.mean("accuracy_personal") if evaluated else None,
-        accuracy_personal_std=evaluated.personal_std if evaluated else None,
-        accuracy_personal_worst=evaluated.personal_worst if evaluated else None,
+        accuracy_personal_std=evaluated.spread(ACCURACY)[0] if evaluated else None,
+        accuracy_personal_worst=evaluated.spread(ACCURACY)[1] if evaluated else None,
         accuracy_personal_by_architecture=evaluated.by_architecture("accuracy_personal") if evaluated else None,
         accuracy_common_mean=evaluated.mean("accuracy_common") if evaluated else None,
         accuracy_common_by_architecture=evaluated.by_architecture("accuracy_common") if evaluated else None,
         accuracy_global=evaluated.accuracy_global if evaluated else None,
+        metrics=_metrics(evaluation) if evaluation else None,
+        metrics_by_architecture=_metrics_by_architecture(evaluation) if evaluation else None,
         lost=report.lost,
+        notes=report.notes or None,
     )
 
 
+def _metrics(evaluation: Evaluation) -> dict[str, Values]:
+    """Every metric of the task by measure, and its spread over clients."""
+    metrics = evaluation.task.metrics
+    measures: tuple[Measure, ...] = ("validation", "personal", "pooled", "common", "global")
+    found: dict[str, Values] = {
+        measure: {metric.name: evaluation.value(measure, metric.name) for metric in metrics} for measure in measures
+    }
+    spreads = {metric.name: evaluation.spread(metric) for metric in metrics}
+    found["personal_std"] = {name: std for name, (std, _) in spreads.items()}
+    found["personal_worst"] = {name: worst for name, (_, worst) in spreads.items()}
+    return {measure: values for measure, values in found.items() if any(v is not None for v in values.values())}
+
+
+def _metrics_by_architecture(evaluation: Evaluation) -> dict[str, dict[str, Values]]:
+    found: dict[str, dict[str, Values]] = {}
+    for measure in ("personal", "common"):
+        by_name = {metric.name: evaluation.by_architecture(measure, metric.name) for metric in evaluation.task.metrics}
+        architectures = dict.fromkeys(name for values in by_name.values() for name in values)
+        found[measure] = {
+            architecture: {name: values.get(architecture) for name, values in by_name.items()}
+            for architecture in architectures
+        }
+    return found
+
+
 class Records:
-    """The records in a run's folder: lines that are added round by round, and that checkpoints stand on."""
+    """The records in a run's folder: lines added round by round, whose extent every checkpoint states."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,10 +86,10 @@ class Records:
         self._last = 0
 
     def check(self, checkpoint: Checkpoint | None) -> list[str]:
-        """Compare what is there with what the checkpoint stands on; what the user should know. Nothing is written.
+        """Compare the records with the extent in the checkpoint; return notes for the user. Nothing is written.
 
         Raises:
-            CheckpointError: records that the checkpoint stands on are damaged, and where.
+            CheckpointError: records within the extent are damaged; says where.
         """
         self._aside, self._last = None, checkpoint.round if checkpoint else 0
         if checkpoint is None:
@@ -67,12 +97,12 @@ class Records:
         for name, ledger in self._ledgers.items():
             ledger.check(checkpoint.records.get(name, _NO_LINE) if checkpoint.records else None, checkpoint.round)
         if checkpoint.records is None:
-            unknown = "whether records and configuration are still what they were cannot be told"
+            unknown = "it cannot be checked whether records and configuration have changed"
             return [f"{self._folder}: an earlier version wrote the checkpoint; {unknown}"]
         return []
 
-    def go_on(self) -> None:
-        """Drop lines that no checkpoint stands on, as a killed run may leave them.
+    def drop_excess(self) -> None:
+        """Drop lines beyond the checkpoint's extent, which a killed run may leave.
 
         Raises:
             StorageError: the folder cannot be written to; nothing is lost.
@@ -84,7 +114,7 @@ class Records:
         _keep_rounds(self._folder / TIMINGS, self._last)
 
     def add(self, name: str, objects: Iterable[dict[str, Any]]) -> None:
-        """Add one JSON line an object, all of one round.
+        """Add one JSON line for each object, all of one round.
 
         Raises:
             StorageError: they cannot be written.
@@ -92,10 +122,10 @@ class Records:
         self._ledgers[name].add(lines_of(objects))
 
     def sync(self) -> dict[str, Extent]:
-        """Have all lines last; how far the files reach now.
+        """Make all lines durable; return the extent of each file.
 
         Raises:
-            StorageError: the system cannot promise it.
+            StorageError: the system reports an error.
         """
         new_names = [ledger.sync() for ledger in self._ledgers.values()]
         if any(new_names):
@@ -103,7 +133,7 @@ class Records:
         return {name: ledger.extent for name, ledger in self._ledgers.items()}
 
     def _start_over(self) -> list[str]:
-        """Without a checkpoint: drop what a run leaves that was killed in its first round, and no more than that."""
+        """Without a checkpoint: drop what a run killed in its first round leaves, and set aside anything more."""
         for ledger in self._ledgers.values():
             ledger.check(_NO_LINE, 0)
         found = [ledger.path for ledger in self._ledgers.values() if ledger.path.is_file()]
@@ -127,21 +157,19 @@ class Records:
 
 
 def line_of(record: RoundRecord) -> dict[str, Any]:
-    """What a round's line holds; only a round that was lost says so."""
-    line = asdict(record)
-    if record.lost is None:
-        del line["lost"]
-    return line
+    """The content of a round's line; `lost` and `notes` are present only if they are set."""
+    absent = [name for name in ("lost", "notes") if getattr(record, name) is None]
+    return {name: value for name, value in asdict(record).items() if name not in absent}
 
 
 def lost_in_a_row(path: Path) -> int:
-    """How many of the last rounds of `rounds.jsonl` were lost."""
+    """The number of lost rounds at the end of `rounds.jsonl`."""
     lines = path.read_text().splitlines() if path.exists() else []
     return sum(1 for _ in takewhile(lambda line: "lost" in json.loads(line), reversed(lines)))
 
 
 class _Ledger:
-    """One file of records, and its digest as it grows."""
+    """One file of records, with a running digest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,11 +181,11 @@ class _Ledger:
 
     @property
     def extent(self) -> Extent:
-        """How far it reaches."""
+        """The current extent."""
         return Extent(self._bytes, self._hash.hexdigest(), "".join(self._marks))
 
     def check(self, extent: Extent | None, last: int) -> None:
-        """Stand at the end of what a checkpoint of round `last` stands on; by the lines' rounds, if it does not say."""
+        """Truncate to the extent in a checkpoint of round `last`, or to the lines up to `last` if it states none."""
         content = _content(self.path)
         if extent is None:
             extent = self._reaching_to(last, content)
@@ -185,7 +213,7 @@ class _Ledger:
         self._marks.append(_mark(lines))
 
     def sync(self) -> bool:
-        """Have the lines last; whether the file's name is new in its folder."""
+        """Make the lines durable; return whether the file is new in its folder."""
         if self._unsynced:
             sync(self.path)
         is_new, self._is_new, self._unsynced = self._is_new, False, False
@@ -207,11 +235,11 @@ class _Ledger:
         return Extent(end, digest(content[:end]), marks)
 
     def _place_of_damage(self, content: bytes, marks: str) -> str:
-        """Of a file whose content has changed: where it first differs from what was written."""
+        """Where a changed file first differs from what was written."""
         known, groups, end = re.findall("." * _MARK, marks), list(_rounds(content)), 0
         for place, (mark, (first, final, number, lines)) in enumerate(zip(known, groups, strict=False)):
             if number is None or _mark(lines) != mark:
-                after = groups[place + 1 : place + 2]  # what cuts a round's lines short is a line that is no record
+                after = groups[place + 1 : place + 2]  # a line that is not a record cuts a round's lines short
                 return next((_lines(*line[:3]) for line in after if line[2] is None), _lines(first, final, number))
             end = final
         if not content:
@@ -225,7 +253,7 @@ class _Ledger:
 
 
 def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
-    """One JSON line an object.
+    """One JSON line for each object.
 
     Raises:
         ValueError: a number is not finite; the engine lets none through.
@@ -234,7 +262,7 @@ def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
 
 
 def bytes_sent(folder: Path, last: int) -> int:
-    """Payload of training in both directions, of a run's rounds up to `last`."""
+    """The payload of training in both directions, over a run's rounds up to `last`."""
     records = (json.loads(line) for line in _content(folder / ROUNDS).splitlines()[:last])
     return sum(record["bytes_down"] + record["bytes_up"] for record in records)
 
@@ -244,7 +272,7 @@ def _content(path: Path) -> bytes:
 
 
 def _split(content: bytes) -> list[bytes]:
-    """Lines with their ends; a damaged file may hold what Python takes for other ends of lines."""
+    """Lines with their ends, split at newlines alone: a damaged file may hold other line separators."""
     return re.findall(rb"[^\n]*\n|[^\n]+", content)
 
 
@@ -253,12 +281,12 @@ def _mark(lines: bytes) -> str:
 
 
 def _lines(first: int, final: int, number: int | None) -> str:
-    """Lines in words; those of one round with the round."""
+    """A description of lines; with the round if they belong to one."""
     return f"line {final}" if first == final else f"lines {first} to {final} (round {number})"
 
 
 def _rounds(content: bytes) -> Iterator[tuple[int, int, int | None, bytes]]:
-    """First and last line, number and text of each round's lines; number None for a line that is no record."""
+    """First and last line, round and text of each round's lines; the round is None for a line that is no record."""
     group: list[bytes] = []
     number: int | None = None
     for place, line in enumerate(_split(content), start=1):
@@ -277,7 +305,7 @@ def _rounds(content: bytes) -> Iterator[tuple[int, int, int | None, bytes]]:
 
 
 def _round_of(line: bytes) -> int | None:
-    """The round that a line is a record of; None if it is none, or half of one."""
+    """The round of a record; None if the line is not a complete record."""
     try:
         number = json.loads(line.decode())["round"]
     except (ValueError, KeyError, TypeError):
@@ -290,7 +318,7 @@ def _has_later_rounds(content: bytes) -> bool:
 
 
 def _keep_rounds(path: Path, last: int) -> None:
-    """Of a file that nothing stands on, keep the lines of rounds up to `last`."""
+    """Keep only the lines of rounds up to `last`, in a file without a known extent."""
     content = _content(path)
     kept = b"".join(line for line in _split(content) if (_round_of(line) or last + 1) <= last)
     if kept != content:

@@ -1,4 +1,4 @@
-"""A rehearsal: every network once on two examples, so that what cannot be trained is told before the first round."""
+"""A rehearsal: every network on two examples, so that one that cannot be trained is reported before the first round."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ from potluck.core.rng import Key, isolated
 def rehearse(federation: Federation) -> None:
     """Evaluate and train a copy of each architecture, the server's too, on two examples of its own.
 
-    Nothing is left behind: the copies are thrown away, and no stream of random numbers moves. Architectures whose
-    clients' data are elsewhere are left out.
+    There are no side effects: the copies are discarded, and no random stream advances. Architectures whose clients'
+    data are on other machines are left out.
 
     Raises:
         ConfigError: an architecture raises on its inputs, or does not return finite logits (batch, classes), or has
@@ -35,7 +35,7 @@ def _is_here(examples: Examples | None) -> bool:
 
 
 def _two_of(examples: Examples | None) -> Batch:
-    """The first two examples, or the only one twice: one alone has no batch statistics."""
+    """The first two examples, or the only one twice, since one alone has no batch statistics."""
     assert examples is not None
     return examples.batch(torch.tensor([0, min(1, len(examples) - 1)]))
 
@@ -46,8 +46,8 @@ class _Rehearsal:
     def __init__(self, federation: Federation, name: str, batch: Batch) -> None:
         self._federation = federation
         self._name = name
-        self._inputs, self._targets = batch
-        # What is wrong with the data is not the network's fault.
+        self._inputs, self._targets, _ = batch
+        # Errors in the data are not the network's.
         self._sound = not self._inputs.is_floating_point() or bool(self._inputs.isfinite().all())
 
     def execute(self, trains: bool) -> None:
@@ -69,12 +69,17 @@ class _Rehearsal:
             raise self._wrong(
                 f"cannot read inputs of shape {_shown(self._inputs)} {when}: {explained(error)}"
             ) from error
-        expected = f"logits of shape (batch, {self._federation.num_classes})"
+        task, width = self._federation.task, self._federation.num_classes
+        wanted = task.output_shape(self._inputs, width)
+        expected = f"{'logits' if task.has_classes else 'outputs'} of shape (batch, {', '.join(map(str, wanted[1:]))})"
         if not isinstance(outputs, Tensor):
             raise self._wrong(f"returns {type(outputs).__name__}; expected {expected}: {_advice(outputs)}")
-        if tuple(outputs.shape) != (2, self._federation.num_classes):
+        if tuple(outputs.shape) != wanted:
             found = f"returns a tensor of shape {_shown(outputs)}"
-            raise self._wrong(f"{found}; expected {expected}: give its last layer one output a class")
+            per = (
+                "one output a class" if task.has_classes else f"{width} output{'s' if width > 1 else ''} ({task.name})"
+            )
+            raise self._wrong(f"{found}; expected {expected}: give its last layer {per}")
         if not outputs.is_floating_point():
             raise self._wrong(f"returns {outputs.dtype}; expected {expected}, of floating point")
         if self._sound and not outputs.isfinite().all():
@@ -82,7 +87,7 @@ class _Rehearsal:
         return outputs
 
     def _check_gradient(self, net: nn.Module, logits: Tensor) -> None:
-        """The loss can be taken, and goes down somewhere."""
+        """Check that the loss can be computed and has a gradient."""
         try:
             loss = self._federation.criterion(logits, self._targets)
         except Exception as error:
@@ -109,7 +114,7 @@ def _shown(tensor: Tensor) -> str:
 
 
 def _advice(outputs: object) -> str:
-    """How to return logits in place of what is returned."""
+    """Advice on how to return logits instead."""
     if hasattr(outputs, "logits"):
         return "end forward with `return outputs.logits`, or wrap the network in one that does"
     if isinstance(outputs, Mapping):

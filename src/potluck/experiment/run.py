@@ -1,4 +1,4 @@
-"""One run: rounds, evaluations, records and checkpoints, from the start or from where it stopped."""
+"""One run: rounds, evaluations, records and checkpoints, from the start or from the last checkpoint."""
 
 import json
 import logging
@@ -16,35 +16,36 @@ from potluck.core.errors import CheckpointError
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
+from potluck.core.needs import Offer
 from potluck.core.rng import Key, fold_in
 from potluck.core.roles import ClientFailure
 from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import Choice, choose_executor
 from potluck.engine.files import append, make_folder
-from potluck.engine.inspection import check_class_targets
+from potluck.engine.inspection import check_targets
 from potluck.engine.ledger import Ledger
 from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
-from potluck.experiment.needs import Offer, check_needs
+from potluck.experiment.needs import check_needs
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
 from potluck.experiment.rehearsal import rehearse
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib")
-"""Of the table `run`: what may differ when a run goes on, since it changes no bit of the rounds played."""
+"""Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
 
 log = logging.getLogger(__name__)
-Watcher = Callable[[RoundRecord], None]
+RoundCallback = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves.
+    """The result of a run.
 
     Attributes:
-        rounds: the records of the rounds played, in this process.
+        rounds: the records of the rounds run in this process.
         evaluation: of the last round.
         checkpoint: of the last round; None if the run has no folder.
     """
@@ -55,23 +56,23 @@ class Result:
 
 
 class Run:
-    """Plays a method on a federation.
+    """Runs a method on a federation.
 
     Args:
-        method: what to run.
-        federation: who takes part.
+        method: the method.
+        federation: the federation.
         config: rounds, cohorts, seed, evaluation.
-        folder: where records and checkpoints go; None keeps nothing. A folder with a checkpoint is resumed.
-        choice: of the executor; by the configuration without.
-        store: of what clients keep; in the folder without.
-        settings: the tables that were resolved to the above, for the checkpoint; those of method and run without.
+        folder: the folder for records and checkpoints; None writes nothing. A folder with a checkpoint is resumed.
+        choice: the executor; by default chosen by the configuration.
+        store: for clients' states; by default in the folder.
+        settings: the tables that the above was resolved from, for the checkpoint; by default those of method and run.
 
     Attributes:
-        notes: what the user should know of the folder's checkpoint, and of this machine, after `load`.
+        notes: after `load`, notes for the user on the folder's checkpoint and on this machine.
 
     Raises:
         ConfigError: a client's model, or the server's, cannot be trained on its data.
-        DataError: a client's data hold targets that are no classes.
+        DataError: a client's targets do not suit the task.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
-        check_class_targets(federation)
+        choice = _chosen(config, federation) if choice is None else choice
+        check_targets(federation)
         rehearse(federation)
         self._config = config
         self._folder = folder
@@ -94,7 +96,7 @@ class Run:
             make_folder(folder)
         cap_bytes = int(config.memory_gib * 2**30)
         store = ClientStore(folder / CHECKPOINT if folder else None, cap_bytes) if store is None else store
-        self.choice = _chosen(config, federation) if choice is None else choice
+        self.choice = choice
         self._engine = Engine(
             method,
             federation,
@@ -107,30 +109,30 @@ class Run:
             largest=config.largest_value,
             ledger=Ledger(folder / RELEASES if folder else None),
         )
-        weakref.finalize(self, _close, self._engine, os.getpid())  # workers do not outlive a run that nobody closed
+        weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
         self._store = store
         self._records = Records(folder) if folder else None
         self._checkpoints = Checkpoints(folder / CHECKPOINT, store) if folder else None
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
         self._state: Any = None
-        self._lost = 0  # rounds in a row so far
+        self._lost = 0  # how many rounds in a row were lost
 
     @property
     def rounds_done(self) -> int:
-        """Rounds that the folder's checkpoint has behind it."""
+        """The number of rounds in the folder's checkpoint."""
         return self._last.round if self._last else 0
 
     @property
     def releases(self) -> dict[ClientId, Releases]:
-        """By client, its private releases, also those of rounds that were played again."""
+        """Each client's private releases, including those of rounds that were run again."""
         return self._engine.ledger.releases
 
     def load(self) -> None:
-        """Take the state of the folder's checkpoint, or the method's first; nothing is written.
+        """Load the folder's checkpoint, or the method's initial state; nothing is written.
 
         Raises:
             ConfigError: the federation does not offer what the method needs.
-            DataError: its data hold NaN, or targets that are no classes.
+            DataError: its data hold NaN.
             CheckpointError: the folder's checkpoint or the records before it are damaged, or it is another run's.
         """
         method = self._engine.method
@@ -147,54 +149,55 @@ class Run:
                 self.notes += filter(None, [self._checkpoints.complaint()])
                 if self._last:
                     self._state = self._checkpoints.restore(self._last, self._state)
-            else:  # without a folder every play is the first
+                    self._engine.rounds_done = self._last.round
+            else:  # without a folder every call starts over
                 self._store.restore({})
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let go of processes that `load` started; `play` does so by itself, and starts them again."""
+        """End the processes that `load` started; `run` does so itself, and starts them again."""
         self._engine.close()
 
-    def play(self, watch: Watcher = lambda record: None) -> Result:
-        """Play the rounds that are left, calling `watch` after each; all of them if there is no folder.
+    def run(self, callback: RoundCallback = lambda record: None) -> Result:
+        """Run the remaining rounds (all if there is no folder), calling `callback` after each.
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated, or too many rounds in a row were lost; the
                 last checkpoint stands.
-            DivergenceError: numbers became NaN or infinite, and such are not to be dropped.
+            DivergenceError: numbers became NaN or infinite, and the run stops on divergence.
             CheckpointError: the folder's checkpoint is damaged.
         """
         with threads(self._config.threads):
             try:
                 self.load()
-                return self._play(watch)
+                return self._run(callback)
             finally:
                 self._engine.close()
 
-    def _play(self, watch: Watcher) -> Result:
+    def _run(self, callback: RoundCallback) -> Result:
         for note in self.notes:
             log.warning("%s", note)
         if self._records and self._checkpoints:
-            self._checkpoints.make_ready()
-            self._records.go_on()
+            self._checkpoints.prepare()
+            self._records.drop_excess()
         self._lost = lost_in_a_row(self._folder / ROUNDS) if self._folder else 0
         records: list[RoundRecord] = []
         evaluation: Evaluation | None = None
         for number in range(self.rounds_done + 1, self._config.rounds + 1):
             evaluation, record = self._round(number)
             records.append(record)
-            watch(record)
+            callback(record)
             self._check_not_stalled(record)
-        if evaluation is None:  # nothing was left to play
+        if evaluation is None:  # no rounds were left
             evaluation = self._evaluate(self.rounds_done)
         return Result(records, evaluation, self._last)
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
         started = time.perf_counter()
         self._state, report = self._engine.round(number, self._state, self._cohort(number))
-        played = time.perf_counter()
+        computed = time.perf_counter()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
         before = self._engine.evaluation_traffic.bytes_down
         evaluation = self._evaluate(number) if due else None
@@ -207,12 +210,14 @@ class Run:
             timing = {
                 "round": number,
                 "seconds_local": local,
-                "seconds_server": played - started - local,
-                "seconds_evaluation": evaluated - played,
+                "seconds_server": computed - started - local,
+                "seconds_evaluation": evaluated - computed,
                 "seconds_total": time.perf_counter() - started,
             }
             append(self._folder / TIMINGS, lines_of([timing]))
-        log.info("round %d: loss %s, personal %s", number, record.loss_local, record.accuracy_personal_mean)
+        metric = self._engine.federation.task.primary
+        reached = record.value("personal", metric.name)
+        log.info("round %d: loss %s, personal %s %s", number, record.loss_local, metric.label, reached)
         return evaluation, record
 
     def _check_not_stalled(self, record: RoundRecord) -> None:
@@ -220,7 +225,7 @@ class Run:
         if self._lost >= self._config.lost_rounds:
             raise ClientFailure(
                 f"{self._lost} rounds in a row were lost, the last one, {record.round}, because: {record.lost};"
-                " run.lost_rounds says how many may be"
+                " run.lost_rounds sets how many may be"
             )
 
     def _evaluate(self, number: int) -> Evaluation:
@@ -229,27 +234,28 @@ class Run:
     def _cohort(self, number: int) -> list[ClientId]:
         """This round's clients: uniform without replacement, the same for every method under one seed."""
         ids = sorted(self._engine.federation.sites)
-        size = max(1, int(self._config.cohort_fraction * len(ids) + 1e-9))  # 0.29 of 100 is 29
+        size = max(1, int(self._config.cohort_fraction * len(ids) + 1e-9))  # so that 0.29 of 100 is 29
         order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
         return sorted(ids[index] for index in order[:size].tolist())
 
     def _write(self, record: RoundRecord, evaluation: Evaluation | None) -> None:
-        """Records first, then the checkpoint: what a killed run wrote too much is dropped when it is resumed."""
+        """Write records first, then the checkpoint; lines beyond it are dropped when a killed run is resumed."""
         if not self._records or not self._checkpoints:
             return
         self._records.add(ROUNDS, [line_of(record)])
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)
-        validation = record.accuracy_validation_mean
-        if validation is not None and (best is None or validation > best):
+        metric = self._engine.federation.task.primary
+        validation = record.value("validation", metric.name)
+        if validation is not None and metric.better(validation, best):
             best, best_round = validation, record.round
         extents = self._records.sync()
         self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings)
 
 
 def what_matters(settings: Tree) -> Tree:
-    """The tables as JSON has them, without what changes no bit of a run."""
+    """The tables in JSON's types, without the keys that change no bit of a run."""
     tables = json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
     tables.pop("preset", None)
     tables["run"] = {key: value for key, value in tables["run"].items() if key not in FREE}
@@ -257,20 +263,20 @@ def what_matters(settings: Tree) -> Tree:
 
 
 def check_continues(folder: Path, last: Checkpoint, settings: Tree, rounds: int) -> None:
-    """Refuse to go on with another configuration, or to a round that lies behind.
+    """Check that a run is resumed with its configuration, and with at least as many rounds as are finished.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         last: its checkpoint.
-        settings: what is to be played, of which matters what `what_matters` gives.
-        rounds: how many in all.
+        settings: the new settings, as `what_matters` gives them.
+        rounds: the total number of rounds.
 
     Raises:
-        CheckpointError: what has changed, dotted key by dotted key.
+        CheckpointError: something has changed; lists the dotted keys.
     """
     if rounds < last.round:
         raise CheckpointError(
-            f"{folder} has {last.round} rounds behind it; run.rounds: found {rounds}, expected at least {last.round}"
+            f"{folder} has {last.round} finished rounds; run.rounds: found {rounds}, expected at least {last.round}"
         )
     if last.config is None:
         return
@@ -279,7 +285,7 @@ def check_continues(folder: Path, last: Checkpoint, settings: Tree, rounds: int)
         lines = [f"{key} was {_shown(before)} and is {_shown(now)}" for key, (before, now) in changed.items()]
         raise CheckpointError(
             f"{folder}: the configuration has changed since the last checkpoint: {'; '.join(lines)}. Put it back, or"
-            f" take the change as a branch of the run: potluck run --resume {folder} --branch"
+            f" make the change in a branch of the run: potluck run --resume {folder} --branch"
         )
 
 
@@ -288,16 +294,16 @@ def _shown(value: Any) -> str:
 
 
 def _settings(method: Method[Any], config: RunConfig) -> Tree:
-    """What a run is configured with that nobody wrote tables for."""
+    """The settings of a run that was made without tables."""
     kind = type(method)
     return {"method": {"name": f"{kind.__module__}.{kind.__qualname__}", **asdict(method)}, "run": asdict(config)}
 
 
 def _close(engine: Engine, process: int) -> None:
-    if os.getpid() == process:  # a fork has a copy of the run, and others' workers are none of its business
+    if os.getpid() == process:  # a forked copy of the run must not close its parent's workers
         engine.close()
 
 
 def _chosen(config: RunConfig, federation: Federation) -> Choice:
     nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
-    return choose_executor(config.executor, config.workers, config.threads, nets)
+    return choose_executor(config.executor, config.workers, config.threads, nets, config.computing.place)

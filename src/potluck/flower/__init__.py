@@ -1,12 +1,12 @@
-"""Clients on other machines: Flower carries the messages, everything else is as in process (extra `flower`)."""
+"""Clients on other machines: Flower carries the messages, everything else works as in one process (extra `flower`)."""
 
 from typing import Any
 
-Parcel = tuple[dict[str, Any], bytes]
-"""What goes over the wire: plain words, and a payload of safetensors; nothing that could run code on arrival."""
+Envelope = tuple[dict[str, Any], bytes]
+"""What is sent: a header of plain values, and a payload of safetensors; nothing that could run code on arrival."""
 
 JOB, HELLO = "train.job", "query.hello"
-"""Kinds of messages to nodes, in Flower's manner."""
+"""Types of messages to nodes, in Flower's format."""
 
 GREETING, EVALUATION = "hello", "evaluation"
-"""Groups of messages, beside a round's number: what Flower's logs call a round."""
+"""Groups of messages other than a round's, which Flower's logs call rounds."""

@@ -1,9 +1,9 @@
-"""Flower's app of a node: it hands messages to the node's resident worker, which has data and modules at hand.
+"""Flower's client app: it passes messages to the node's resident worker, which holds data and modules.
 
-Flower starts a process for every message, so this file imports nothing heavy. Where there is no resident, in Flower's
-simulation or in a Flower project of one's own, the process does the work itself.
+Flower starts a process for every message, so this file imports nothing heavy. Without a resident worker, in Flower's
+simulation or in a Flower project of your own, the process does the work itself.
 
-`flwr run` looks for the app in this file's text, so it is a plain assignment.
+`flwr run` searches this file's text for the app, so it is a plain assignment.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from potluck.flower import HELLO, JOB, Parcel
-from potluck.flower.node.resident import hand_over
+from potluck.flower import HELLO, JOB, Envelope
+from potluck.flower.node.resident import delegate
 from potluck.flower.wire.envelope import unwrap, wrap
 
 client_app = ClientApp()
@@ -29,14 +29,14 @@ def _job(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message, context: Context) -> Message:
-    config, parcel = dict(context.node_config), unwrap(message.content)
-    at_home = hand_over(config, message.metadata.message_type, parcel)
-    return Message(wrap(*(_alone(config, message, parcel) if at_home is None else at_home)), reply_to=message)
+    config, envelope = dict(context.node_config), unwrap(message.content)
+    answered = delegate(config, message.metadata.message_type, envelope)
+    return Message(wrap(*(_alone(config, message, envelope) if answered is None else answered)), reply_to=message)
 
 
-def _alone(config: Mapping[str, object], message: Message, parcel: Parcel) -> Parcel:
-    """What the node has to say, worked out here and now."""
+def _alone(config: Mapping[str, object], message: Message, envelope: Envelope) -> Envelope:
+    """The node's answer, computed in this process."""
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.service import NodeService
 
-    return NodeService(NodeConfig.of(config, parcel[0])).answer(message.metadata.message_type, parcel)
+    return NodeService(NodeConfig.of(config, envelope[0])).answer(message.metadata.message_type, envelope)

@@ -1,9 +1,9 @@
-"""The only app that a node runs: Potluck's own, as it is installed there, whatever app the server was given.
+"""The only app that a node runs: Potluck's own, as installed there, whatever app was submitted to the server.
 
-Flower brings the code of an app to every node and imports it there: whoever may submit a run to a SuperLink has nodes
-run what he likes. Its programs start one another by name. So `potluck join` puts programs of the same names in front of
-Flower's: the one for a node's app runs Flower's way of fetching a message and answering it, with Potluck's app in place
-of the one that was sent, which is not even unpacked; the others refuse.
+Flower sends an app's code to every node and imports it there: anyone who may submit a run to a SuperLink can have nodes
+run any code. Flower's programs start one another by name. So `potluck join` puts programs of the same names first on
+the path: the one for a node's app fetches and answers a message as Flower does, but with Potluck's app instead of the
+one that was sent, which is not even unpacked; the others refuse.
 """
 
 import os
@@ -20,14 +20,14 @@ from potluck.flower.deploy.processes import environment
 
 _APP = TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP]
 _REPLACED = ("install_from_fab", "get_load_client_app_fn")
-"""What Flower's program calls to unpack an app, and to find its client app."""
+"""The functions by which Flower's program unpacks an app and finds its client app."""
 
 
 def stand_in_front(home: Path) -> dict[str, str]:
-    """Write the programs; the environment in which they are found before Flower's.
+    """Write the programs; return the environment in which they are found before Flower's.
 
     Args:
-        home: folder of Flower's own files.
+        home: the folder of Flower's own files.
     """
     place = home / "programs"
     place.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def stand_in_front(home: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Be Flower's program for one message to a node."""
+    """Act as Flower's program for one message to a node."""
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 
@@ -58,7 +58,7 @@ def main() -> None:
         if not callable(getattr(run_clientapp, name, None)):
             raise SystemExit(f"this version of Flower has no {name}; its nodes would run what they are sent")
         setattr(run_clientapp, name, replacement)
-    sys.argv[0] = _APP  # by which Flower tells its programs apart
+    sys.argv[0] = _APP  # Flower tells its programs apart by this
     flwr_clientapp()
 
 

@@ -1,6 +1,6 @@
-"""Flower's app of the server: it plays an experiment with Potluck's own engine.
+"""Flower's server app: runs an experiment with Potluck's engine.
 
-`flwr run` looks for the app in this file's text, so it is a plain assignment.
+`flwr run` searches this file's text for the app, so it is a plain assignment.
 """
 
 import json
@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from potluck.core.errors import PotluckError
 from potluck.engine.numerics.allocator import keep_freed_memory
-from potluck.flower.server.hosting import Said
+from potluck.flower.server.hosting import EventLog
 from potluck.flower.server.serve import serve
 
 server_app = ServerApp()
@@ -21,7 +21,7 @@ server_app = ServerApp()
 def _main(grid: Grid, context: Context) -> None:
     config = context.run_config
     folder = Path(str(config["folder"]))
-    said = Said(folder)
+    events = EventLog(folder)
     keep_freed_memory()
     try:
         serve(
@@ -30,9 +30,9 @@ def _main(grid: Grid, context: Context) -> None:
             folder,
             timeout=float(config["timeout"]),
             patience=float(config["patience"]),
-            say=said.say,
+            say=events.say,
         )
     except BaseException as error:
-        said.end(str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}")
+        events.end(str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}")
         raise
-    said.end()
+    events.end()

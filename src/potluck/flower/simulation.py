@@ -1,4 +1,4 @@
-"""A run in Flower's own simulation: its nodes are actors of Ray on this machine."""
+"""A run in Flower's simulation, whose nodes are Ray actors on this machine."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from flwr.simulation import run_simulation
 
 from potluck.core.errors import ConfigError
 from potluck.experiment.config import Experiment
-from potluck.experiment.run import Watcher
+from potluck.experiment.run import RoundCallback
 from potluck.flower.clientapp import client_app
 from potluck.flower.deploy.processes import environment
 from potluck.flower.server.serve import serve
@@ -18,8 +18,8 @@ from potluck.flower.server.serve import serve
 _TIMEOUT = 3600.0
 
 
-def simulate(experiment: Experiment, folder: Path, watch: Watcher) -> None:
-    """Play an experiment; what its clients keep lies in the run's folder.
+def simulate(experiment: Experiment, folder: Path, callback: RoundCallback) -> None:
+    """Run an experiment; its clients' states are in the run's folder.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -31,8 +31,16 @@ def simulate(experiment: Experiment, folder: Path, watch: Watcher) -> None:
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            serve(grid, experiment.tree(), folder, timeout=_TIMEOUT, patience=60.0, watch=watch, say=lambda line: None,
-                  words={"simulated": str(folder.resolve() / "nodes")})  # fmt: skip
+            serve(
+                grid,
+                experiment.tree(),
+                folder,
+                timeout=_TIMEOUT,
+                patience=60.0,
+                callback=callback,
+                say=lambda line: None,
+                header={"simulated": str(folder.resolve() / "nodes")},
+            )
         except BaseException as error:
             failures.append(error)
             raise

@@ -1,4 +1,4 @@
-"""One file a method; the file's name is the method's name. Nothing is registered anywhere else."""
+"""Methods: one file each, whose name is the method's name. There is no other registry."""
 
 import importlib
 import inspect
@@ -22,7 +22,7 @@ def get_method(name: str) -> type[Method[Any]]:
     """The method of this name, or the one defined in the Python file at this path.
 
     Raises:
-        ConfigError: nothing answers to the name, or the module does not define exactly one Method.
+        ConfigError: there is no such method, or the module does not define exactly one Method.
     """
     if name.endswith(".py"):
         return _defined_in(load_file(Path(name).resolve()), name)

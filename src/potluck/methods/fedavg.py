@@ -19,8 +19,11 @@ Limits
     descends the gradient
     counts a twin as twice the data
     misses the optimum
+    averages each layer over its owners on batchnorm=true
+    sharing.weighting="uniform" averages each layer over its owners
     sharing.scope="layer" equals fedavg sharing.scope="model" on architectures=1
     sharing.scope="layer" equals fedavg sharing.scope="architecture" on architectures=1
+    sharing.scope="none" equals local
 
 Departures from the paper
     1. Layers owned by some clients only are averaged over those (FedIN's revision, eq. 19), or within one
@@ -33,18 +36,26 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.parts.sharing import Pool, SharesWeights, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Message,
+    Server,
+    SharesWeights,
+    Sharing,
+    on_client,
+)
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,19 @@ class FedAvg(SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    variants = {
+        "uniform": {"sharing.weighting": "uniform"},
+        "by architecture": {"sharing.scope": "architecture"},
+        "local statistics": {"sharing.buffers": "local"},
+        "measured statistics": {"sharing.buffers": "drop"},
+        "median": {"sharing.combine.rule": "median"},
+        "lasting optimisers": {
+            "training.persist": True,
+            "training.schedule.rule": "cosine",
+            "training.schedule.rounds": 3,
+        },
+    }
+
     training: LocalTraining = LocalTraining()
     sharing: Sharing = Sharing()
 
@@ -63,12 +87,11 @@ class FedAvg(SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        shares = {i: Message(**self.sharing.share(state.pool, server.roster[i])) for i in cohort.ids}
-        replies = cohort.ask(self.local_update, shares)
+        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         yield Fit(client.model, client.objective, client.train, self.training)
-        return Message(**self.sharing.reply(client))
+        return self.sharing.reply(client)

@@ -6,8 +6,8 @@ Every client trains the whole network, as many consecutive blocks at a time as i
 the finished ones frozen, each one supervised through the classifier, to which a link without parameters leads. A
 client's memory is its capacity, the share of what training the whole network at once takes. The paper's scenarios
 are `federation.capacities` of [0.1667, 0.3333, 0.5, 1.0] (Fair, the default), [0.125, 0.1667, 0.5, 1.0] (Lack), and
-those of Fair with `models=2` (Surplus). `potluck.parts.depthwise` says what a budget counts and what lies beside it;
-benchmarks/results/fedepth_memory.md what clients were seen to hold.
+those of Fair with `models=2` (Surplus). `potluck.parts.depthwise` says what a budget counts and what it does not;
+benchmarks/results/fedepth_memory.md gives measurements.
 
 Symbols
     W         state.pool
@@ -56,9 +56,9 @@ Departures from the paper
     8. With `models` above 1 each loss has no 1 / M, as in the authors' code, and they step in turn, as in mutual
        learning (Zhang et al. 2018), each seeing its peers' last step. Peers start from weights drawn afresh and stay
        with their client; by a slip all clients share one in the code.
-    9. Local training defaults to Adam, one epoch and batches of 16 like all methods here, and the learning rate stays
-       as it is. The paper has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten
-       epochs, batches of 128 and a cosine schedule over rounds.
+    9. Local training defaults to Adam, a constant rate, one epoch and batches of 16 like all methods here. The paper
+       has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten epochs, batches of 128
+       and a cosine over the rounds (`training.schedule`).
     10. Every sub-problem has all the epochs, as in the authors' code, so a client takes J_k times the steps of one that
        trains the whole net. The paper leaves the number open.
     11. The paper's inference from disk, piece by piece, is not carried out: models are evaluated whole, like all here.
@@ -66,30 +66,34 @@ Departures from the paper
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
-from torch import Size, Tensor, nn
-from torch.nn import functional as F
-
-from potluck.core.federation import Member
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema
-from potluck.models.contract import StagedNet
-from potluck.parts.depthwise import DepthWise, staged
-from potluck.parts.memory import MemoryModel, Piece
-from potluck.parts.sharing import Pool, SharesWeights
-
-Link = Literal["subsample", "average"]
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    DepthWise,
+    GroupWeights,
+    Link,
+    Member,
+    MemoryModel,
+    Message,
+    Need,
+    Piece,
+    Schema,
+    Server,
+    SharesWeights,
+    SkipLink,
+    StagedNet,
+    on_client,
+    staged,
+)
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -100,18 +104,24 @@ class FeDepth(DepthWise, SharesWeights[State]):
         link: how Pi_j meets the classifier's size of image: every s-th row and column ("subsample"), or means.
     """
 
+    variants = {
+        "bypass": {"partial": "bypass"},
+        "without a buffer": {"buffer": False},
+        "averaging link": {"link": "average"},
+        "two models": {"models": 2},
+    }
+
     link: Link = "subsample"
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, *([Need.CLASSES] if self.models > 1 else [])}
 
     def init(self, server: Server) -> State:
         self.check_budgets(server)
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        shares = {i: Message(**self.sharing.share(state.pool, server.roster[i])) for i in cohort.ids}
-        replies = cohort.ask(self.local_update, shares)
+        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 9
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
@@ -122,8 +132,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
         self.sharing.receive(client, message)
         del message  # its weights are in the model now, and this client's memory is short
         memory = self.estimate(staged(client.model), client.train.input_shape)
-        reply = yield from self.learn(client, memory, functools.partial(linked, link=self.link))
-        return Message(**reply)
+        return (yield from self.learn(client, memory, functools.partial(linked, link=self.link)))
 
 
 def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subsample") -> StagedNet:
@@ -132,43 +141,4 @@ def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subs
     classifier = len(parts) - memory.after
     to_classifier = [] if piece.stop == classifier else [("skip link", SkipLink(memory.features, link))]
     chosen = [*parts[piece.start : piece.stop], *to_classifier, *parts[classifier:]]
-    return StagedNet(dict(chosen), net.head, net.pool)
-
-
-class SkipLink(nn.Module):
-    """Pi_j without parameters: a block's output in the shape that the classifier reads.
-
-    Rows and columns are sampled at equal distances, or averaged. Channels are filled up with zeros on both sides,
-    and the outer ones dropped if there are too many. Before flat features an image becomes its mean over positions.
-
-    Args:
-        features: shape of one example at the classifier.
-        link: "subsample" or "average".
-    """
-
-    def __init__(self, features: Size, link: Link) -> None:
-        super().__init__()
-        self.features = features
-        self.link = link
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs (batch, channels, ...) of a block to (batch, *features)."""
-        found = tuple(x.shape[1:])
-        if found == self.features:
-            return x
-        if x.dim() == 4 and len(self.features) == 1:
-            x = x.mean((2, 3))
-        if x.dim() != 1 + len(self.features) or x.dim() == 3:
-            raise ValueError(f"block's output {found}: no skip link leads to features {tuple(self.features)}")
-        if x.dim() == 4:
-            height, width = self.features[1:]
-            x = sampled(x, height, width) if self.link == "subsample" else F.adaptive_avg_pool2d(x, (height, width))
-        lacking = self.features[0] - x.shape[1]
-        positions = [0] * 2 * (x.dim() - 2)
-        return F.pad(x, (*positions, lacking // 2, lacking - lacking // 2))
-
-
-def sampled(x: Tensor, height: int, width: int) -> Tensor:
-    """Rows and columns of x (batch, channels, ...) at equal distances: every s-th where s divides the size."""
-    rows, columns = (torch.arange(n) * of // n for n, of in ((height, x.shape[2]), (width, x.shape[3])))
-    return x[:, :, rows][..., columns]
+    return net.with_stages(dict(chosen))

@@ -2,7 +2,7 @@
 
 Chan, Jiang, Deng, Ngai. arXiv 2023. https://arxiv.org/abs/2304.00759. The authors revised the text for TMLR:
 https://openreview.net/forum?id=Nh3pX3AnPt. Numbers of equations are those of the arXiv version; where two are given,
-the second is the revision's.
+the second is the revision's. Comments give the lines of the arXiv version's Algorithm 1.
 
 Besides averaging the layers they share, clients exchange features: the input and output of their intermediate
 layers for one batch. Each client also trains its intermediate layers to map another client's inputs to that
@@ -24,9 +24,11 @@ Wire
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
+    feature_training=false equals fedprox sharing.weighting="uniform"
     feature_training=true equals fedin feature_training=false on rounds=1
     multiplier=2.0 equals fedin multiplier=2.0 outside="unit"
     noise=1e-9 approaches fedin on optimizer=sgd
+    averages each layer over its owners on batchnorm=true
     training.lr=0.0 stays at rest
     privacy.clip=1.0 privacy.epsilon=1.0 privacy.delta=1e-5 never repeats
 
@@ -56,30 +58,38 @@ Departures from the paper
     13. A client trains for one epoch by default (`training.epochs`); the papers train for five.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, Releases, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Schema, UpTo, floats
-from potluck.core.weights import Weights, parameters_of, without_conflict
-from potluck.models.contract import feature_shapes, intermediate_names, split
-from potluck.parts.losses import squared_distance
-from potluck.parts.privacy import FeaturePrivacy
-from potluck.parts.sharing import Pool, SharesWeights, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Examples,
+    FeatureLoss,
+    FeaturePrivacy,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Need,
+    ObservingLoss,
+    PairStore,
+    Reconcile,
+    ReleasesFeatures,
+    Schema,
+    Server,
+    Sharing,
+    at_least,
+    drawn,
+    expected_pairs,
+    intermediate_names,
+    on_client,
+    parameters_of,
+    signatures,
+    with_pairs,
+)
 
 
 @dataclass(frozen=True)
@@ -91,13 +101,13 @@ class State:
         signatures: by architecture, the signature of its features.
     """
 
-    pool: Pool
-    features: dict[str, Observed]
+    pool: GroupWeights
+    features: PairStore
     signatures: dict[str, str]
 
 
 @dataclass(frozen=True)
-class FedIN(SharesWeights[State]):
+class FedIN(ReleasesFeatures[State]):
     """Hyper-parameters of FedIN.
 
     Attributes:
@@ -120,6 +130,15 @@ class FedIN(SharesWeights[State]):
         sharing: who averages with whom.
     """
 
+    variants = {
+        "exact": {"rule": "exact"},
+        "exact, whole": {"rule": "exact", "granularity": "whole"},
+        "sequential": {"optimization": "sequential"},
+        "noise": {"noise": 0.8},
+        "without features": {"feature_training": False},
+        "more batches": {"feature_batches": 4, "outside": "unit"},
+    }
+
     training: LocalTraining = LocalTraining()
     mu: Annotated[float, at_least(0)] = 0.1
     feature_training: bool = True
@@ -135,170 +154,51 @@ class FedIN(SharesWeights[State]):
     store_capacity: Annotated[int, at_least(2)] = 5000
     sharing: Sharing = Sharing(weighting="uniform")
 
-    def __post_init__(self) -> None:
-        if self.privacy and self.sharing.buffers == "local":
-            raise ConfigError(
-                "sharing.buffers: found 'local' beside privacy; a client's own statistics would shape the features that"
-                " are released, and nothing bounds how; expected 'average' or 'drop'"
-            )
-
-    @property
-    def releases_privately(self) -> bool:
-        """Whether features leave clients, clipped and with noise."""
-        return self.privacy is not None and self.feature_training
-
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
-        architectures = sorted({member.architecture for member in server.roster.values()})
-        return State(
-            pool=self.sharing.initial(server),
-            features={},
-            signatures={
-                name: signature(feature_shapes(server.build(name), server.input_shape)) for name in architectures
-            },
-        )
+        return State(self.sharing.initial(server), {}, signatures(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        drawn = {name: self._draw(pairs, server.rng) for name, pairs in sorted(state.features.items())}
-        messages: dict[ClientId, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            features = drawn.get(state.signatures[member.architecture])
-            messages[i] = Message(**self.sharing.share(state.pool, member), features=features)
-        replies = cohort.ask(self.local_update, messages)
-        return State(
-            pool=self.sharing.merge(state.pool, replies, server.roster),
-            features=self._stored(state.features, replies),
-            signatures=state.signatures,
-        )
+        features, kinds = state.features, state.signatures
+        S = drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
+        means = self.sharing.no_means(server.roster, "weights", "buffers")
+        for id, reply in cohort.stream(self.local_update, sent):  # l. 6
+            means.add(id, reply)  # l. 3
+            features = with_pairs(features, reply.get("features"), self.store_capacity)  # l. 4
+            del reply
+        return State(means.over(state.pool, "weights", "buffers"), features, kinds)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        n, (s_in, s_out) = UpTo(self.feature_batch), server.about(member.architecture, feature_shapes)
-        pairs = Schema(s_in=floats(n, *s_in), s_out=floats(n, *s_out)) if self.feature_training else None
+        pairs = expected_pairs(server, member, self.feature_batch) if self.feature_training else None
         return Schema(**self.sharing.expected(member, message), features=pairs)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        self.sharing.receive(client, message)
-        model, received = client.model, message.get("features")
-        joint = received is not None and self.optimization == "joint"
-        anchor, feature_loss = parameters_of(model), FeatureLoss(self.feature_batch)
+        self.sharing.receive(client, message)  # l. 14-15
+        model, S, anchor = client.model, message.get("features"), parameters_of(client.model)
+        pairs = self.released(client, self.feature_batch)
         inner = intermediate_names(model) & anchor.keys()
-        keep, pairs = self.feature_batch if self.feature_training else 0, None
-        if self.privacy and keep:
-            keep, pairs = 0, self.privacy.release(client, partial(observed, model), keep)
+        l_local, l_in = ObservingLoss(client.criterion, self.mu, self.noise), FeatureLoss(self.feature_batch)
+        joint = S is not None and self.optimization == "joint"  # l. 9
         report = yield Fit(
             model,
-            [LocalLoss(client.criterion, self.mu, self.noise), *([feature_loss] if joint else [])],
+            [l_local, l_in] if joint else l_local,  # l. 16, 18 | l. 10
             client.train,
             self.training,
-            extras={"anchor": anchor, "features": received},
-            combine=Reconcile(inner, self) if joint else None,
-            keep=keep,
+            extras={"anchor": anchor, "features": S},
+            combine=self.rule_on(inner) if joint else None,  # l. 19
+            keep=self.feature_batch if self.feature_training and not self.privacy else 0,  # l. 11, 17
         )
-        if received is not None and inner and not joint:
-            yield Fit(
-                model,
-                feature_loss,
-                Examples(received["s_in"], received["s_out"]),
-                replace(self.training, steps=report.steps, batch_size=self.feature_batch),
-                extras={"features": received},
-                trainable=tuple(sorted(inner)),
-            )
-        return Message(**self.sharing.reply(client), features=pairs or report.kept or None)
+        client.note(**report.combined)
+        if S and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
+            data = Examples(S["s_in"], S["s_out"])
+            training = replace(self.training, steps=report.steps, batch_size=self.feature_batch)
+            yield Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)))
+        return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
 
-    def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
-        if self.privacy is None:
-            reason = "noise on the scale of the features themselves is no private mechanism"
-            return f"No epsilon can be stated: {reason}." if self.noise else None
-        return self.privacy.statement(releases)
-
-    def _draw(self, pairs: Observed, rng: torch.Generator) -> Observed:
-        """S, uniformly without replacement."""
-        rows = torch.randperm(len(pairs["s_in"]), generator=rng)[: self.feature_batch * self.feature_batches]
-        return {name: tensor[rows] for name, tensor in pairs.items()}
-
-    def _stored(self, store: dict[str, Observed], replies: Replies) -> dict[str, Observed]:
-        """The store after the replies' pairs came in and the oldest went."""
-        store = dict(store)
-        for reply in replies.values():
-            pairs = reply.get("features")
-            if pairs and len(pairs["s_in"]) > 1:  # one pair alone has no batch statistics
-                name = signature(pairs[key].shape[1:] for key in ("s_in", "s_out"))
-                old = store.get(name, {key: tensor[:0] for key, tensor in pairs.items()})
-                store[name] = {k: torch.cat([old[k], pairs[k]])[-self.store_capacity :] for k in pairs}
-        return store
-
-
-@dataclass(frozen=True)
-class LocalLoss:
-    """Eq. 4 / 3: the task's loss, and the pull towards the weights that were sent."""
-
-    criterion: Criterion
-    mu: float
-    noise: float = 0.0
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, targets = batch
-        parts = split(net)
-        s_in = self._noisy(parts.extractor(inputs))
-        s_out = self._noisy(parts.intermediate(s_in))
-        loss = self.criterion(parts.classifier(s_out), targets)
-        if self.mu:
-            loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
-        return loss, {"s_in": s_in, "s_out": s_out}
-
-    def _noisy(self, features: Tensor) -> Tensor:
-        """Revision, section 4.3: features + noise * z, z as spread as they are; what follows is trained on them."""
-        if not self.noise:
-            return features
-        return features + self.noise * features.detach().std() * torch.randn_like(features)
-
-
-@dataclass(frozen=True)
-class FeatureLoss:
-    """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out."""
-
-    batch: int
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        s_in, s_out = extras["features"]["s_in"], extras["features"]["s_out"]
-        if len(s_in) > self.batch:
-            rows = torch.randperm(len(s_in))[: self.batch]
-            s_in, s_out = s_in[rows], s_out[rows]
-        with keep_statistics(net):
-            return F.mse_loss(split(net).intermediate(s_in), s_out)
-
-
-@dataclass(frozen=True)
-class Reconcile:
-    """Z from G_local and G_IN on the intermediate layers, and the gradient of the other layers."""
-
-    inner: frozenset[str]
-    method: FedIN
-
-    def __call__(self, gradients: list[Weights], extras: Extras) -> Weights:
-        local, feature = gradients
-        ours = {n: g for n, g in {**local, **feature}.items() if n in self.inner}
-        half = self.method.multiplier / 2
-        outer = half if self.method.outside == "half" and self.method.rule == "simplified" else 1.0
-        z = {name: outer * g for name, g in local.items() if name not in self.inner}
-        # A loss that does not depend on a weight has a gradient of zero there.
-        local, feature = ({n: g.get(n, torch.zeros_like(like)) for n, like in ours.items()} for g in (local, feature))
-        if self.method.rule == "exact":
-            return {**z, **without_conflict(feature, local, self.method.granularity)}  # eq. 13 / 12
-        return {**z, **{n: feature[n] + half * local[n] for n in local}}  # eq. 14 / 13
-
-
-def observed(net: nn.Module, inputs: Tensor) -> Observed:
-    """The pair of each example, of the network as it is."""
-    parts = split(net)
-    s_in = parts.extractor(inputs)
-    return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
-
-
-def signature(shapes: Iterable[torch.Size]) -> str:
-    """The shapes of s_in and s_out, as text: only clients of one signature can use one another's features."""
-    return " > ".join("x".join(map(str, shape)) for shape in shapes)
+    def rule_on(self, inner: frozenset[str]) -> Reconcile:
+        """Eq. 13, 14 / 12, 13: what becomes of G_local and G_IN on the intermediate layers, and elsewhere."""
+        return Reconcile(inner, self.rule, self.multiplier, self.granularity, self.outside)

@@ -2,8 +2,8 @@
 
 Li, Wang. NeurIPS workshop 2019. https://arxiv.org/abs/1910.03581. Algorithm 1.
 
-Clients of any architecture publish their logits on public data; each approaches the mean of all (digest) and
-then trains on its own data again (revisit). No weights are sent.
+Clients of any architecture publish their logits on public data; each is trained towards the mean of all logits (digest)
+and then on its own data again (revisit). No weights are sent.
 
 Symbols
     f_k       client.model, kept by the client
@@ -27,7 +27,8 @@ Departures from the paper
        "approach the consensus". `digest_loss="mse"` is what ports use.
     3. Public rows are drawn uniformly; the authors' code draws as many of each public label. A digest batch has 128
        examples, the code's 256.
-    4. Every digest and every revisit starts a fresh optimiser; the authors' code keeps one per client.
+    4. Every digest and every revisit starts a fresh optimiser by default; the authors' code keeps one per client. With
+       `training.persist` and `digestion.persist` each of the two keeps one of its own.
     5. Only the clients that were drawn score, digest and revisit, and the consensus is theirs; in the paper all clients
        take part in every round.
     6. A revisit is one epoch in batches of 16 by default; the code's is 2 or 4 epochs in batches of 5.
@@ -40,16 +41,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import Member
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.inference import predict
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, floats
-from potluck.parts.means import Mean
+from potluck import (
+    Batch,
+    Client,
+    ClientWork,
+    Cohort,
+    Examples,
+    Extras,
+    Fit,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Method,
+    Need,
+    Predict,
+    Schema,
+    Server,
+    at_least,
+    floats,
+    on_client,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,12 @@ class FedMD(Method[State]):
         combine: how the clients' logits become the consensus.
     """
 
+    variants = {
+        "squared": {"digest_loss": "mse"},
+        "without pre-training": {"pretrain": False},
+        "lasting optimisers": {"training.persist": True, "digestion.persist": True},
+    }
+
     builds_clients_models = False
     training: LocalTraining = LocalTraining()
     digestion: LocalTraining = LocalTraining(batch_size=128)
@@ -79,7 +97,7 @@ class FedMD(Method[State]):
     combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA})
+        return frozenset({Need.PUBLIC_DATA, Need.ONE_OUTPUT})
 
     def init(self, server: Server) -> State:
         return State()
@@ -102,11 +120,13 @@ class FedMD(Method[State]):
             yield Fit(client.model, client.objective, client.train, self.training)
             client.state["pretrained"] = True
         client.state["rows"] = message["rows"]
-        return Message(logits=predict(client.model, public_of(client).take(message["rows"])))
+        logits = yield Predict(client.model, public_of(client).take(message["rows"]))
+        return Message(logits=logits)
 
     @on_client
     def digest_and_revisit(self, client: Client, message: Message) -> ClientWork:
-        lesson = public_of(client).take(client.state.pop("rows")).labelled(message["consensus"])
+        rows = public_of(client).take(client.state.pop("rows")).unaugmented()
+        lesson = rows.with_columns(consensus=message["consensus"])
         yield Fit(client.model, DIGEST[self.digest_loss], lesson, self.digestion)
         yield Fit(client.model, client.objective, client.train, self.training)
         return Message()
@@ -114,14 +134,12 @@ class FedMD(Method[State]):
 
 def digest_l1(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     """Mean absolute difference to the consensus logits."""
-    inputs, consensus = batch
-    return F.l1_loss(net(inputs), consensus)
+    return F.l1_loss(net(batch.inputs), batch.columns["consensus"])
 
 
 def digest_mse(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     """Mean squared difference to the consensus logits."""
-    inputs, consensus = batch
-    return F.mse_loss(net(inputs), consensus)
+    return F.mse_loss(net(batch.inputs), batch.columns["consensus"])
 
 
 DIGEST = {"l1": digest_l1, "mse": digest_mse}

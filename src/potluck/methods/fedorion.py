@@ -20,6 +20,7 @@ Symbols
 Wire
     down      common |theta_g|
     up        own differs * |theta_i|, common |theta_g|, examples 1
+    with      aggregation=false also: up common at most |theta_g|
 
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true
@@ -38,7 +39,7 @@ Departures from the paper
        Dropout on.
     3. The average covers BatchNorm's running statistics; the paper speaks of parameters.
     4. A client's copy learns at the client's rate, though Algorithm 1 calls both that and the server's eta_g.
-    5. In the second terms of eq. 1 to 3 the teacher comes first and is a constant, which Algorithm 1 amounts to.
+    5. In the KL terms of eqs. 1-3 the teacher is the first argument and is not differentiated, as Algorithm 1 implies.
     6. A client of less than `mutual_from` capacity gets the global architecture in place of its own. Like one that
        holds it anyway, it starts each round from theta_g, and is evaluated with it; others with theta_i. The paper
        evaluates theta_g only. "Holds" means tensors of the same names and shapes.
@@ -49,29 +50,47 @@ Departures from the paper
     10. Momentum starts anew in every round, on both sides; the paper does not say.
 """  # noqa: E501 - a limit is one line
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Literal
 
-import torch
-from torch import Size, Tensor, nn
+from torch import nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import at_least, at_most, require
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Schema, count, like
-from potluck.core.weights import Weights, frozen_names, learnt_of, load, mean, mean_where_present, outline
-from potluck.parts.losses import soft_cross_entropy
-from potluck.parts.means import Mean
-from potluck.parts.noise import Kind, noise_examples
+from potluck import (
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    ConfigError,
+    EnsembleLoss,
+    Examples,
+    Fit,
+    Kind,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Method,
+    MutualLoss,
+    Need,
+    Replies,
+    Schema,
+    Server,
+    Weights,
+    at_least,
+    at_most,
+    by_batch_statistics,
+    count,
+    layout,
+    learnt_of,
+    like,
+    load,
+    mean_where_present,
+    noise_examples,
+    on_client,
+    outline,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,15 @@ class FedORION(Method[State]):
         combine: how the clients' copies of the global model become one.
     """
 
+    variants = {
+        "simultaneous": {"order": "simultaneous"},
+        "without mutual learning": {"mutual": False},
+        "without aggregation": {"aggregation": False},
+        "without distillation": {"distillation": False},
+        "weak clients": {"mutual_from": 0.75},
+        "lasting optimisers": {"training.persist": True},
+    }
+
     training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
     server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     mutual: bool = True
@@ -119,6 +147,9 @@ class FedORION(Method[State]):
         if not (self.aggregation or self.distillation):
             raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
 
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.CLASSES})
+
     def init(self, server: Server) -> State:
         if self.distillation:
             self._noise(server)  # refuses inputs that are no images before anybody trains
@@ -126,65 +157,45 @@ class FedORION(Method[State]):
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))
-        common = average(replies, self.combine) if self.aggregation else state.common
+        common = state.common
+        if self.aggregation:  # Alg. 1, server, l. 1: the plain mean
+            common = mean_where_present(replies.entries("common"), [1.0] * len(replies), {}, self.combine)
         return State(self._distilled(common, replies, server) if self.distillation else common)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         common, examples = like(message["common"]), count(member.examples)
-        if self._holds_common_only(member.capacity, member.shapes, member.frozen, message["common"], server.build):
+        if self.common_alone(member, server):
             return Schema(common=common, examples=examples)
         own = like(server.about(member.architecture, outline)) if self.distillation else None
         return Schema(own=own, common=common if self.aggregation else None, examples=examples)
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        own, common = client.model, load(client.build(), message["common"])
-        shapes, frozen = shapes_of(own.state_dict()), frozen_names(own)
-        if self._holds_common_only(client.capacity, shapes, frozen, message["common"], client.build):
+        own, common, examples = client.model, load(client.build(), message["common"]), len(client.train)
+        if client.capacity < self.mutual_from or layout(own) == layout(common):
             client.keeps_model = False  # it holds the global model only
             yield Fit(common, client.objective, client.train, self.training)
-            return Message(common=learnt_of(common), examples=len(client.train))
-        yield Fit(
-            nn.ModuleDict({"own": own, "common": common}),
-            [
-                MutualLoss("own", "common", client.criterion),  # L_CM, eq. 1
-                MutualLoss("common", "own", client.criterion if self.mutual else None),  # L_GM, eq. 2
-            ],
-            client.train,
-            self.training,
-            turns=[("own.",), ("common.",)] if self.order == "sequential" else None,
-        )
-        return Message(
-            own=learnt_of(own) if self.distillation else None,
-            common=learnt_of(common) if self.aggregation else None,
-            examples=len(client.train),
-        )
+            return Message(common=learnt_of(common), examples=examples)
+        l_cm = MutualLoss("own", "common", client.criterion)  # eq. 1
+        l_gm = MutualLoss("common", "own", client.criterion if self.mutual else None)  # eq. 2
+        pair = nn.ModuleDict({"own": own, "common": common})
+        turns = [("own.",), ("common.",)] if self.order == "sequential" else None
+        yield Fit(pair, [l_cm, l_gm], client.train, self.training, turns=turns)
+        sent_own = learnt_of(own) if self.distillation else None
+        return Message(own=sent_own, common=learnt_of(common) if self.aggregation else None, examples=examples)
 
-    def _holds_common_only(
-        self,
-        capacity: float,
-        shapes: Mapping[str, Size],
-        frozen: frozenset[str],
-        common: Weights,
-        build: Callable[[], nn.Module],
-    ) -> bool:
-        """Whether a client's own model is too large for it, or has the global architecture: tensors of its shapes.
-
-        What is frozen does not travel with `common`; if there is any, it is compared with a new global model's.
-        """
-        learnt = {name: shape for name, shape in shapes.items() if name not in frozen}
-        same = learnt == shapes_of(common) and (not frozen or shapes == shapes_of(build().state_dict()))
-        return capacity < self.mutual_from or same
+    def common_alone(self, member: Member, server: Server) -> bool:
+        """Whether a client's own model is too large for it, or has the global model's architecture."""
+        own, common = (server.about(name, layout) for name in (member.architecture, None))
+        return member.capacity < self.mutual_from or own == common
 
     def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
-        """Algorithm 1, server, lines 2 to 6."""
-        student = load(server.build(), common)
-        extras = {
-            "teachers": [teacher(server, id, reply) for id, reply in replies.items()],
-            "examples": replies.entries("examples"),
-        }
-        loss = NoiseLoss(keep=self.aggregation)
-        server.fit(Fit(student, loss, self._noise(server), self.server_training, extras))
+        """Alg. 1, server, l. 2-6."""
+        student, loss = load(server.build(), common), EnsembleLoss(keep=self.aggregation)  # L_KD, eq. 3
+        teachers = nn.ModuleList(teacher(server, id, reply) for id, reply in replies.items())
+        shares, frozen = {"shares": replies.entries("examples")}, {"teachers": teachers}
+        report = server.fit(Fit(student, loss, self._noise(server), self.server_training, shares, frozen=frozen))
+        server.note(distillation_loss=report.loss)
         return learnt_of(student)
 
     def _noise(self, server: Server) -> Examples:
@@ -195,9 +206,7 @@ class FedORION(Method[State]):
         return noise_examples(self.noise, batches * size, server.input_shape)
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        member = server.roster[client_id]
-        alone = self._holds_common_only(member.capacity, member.shapes, member.frozen, state.common, server.build)
-        return Message(common=state.common if alone else None)
+        return Message(common=state.common if self.common_alone(server.roster[client_id], server) else None)
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
@@ -208,64 +217,8 @@ class FedORION(Method[State]):
         return load(server.build(), state.common)
 
 
-@dataclass(frozen=True)
-class MutualLoss:
-    """A net's loss by labels, and by its peer's predictions on the same batch (eq. 1, 2); labels may be left out."""
-
-    learner: str
-    peer: str
-    criterion: Criterion | None
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        inputs, targets = batch
-        logits = net.get_submodule(self.learner)(inputs)
-        loss = soft_cross_entropy(logits, probabilities(net.get_submodule(self.peer), inputs))
-        return loss if self.criterion is None else self.criterion(logits, targets) + loss
-
-
-@dataclass(frozen=True)
-class NoiseLoss:
-    """L_KD (eq. 3). Being linear in the teachers' probabilities, it is the loss to their mean.
-
-    Attributes:
-        keep: whether the student's running statistics stay as they are.
-    """
-
-    keep: bool
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        noise, _ = batch
-        with keep_statistics(net) if self.keep else nullcontext():
-            logits = net(noise)
-        taught = [probabilities(teacher, noise) for teacher in extras["teachers"]]
-        return soft_cross_entropy(logits, mean(taught, extras["examples"]))
-
-
-def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
-    """Softmax of the net's outputs (batch, classes), without a gradient or a trace in running statistics."""
-    with torch.no_grad(), keep_statistics(net):
-        return net(inputs).softmax(1)
-
-
-def average(replies: Replies, combine: Mean) -> Weights:
-    """Algorithm 1, server, line 1: the plain mean of the copies, whatever the clients' amounts of data."""
-    return mean_where_present(replies.entries("common"), [1.0] * len(replies), {}, combine)
-
-
 def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
-    """A client's model, ready to predict on noise: Dropout is off, BatchNorm takes the batch's statistics."""
+    """A client's model, or its copy of the global one where it holds no other, ready to predict on noise."""
     own = reply.get("own")
-    if own is None:  # a client that holds the global model only
-        net = load(server.build(), reply["common"])
-    else:
-        net = load(server.build(server.roster[id].architecture), own)
-    trained = [layer for layer in batch_norms(net).values() if layer.training]
-    net.eval()
-    for layer in trained:
-        layer.train()
-    return net
-
-
-def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, Size]:
-    """The shape of each tensor by name."""
-    return {name: tensor.shape for name, tensor in weights.items()}
+    architecture = None if own is None else server.roster[id].architecture
+    return by_batch_statistics(load(server.build(architecture), reply["common"] if own is None else own))

@@ -33,8 +33,9 @@ Departures from the paper
        `feature_capacity` examples of a class; where the oldest mean fits in part, it counts for as many as fit.
     3. Observations are those of the last local epoch, in the forward passes of training; the code's are those of all
        batches of the round.
-    4. Every round's optimiser is new, and its learning rate constant; the code keeps each client's Adam alive for the
-       whole run and divides its rate by 10 at 40 % and 70 % of the rounds.
+    4. Every round's optimiser is new and its learning rate constant by default, as for all methods here. The code keeps
+       each client's Adam alive for the whole run (`training.persist`) and divides its rate by 10 at 40 % and 70 % of
+       the rounds (`training.schedule` with rule "steps", factor 0.1 and these milestones).
     5. Warm-up is a number of rounds; the code's is 5 % of them (10 of 200), or 40 % for the sake of pre-training. A
        round is an epoch, the code's 10 batches of 50.
     6. An example whose class has no average yet has no such term, where the code fails; the loss remains the mean
@@ -48,21 +49,35 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor, nn
-
-from potluck.core.examples import Batch
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import at_least
-from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import ClassCounts, Schema, UpTo, floats
-from potluck.models.contract import feature_shapes, split
-from potluck.parts.means import Mean
-from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
-from potluck.parts.sharing import Pool, SharesOnRequest, Sharing
+from potluck import (
+    ClassCounts,
+    Client,
+    ClientWork,
+    Cohort,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Need,
+    PrototypeLoss,
+    Rows,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    UpTo,
+    at_least,
+    averages,
+    feature_shape,
+    floats,
+    means_by_class,
+    on_client,
+    one_each,
+    signatures,
+    stored,
+)
 
 
 @dataclass(frozen=True)
@@ -73,19 +88,17 @@ class State:
         features: by width, mean features of one client's class, oldest first.
         logits: mean logits of one client's class, oldest first.
         widths: by architecture, the width of its features, as text.
-        rounds: how many were played.
         pool: the server's weights, if weights are shared.
     """
 
     features: dict[str, Rows]
     logits: Rows
     widths: dict[str, str]
-    rounds: int
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
-class Felo(SharesOnRequest[State], Method[State]):
+class Felo(SharesWeights[State]):
     """Hyper-parameters of Felo.
 
     Attributes:
@@ -94,104 +107,67 @@ class Felo(SharesOnRequest[State], Method[State]):
         warmup_rounds: rounds before averages are first sent.
         feature_capacity: of each class, the newest examples that an average of features covers.
         logit_capacity: of each class, the newest clients' means that an average of logits covers.
-        sharing: who averages weights with whom; None for nobody.
+        sharing: who averages weights with whom; nobody by default.
         combine: how what was reported of a class becomes one.
     """
+
+    variants = {
+        "shared weights": {"sharing.scope": "layer"},
+        "as the code trains": {
+            "training.persist": True,
+            "training.schedule.rule": "steps",
+            "training.schedule.factor": 0.1,
+            "training.schedule.milestones": [1],
+        },
+    }
 
     training: LocalTraining = LocalTraining()
     alpha: Annotated[float, at_least(0)] = 0.5
     warmup_rounds: Annotated[int, at_least(0)] = 1
     feature_capacity: Annotated[int, at_least(1)] = 5000
     logit_capacity: Annotated[int, at_least(1)] = 50000
-    sharing: Sharing | None = None
+    sharing: Sharing = Sharing(scope="none")
     combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 
     def init(self, server: Server) -> State:
-        architectures = sorted({member.architecture for member in server.roster.values()})
-        shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
-        widths = {name: signature(mid) for name, (_, mid) in shapes.items()}
-        return State({}, {}, widths, rounds=0, pool=self.initial_pool(server))
+        return State({}, {}, signatures(server, "s_out"), self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        features, logits = self._averages(state, server.num_classes)
-        messages: dict[ClientId, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            mine = features.get(state.widths[member.architecture])
-            messages[i] = Message(features=mine, logits=logits, **self.share(state.pool, member))
-        replies = cohort.ask(self.local_update, messages)
-        return State(
-            *self._stored(state, replies, server),
-            widths=state.widths,
-            rounds=state.rounds + 1,
-            pool=self.merged(state.pool, replies, server),
-        )
+        classes, widths, ready = server.num_classes, state.widths, server.round > self.warmup_rounds
+        features, logits = dict(state.features), state.logits
+        H = {width: averages(rows, classes, self.combine) for width, rows in features.items() if ready}
+        Z = averages(logits, classes, self.combine) if ready and logits else None
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(widths[m.architecture]), logits=Z)
+        replies = cohort.ask(self.local_update, sent)
+        for id, reply in replies.items():
+            width, labels = widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
+            new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
+            features[width] = stored(features.get(width), new, self.feature_capacity)
+            logits = stored(logits, one_each(reply["logits"], labels), self.logit_capacity)
+        return State(features, logits, widths, self.sharing.merge(state.pool, replies, server.roster))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        present, (_, mid) = UpTo(server.num_classes), server.about(member.architecture, feature_shapes)
+        present, shape = UpTo(server.num_classes), feature_shape(server, member.architecture, "s_out")
         return Schema(
             counts=ClassCounts(server.num_classes, member.examples, present),
-            features=floats(present, *mid),
+            features=floats(present, *shape),
             logits=floats(present, server.num_classes),
-            **self.expected(member, message),
+            **self.sharing.expected(member, message),
         )
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        self.receive(client, message)
-        report = yield Fit(
-            client.model,
-            LocalLoss(client.criterion, self.alpha),
-            client.train,
-            self.training,
-            extras={"features": message.get("features"), "logits": message.get("logits")},
-            keep=len(client.train),
-        )
-        labels = report.kept["labels"]
-        return Message(
+        self.sharing.receive(client, message)
+        loss = PrototypeLoss(client.criterion, self.alpha)
+        tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
+        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
+        features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
+        return self.sharing.reply(
+            client,
             counts=labels.bincount(minlength=client.num_classes),
-            features=means_by_class(report.kept["features"], labels),
-            logits=means_by_class(report.kept["logits"], labels),
-            **self.trained(client),
+            features=means_by_class(features, labels),
+            logits=means_by_class(logits, labels),
         )
-
-    def _averages(self, state: State, classes: int) -> tuple[dict[str, Table], Table | None]:
-        """H by width, and Z; nothing while clients warm up."""
-        if state.rounds < self.warmup_rounds or not state.logits:
-            return {}, None
-        features = {width: averages(rows, classes, self.combine) for width, rows in state.features.items()}
-        return features, averages(state.logits, classes, self.combine)
-
-    def _stored(self, state: State, replies: Replies, server: Server) -> tuple[dict[str, Rows], Rows]:
-        """The reported features and logits after the replies came in and the oldest went."""
-        features, logits = dict(state.features), state.logits
-        for id, reply in replies.items():
-            width, labels = state.widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
-            new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
-            features[width] = stored(features.get(width), new, self.feature_capacity)
-            logits = stored(logits, one_each(reply["logits"], labels), self.logit_capacity)
-        return features, logits
-
-
-@dataclass(frozen=True)
-class LocalLoss:
-    """The task's loss + alpha (MSE(h, H_y) + MSE(z, Z_y)); h, z and y are observed."""
-
-    criterion: Criterion
-    alpha: float
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, labels = batch
-        parts = split(net)
-        h = parts.intermediate(parts.extractor(inputs))
-        z = parts.classifier(h)
-        gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
-        return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
-
-
-def signature(shape: torch.Size) -> str:
-    """The shape of features, as text: only clients of one signature can use one another's."""
-    return "x".join(map(str, shape))

@@ -20,12 +20,7 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck.core.federation import Member
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, on_client
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema
+from potluck import Client, ClientWork, Cohort, Fit, LocalTraining, Member, Message, Method, Schema, Server, on_client
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,10 @@ class Local(Method[State]):
     Attributes:
         training: a client's local training.
     """
+
+    variants = {
+        "lasting optimisers": {"training.persist": True},
+    }
 
     builds_clients_models = False
     training: LocalTraining = LocalTraining()

@@ -9,12 +9,12 @@ and are never used to predict. The m stands for many heads; mutual distillation 
 Symbols
     W         state.pool
     theta_j   the stages from piece.start to before piece.stop
-    phi_j     heads, by the name of the block that they follow
+    phi_j     exits, by the name of the block that they follow
     p_k       len(client.train)
 
 Wire
-    down      weights |w|, buffers |b|, heads |heads|
-    up        weights |w|, buffers |b|, heads at most |heads|, examples 1
+    down      weights |w|, buffers |b|, exits |exits|
+    up        weights |w|, buffers |b|, exits at most |exits|, examples 1
 
 Limits
     equals fedavg on capacity=1.0 architectures=1
@@ -38,73 +38,85 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
+from functools import partial
 
-import torch
-from torch import Size, nn
+from torch import nn
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.federation import Member
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Need, on_client
-from potluck.core.rng import Key, isolated
-from potluck.core.roles import Client, Cohort, Server
-from potluck.core.schema import Schema, optional, some_of
-from potluck.core.weights import load, parameters_of, pick
-from potluck.models.contract import GlobalPool, StagedNet
-from potluck.parts.depthwise import DepthWise, staged
-from potluck.parts.memory import MemoryModel, Piece
-from potluck.parts.sharing import Pool, SharesWeights
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    DepthWise,
+    GroupWeights,
+    Member,
+    MemoryModel,
+    Message,
+    Need,
+    Piece,
+    Schema,
+    Server,
+    SharesWeights,
+    StagedNet,
+    linear_exit,
+    load,
+    new_exits,
+    on_client,
+    optional,
+    parameters_of,
+    pick,
+    some_of,
+    staged,
+)
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, and the auxiliary classifiers, both by group of clients."""
 
-    pool: Pool
-    heads: Pool
+    pool: GroupWeights
+    exits: GroupWeights
 
 
 @dataclass(frozen=True)
 class MFeDepth(DepthWise, SharesWeights[State]):
     """Hyper-parameters of m-FeDepth: those of FeDepth's `DepthWise`."""
 
+    variants = {
+        "bypass": {"partial": "bypass"},
+        "without a buffer": {"buffer": False},
+        "two models": {"models": 2},
+    }
+
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.ONE_OUTPUT, *([Need.CLASSES] if self.models > 1 else [])}
 
     def init(self, server: Server) -> State:
         self.check_budgets(server)
-        key = Key(("heads", int(torch.randint(2**62, (), generator=server.rng))))
         members = {member.architecture: member for member in server.roster.values()}
-        heads: Pool = {}
+        exits: GroupWeights = {}
         for architecture, member in sorted(members.items()):
             net = staged(server.build(architecture))
-            with isolated(key):
-                mine = parameters_of(auxiliary_heads(net, self.estimate(net, server.input_shape), server.num_classes))
-            heads[self.sharing.group(member)] = mine | heads.get(self.sharing.group(member), {})
-        return State(self.sharing.initial(server), heads)
+            own = parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
+            exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
+        return State(self.sharing.initial(server), exits)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        messages: dict[int, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            share = self.sharing.share(state.pool, member)
-            messages[i] = Message(**share, heads=state.heads[self.sharing.group(member)])
-        replies = cohort.ask(self.local_update, messages)
-        return State(
-            pool=self.sharing.merge(state.pool, replies, server.roster),
-            heads=self.sharing.mean(replies, "heads", server.roster, keep=state.heads),
-        )
+        exits = state.exits
+        sent = self.sharing.send(state.pool, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
+        replies = cohort.stream(self.local_update, sent)
+        means = self.sharing.means(replies, server.roster, "weights", "buffers", "exits")
+        return State(pool=means.over(state.pool, "weights", "buffers"), exits=means.over(exits, "exits"))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(**self.expected(member, message), heads=optional(some_of(message["heads"])))
+        return Schema(**self.expected(member, message), exits=optional(some_of(message["exits"])))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         net = staged(client.model)
         memory = self.estimate(net, client.train.input_shape)
-        heads = auxiliary_heads(net, memory, client.num_classes)
-        load(heads, pick(message["heads"], {name: tensor.shape for name, tensor in heads.state_dict().items()}))
+        exits = auxiliary_classifiers(client, net, memory)
+        load(exits, pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}))
         del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
 
@@ -112,25 +124,16 @@ class MFeDepth(DepthWise, SharesWeights[State]):
             """phi_j(theta_j(z)); the last piece has the net's own classifier."""
             parts = list(net.stages.named_children())
             if piece.stop == len(parts) - memory.after:
-                return StagedNet(dict(parts[piece.start :]), net.head, net.pool)
+                return net.with_stages(dict(parts[piece.start :]))
             last, _ = parts[piece.stop - 1]
-            used[last] = heads[last]
-            return nn.Sequential(net.stages[piece.start : piece.stop], heads[last])
+            used[last] = exits[last]
+            return StagedNet(dict(parts[piece.start : piece.stop]), exits={last: exits[last]})
 
         reply = yield from self.learn(client, memory, lead_out)
-        return Message(**reply, heads=parameters_of(used) or None)
+        return Message(**reply, exits=parameters_of(used) or None)
 
 
-def auxiliary_heads(net: StagedNet, memory: MemoryModel, classes: int) -> nn.ModuleDict:
-    """A classifier behind every block but the last, by the name of the block's last stage."""
+def auxiliary_classifiers(party: Server | Client, net: StagedNet, memory: MemoryModel) -> nn.ModuleDict:
+    """An exit behind every block but the last, by the name of the block's last stage."""
     behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
-    return nn.ModuleDict({part.name: auxiliary_head(net, part.output, classes) for part in behind})
-
-
-def auxiliary_head(net: StagedNet, features: Size, classes: int) -> nn.Sequential:
-    """A classifier of features (channels,), (channels, height, width), or (tokens, channels) in transformers."""
-    if len(features) == 2:
-        return nn.Sequential(nn.LayerNorm(features[1]), net.pool, nn.Linear(features[1], classes))
-    norm = nn.BatchNorm1d if len(features) == 1 else nn.BatchNorm2d
-    norms = [norm(features[0], track_running_stats=False)] if batch_norms(net) else []
-    return nn.Sequential(*norms, GlobalPool(), nn.Linear(features[0], classes))
+    return new_exits(party, net, {part.name: part.output for part in behind}, partial(linear_exit, track=False))

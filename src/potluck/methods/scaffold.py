@@ -10,7 +10,7 @@ Symbols
     c_i       client.state["control"]         kept by the client, also while it is not drawn
     y_i       client.model after local training
     K         report.steps                    steps really taken
-    eta_l     training.lr
+    eta_l     training.lr, in the round that it is
     eta_g     server_lr
 
 Wire
@@ -21,10 +21,11 @@ Limits
     reaches the optimum
     option="gradient" reaches the optimum
     training.momentum=0.5 reaches the optimum
+    averages each layer over its owners on batchnorm=true
     approaches fedavg sharing.weighting="uniform" on rounds=1 optimizer="sgd"
 
 Departures from the paper
-    1. Under Adam, with option "path", the correction is applied after the optimiser's step,
+    1. Under Adam and all optimisers but SGD, with option "path", the correction is applied after the optimiser's step,
        y <- y - eta_l (c - c_i), so that c_i, the mean step of the round, and the correction have one unit. Adding
        it to the gradient before Adam would mix units: Adam's steps are of the order of eta_l whatever the gradient.
     2. A layer that some clients lack is averaged over those that own it, and its control variate divided by the
@@ -43,31 +44,44 @@ Departures from the paper
     9. K is each client's own number of steps, which differs with its amount of data; the paper's is the same for all.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
-
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.federation import Member, Roster
-from potluck.core.fields import at_least, require
-from potluck.core.fit import Extras, Fit, LocalTraining
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, on_client
-from potluck.core.modes import mode
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Schema, like
-from potluck.core.weights import Weights, mean_where_present, minus, parameters_of, plus, zeros_like
-from potluck.parts.sharing import Pool, SharesWeights, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Extras,
+    Fit,
+    Gradient,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Weights,
+    at_least,
+    effective_steps,
+    like,
+    minus,
+    norm,
+    on_client,
+    parameters_of,
+    plus,
+    require,
+    zeros_like,
+)
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights x and control variate c, by group of clients."""
 
-    pool: Pool
-    control: Pool
+    pool: GroupWeights
+    control: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -76,13 +90,23 @@ class Scaffold(SharesWeights[State]):
 
     Attributes:
         training: a client's local training.
-        option: "path" sets c_i from the way gone (the paper's option II, and its choice), "gradient" from the
-            full-batch gradient at x (option I) and corrects gradients before the optimiser.
+        option: "path" computes c_i from the net local update (the paper's option II, and its choice), "gradient" from
+            the full-batch gradient at x (option I) and corrects gradients before the optimiser.
         server_lr: eta_g.
         control_weighting: "uniform" as in the paper, whose fixed point is the optimum of the clients' plain
             mean; "samples" weighs clients by their data, for the optimum of the pooled data.
         sharing: who averages with whom.
     """
+
+    variants = {
+        "gradient": {"option": "gradient"},
+        "by samples": {"control_weighting": "samples"},
+        "gradient, falling rate": {
+            "option": "gradient",
+            "training.schedule.rule": "exponential",
+            "training.schedule.factor": 0.5,
+        },
+    }
 
     training: LocalTraining = LocalTraining()
     option: Literal["path", "gradient"] = "path"
@@ -91,48 +115,46 @@ class Scaffold(SharesWeights[State]):
     sharing: Sharing = Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         divides, lr = self.option == "path", self.training.lr
         require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
 
     @property
     def corrects_steps(self) -> bool:
         """Whether the correction is made in the space of steps (departure 1) or of gradients."""
-        return self.training.optimizer == "adam" and self.option == "path"
+        return self.training.optimizer != "sgd" and self.option == "path"
 
     def init(self, server: Server) -> State:
         pool = self.sharing.initial(server)
-        parameters = set[str]().union(*(member.parameters for member in server.roster.values()))
-        control = {
-            group: zeros_like({name: w for name, w in weights.items() if name in parameters})
-            for group, weights in pool.items()
-        }
-        return State(pool, control)
+        return State(pool, self.sharing.zeros(pool, server.roster))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, {i: self._brief(state, server.roster[i]) for i in cohort.ids})
-        step = self.sharing.mean(replies, "dy", server.roster, keep={})
+        sharing, roster = self.sharing, server.roster
+        sent = sharing.send(state.pool, cohort, server, control=lambda member: self._control_of(state, member))
+        replies = cohort.stream(self.local_update, sent)
+        means = sharing.means(replies, roster, "dy", "buffers", dc=lambda member, reply: self._control_share(member))
+        step, dc, drawn = means.of("dy"), means.of("dc"), means.weights("dc")
         moved = {g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()}  # Alg. 1, l. 16-17
-        return State(
-            pool=self.sharing.mean(replies, "buffers", server.roster, keep=moved),
-            control=self._moved_control(state.control, replies, server.roster),
-        )
-
-    def _brief(self, state: State, member: Member) -> Message:
-        control = state.control[self.sharing.group(member)]
-        owned = {name: control[name] for name in sorted(member.parameters)}
-        return Message(**self.sharing.share(state.pool, member), control=owned)
+        whole = sharing.owners(roster, weight=self._control_share)  # N counts all clients, drawn or not
+        control = {
+            g: {n: w + drawn[g][n] / whole[g][n] * dc[g][n] if n in dc.get(g, {}) else w for n, w in c.items()}
+            for g, c in state.control.items()
+        }
+        server.note(control_norm=norm(control))
+        return State(means.over(moved, "buffers"), control)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        sent = self.sharing.expected(member, message)
         w = like(message["control"])
-        return Schema(dy=w, dc=w, buffers=sent["buffers"], examples=sent["examples"])
+        return Schema(**{**self.sharing.expected(member, message), "weights": None, "dy": w, "dc": w})
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         x, c = parameters_of(client.model), message["control"]
         c_i = client.state.get("control") or zeros_like(c)
-        new_c_i = full_gradient(client) if self.option == "gradient" else None
+        new_c_i = None
+        if self.option == "gradient":  # Alg. 1, l. 12, option I
+            new_c_i = yield Gradient(client.model, client.objective, client.train)
         report = yield Fit(
             client.model,
             client.objective,
@@ -145,41 +167,20 @@ class Scaffold(SharesWeights[State]):
         y = parameters_of(client.model)
         if new_c_i is None:  # Alg. 1, l. 12, option II
             steps = effective_steps(report.steps, self.training.momentum)
-            new_c_i = plus(minus(c_i, c), minus(x, y), 1 / (steps * self.training.lr))
+            new_c_i = plus(minus(c_i, c), minus(x, y), 1 / (steps * self.training.at(client.round).lr))
         client.state["control"] = new_c_i
-        return Message(
-            dy=minus(y, x),
-            dc=minus(new_c_i, c_i),
-            buffers=self.sharing.returned_buffers(client),
-            examples=len(client.train),
-        )
+        return self.sharing.reply(client, weights=None, dy=minus(y, x), dc=minus(new_c_i, c_i))
 
-    def _moved_control(self, control: Pool, replies: Replies, roster: Roster) -> Pool:
-        """Alg. 1, l. 17: c + (1/N) sum of dc, N counting all clients that own the layer, drawn or not."""
-        moved: Pool = {}
-        for group, variates in control.items():
-            members = [member for member in roster.values() if self.sharing.group(member) == group]
-            drawn = [member for member in members if member.id in replies]
-            shares = [self._control_share(member) for member in drawn]
-            sent = [replies[member.id]["dc"] for member in drawn]
-            dc = mean_where_present(sent, shares, {}, self.sharing.combine)
-            part, whole = self._shares_by_layer(drawn), self._shares_by_layer(members)
-            moved[group] = {n: c + (part[n] / whole[n]) * dc[n] if n in dc else c for n, c in variates.items()}
-        return moved
-
-    def _shares_by_layer(self, members: Iterable[Member]) -> dict[str, float]:
-        whole: dict[str, float] = {}
-        for member in members:
-            for name in member.parameters:
-                whole[name] = whole.get(name, 0.0) + self._control_share(member)
-        return whole
+    def _control_of(self, state: State, member: Member) -> Weights:
+        control = state.control[self.sharing.group(member)]
+        return {name: control[name] for name in sorted(member.parameters)}
 
     def _control_share(self, member: Member) -> float:
         return 1.0 if self.control_weighting == "uniform" else float(member.examples)
 
 
 def corrected_step(y: Weights, extras: Extras, lr: float) -> Weights:
-    """Alg. 1, l. 10 in the space of steps: what the optimiser did not do, y - eta_l (c - c_i)."""
+    """Alg. 1, l. 10, applied after the optimiser's step: y - eta_l (c - c_i)."""
     return plus(y, minus(extras["c"], extras["c_i"]), -lr)
 
 
@@ -189,24 +190,3 @@ def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
     correction = minus(extras["c"], extras["c_i"])
     unreached = {name: tensor for name, tensor in correction.items() if name not in gradient}
     return {**plus(gradient, correction), **unreached}
-
-
-def full_gradient(client: Client) -> Weights:
-    """Alg. 1, l. 12, option I: the gradient of the client's mean loss at the weights it was sent."""
-    net = client.model
-    net.zero_grad()
-    with mode(net, training=True), keep_statistics(net):
-        for inputs, targets in client.train.batches(256):
-            loss = client.criterion(net(inputs), targets) * (len(targets) / len(client.train))
-            loss.backward()
-    named = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
-    gradient = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
-    net.zero_grad()
-    return gradient
-
-
-def effective_steps(steps: int, momentum: float) -> float:
-    """How many plain steps of the learning rate `steps` steps with momentum amount to."""
-    if momentum == 0:
-        return steps
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

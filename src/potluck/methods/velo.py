@@ -32,14 +32,14 @@ Departures from the paper
        towards the synthetic ones (`use="target"`); another version of it, known from bytecode, feeds them to the
        later layers (`use="replay"`), which is as near to the abstract. Which one the paper has is not known.
     2. KL is the mean over batch and u (`kl_reduction="mean"`). The published code has their sum beside a squared error
-       that is a mean, so that KL weighs 50 times 1024 times more, and u is driven to carry nothing about h.
+       that is a mean, which weights the KL term 50 x 1024 times more heavily and causes posterior collapse.
     3. The VAE's layers are as wide as the features, at most `vae_width`, its label's embedding half as wide: the code's
        sizes where features have 1024 numbers. For replay the other version has a convolutional VAE; here it is the
        same one, on flattened features.
     4. The VAE is trained after every `vae_every` rounds from the end of warm-up, in the code 1 % of the rounds.
     5. Replay takes the features where split models are cut first, as a rule behind the stem. Its pass normalises with
        its own batch statistics and leaves the running statistics alone, so that a batch with one such example only
-       has no replay. (With the running statistics in their stead clients learnt far less.)
+       has no replay. (With running statistics instead, clients learned far less.)
     6. A class that the VAE was not trained on is masked; in replay the task's loss then weighs 1 - alpha times the
        share of the batch that is left.
     7. A VAE goes on from its last weights with a fresh optimiser whenever it is trained; in the code it is one object
@@ -50,26 +50,46 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.examples import Batch, Examples
-from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import at_least, require
-from potluck.core.fit import Extras, Fit, LocalTraining, Observed
-from potluck.core.message import Message
-from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.rng import fold_in, isolated
-from potluck.core.roles import Client, Cohort, Replies, Server
-from potluck.core.schema import Labels, Schema, UpTo, floats
-from potluck.core.weights import Weights, load, weights_of
-from potluck.methods.felo import LocalLoss, signature
-from potluck.models.contract import feature_shapes, split
-from potluck.parts.cvae import ConditionalVAE, VAELoss
-from potluck.parts.means import Mean
-from potluck.parts.prototypes import Rows, Table, averages, distance, means_by_class, one_each, stored
-from potluck.parts.sharing import Pool, SharesOnRequest, Sharing
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Examples,
+    FeaturePlace,
+    Fit,
+    GroupWeights,
+    Labels,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Need,
+    PrototypeLoss,
+    ReplayLoss,
+    Rows,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Table,
+    UpTo,
+    VAELoss,
+    Weights,
+    at_least,
+    averages,
+    feature_shape,
+    floats,
+    means_by_class,
+    on_client,
+    one_each,
+    require,
+    server_vae,
+    signatures,
+    stored,
+    weights_of,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +102,6 @@ class State:
         vaes: by signature, the weights of the VAE.
         taught: by signature, the classes that the VAE has seen, bool (classes,).
         signatures: by architecture, the signature of its features.
-        rounds: how many were played.
         pool: the server's weights, if weights are shared.
     """
 
@@ -91,12 +110,11 @@ class State:
     vaes: dict[str, Weights]
     taught: dict[str, Tensor]
     signatures: dict[str, str]
-    rounds: int
-    pool: Pool
+    pool: GroupWeights
 
 
 @dataclass(frozen=True)
-class Velo(SharesOnRequest[State], Method[State]):
+class Velo(SharesWeights[State]):
     """Hyper-parameters of Velo.
 
     Attributes:
@@ -113,9 +131,15 @@ class Velo(SharesOnRequest[State], Method[State]):
         kl_reduction: over batch and code, its "mean" or, as in the authors' code, its "sum".
         feature_capacity: of each class, the newest features that the VAE is trained on.
         logit_capacity: of each class, the newest clients' means that an average of logits covers.
-        sharing: who averages weights with whom; None for nobody.
+        sharing: who averages weights with whom; nobody by default.
         combine: how what was reported of a class becomes one.
     """
+
+    variants = {
+        "replay": {"use": "replay"},
+        "shared weights": {"sharing.scope": "layer"},
+        "summed divergence": {"kl_reduction": "sum", "vae_every": 2},
+    }
 
     training: LocalTraining = LocalTraining()
     vae_training: LocalTraining = LocalTraining(epochs=10, batch_size=50)
@@ -128,7 +152,7 @@ class Velo(SharesOnRequest[State], Method[State]):
     kl_reduction: Literal["mean", "sum"] = "mean"
     feature_capacity: Annotated[int, at_least(1)] = 5000
     logit_capacity: Annotated[int, at_least(1)] = 50000
-    sharing: Sharing | None = None
+    sharing: Sharing = Sharing(scope="none")
     combine: Mean = Mean()
 
     def __post_init__(self) -> None:
@@ -138,121 +162,63 @@ class Velo(SharesOnRequest[State], Method[State]):
         require(vae_size >= 2, "vae_training.batch_size", "at least 2, which have batch statistics", vae_size)
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
+
+    @property
+    def place(self) -> FeaturePlace:
+        """Where clients' features are taken."""
+        return "s_out" if self.use == "target" else "s_in"
 
     def init(self, server: Server) -> State:
-        architectures = sorted({member.architecture for member in server.roster.values()})
-        shapes = {name: feature_shapes(server.build(name), server.input_shape) for name in architectures}
-        signatures = {name: signature(found[self.use == "target"]) for name, found in shapes.items()}
-        return State({}, {}, {}, {}, signatures, rounds=0, pool=self.initial_pool(server))
+        return State({}, {}, {}, {}, signatures(server, self.place), self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        ready = state.rounds >= self.warmup_rounds
-        synthetic = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
-        logits = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
-        messages: dict[ClientId, Message] = {}
-        for i in cohort.ids:
-            member = server.roster[i]
-            mine = synthetic.get(state.signatures[member.architecture])
-            messages[i] = Message(features=mine, logits=logits, **self.share(state.pool, member))
-        replies = cohort.ask(self.local_update, messages)
-        return self._learnt(state, replies, server)
+        ready, kinds = server.round > self.warmup_rounds, state.signatures
+        H = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
+        Z = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
+        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(kinds[m.architecture]), logits=Z)
+        replies = cohort.ask(self.local_update, sent)
+        features, logits = dict(state.features), state.logits
+        for id, reply in replies.items():
+            name, new = kinds[server.roster[id].architecture], one_each(reply["features"], reply["labels"])
+            features[name] = stored(features.get(name), new, self.feature_capacity)
+            logits = stored(logits, one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity)
+        vaes, taught = dict(state.vaes), dict(state.taught)
+        due = server.round >= self.warmup_rounds and server.round % self.vae_every == 0
+        for name, rows in sorted(features.items()) if due else ():
+            if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
+                vaes[name] = self._fitted(state.vaes.get(name), rows, server)
+                taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
+        return State(features, logits, vaes, taught, kinds, self.sharing.merge(state.pool, replies, server.roster))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         n, present = UpTo(member.examples), UpTo(server.num_classes)
-        shape = server.about(member.architecture, feature_shapes)[self.use == "target"]
         return Schema(
-            features=floats(n, *shape),
+            features=floats(n, *feature_shape(server, member.architecture, self.place)),
             labels=Labels(n, server.num_classes, present),
             logits=floats(present, server.num_classes),
-            **self.expected(member, message),
+            **self.sharing.expected(member, message),
         )
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        self.receive(client, message)
-        loss = LocalLoss if self.use == "target" else ReplayLoss
-        report = yield Fit(
-            client.model,
-            loss(client.criterion, self.alpha),
-            client.train,
-            self.training,
-            extras={"features": message.get("features"), "logits": message.get("logits")},
-            keep=len(client.train),
-        )
-        labels = report.kept["labels"]
-        return Message(
-            features=report.kept["features"],
-            labels=labels,
-            logits=means_by_class(report.kept["logits"], labels),
-            **self.trained(client),
-        )
-
-    def _learnt(self, state: State, replies: Replies, server: Server) -> State:
-        """The server's half of the round: store what came, and train the VAEs if it is time."""
-        features, logits = dict(state.features), state.logits
-        for id, reply in replies.items():
-            name = state.signatures[server.roster[id].architecture]
-            new = one_each(reply["features"], reply["labels"])
-            features[name] = stored(features.get(name), new, self.feature_capacity)
-            logits = stored(logits, one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity)
-        vaes, taught, rounds = dict(state.vaes), dict(state.taught), state.rounds + 1
-        if rounds >= self.warmup_rounds and rounds % self.vae_every == 0:
-            for name, rows in sorted(features.items()):
-                if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
-                    vaes[name] = self._fitted(state.vaes.get(name), rows, server)
-                    taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
-        pool = self.merged(state.pool, replies, server)
-        return State(features, logits, vaes, taught, state.signatures, rounds, pool)
+        self.sharing.receive(client, message)
+        loss = (PrototypeLoss if self.use == "target" else ReplayLoss)(client.criterion, self.alpha)
+        tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
+        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
+        features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
+        return self.sharing.reply(client, features=features, labels=labels, logits=means_by_class(logits, labels))
 
     def _fitted(self, weights: Weights | None, rows: Rows, server: Server) -> Weights:
         """A VAE, new or from these weights, after training on the stored features."""
-        vae = self._vae(weights, rows, server)
         data = Examples(rows["values"].flatten(1), rows["labels"])
+        vae = server_vae(server, data.inputs.shape[1], self.vae_width, weights)
         server.fit(Fit(vae, VAELoss(self.kl_weight, self.kl_reduction), data, self.vae_training))
         return weights_of(vae)
 
     def _generated(self, state: State, name: str, server: Server) -> Table:
-        """H: for each class one draw of the code, decoded."""
-        rows, known = state.features[name], state.taught[name]
-        vae = self._vae(state.vaes[name], rows, server)
-        codes = torch.randn(server.num_classes, vae.width, generator=server.rng)
-        with torch.no_grad():
-            synthetic = vae.decode(codes, torch.arange(server.num_classes)) * known[:, None]
-        return {"means": synthetic.view(-1, *rows["values"].shape[1:]), "known": known}
-
-    def _vae(self, weights: Weights | None, rows: Rows, server: Server) -> "ConditionalVAE":
-        features = rows["values"][0].numel()
-        seed = int(torch.randint(2**31, (), generator=server.rng))
-        with isolated(fold_in(seed, "vae")):  # layers draw their first weights from torch's global generator
-            vae = ConditionalVAE(features, server.num_classes, max(2, min(features, self.vae_width)))
-        if weights is not None:
-            load(vae, weights)
-        return vae
-
-
-@dataclass(frozen=True)
-class ReplayLoss:
-    """(1 - alpha) task's loss + alpha (task's loss of g(H_y) + MSE(g(H_y), Z_y) + MSE(z, Z_y)); observes h, z, y.
-
-    Where a share of the batch has an H_y, the task's loss weighs 1 - alpha share, the two terms of g alpha share.
-    """
-
-    criterion: Criterion
-    alpha: float
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
-        inputs, labels = batch
-        parts = split(net)
-        h = parts.extractor(inputs)
-        z = parts.classifier(parts.intermediate(h))
-        task, gap = self.criterion(z, labels), distance(z, labels, extras["logits"])
-        observed = {"features": h, "logits": z, "labels": labels}
-        synthetic = extras["features"]
-        if synthetic is None or (known := synthetic["known"][labels]).sum() < 2:  # one has no batch statistics
-            return task + self.alpha * gap, observed
-        replayed, share = labels[known], known.float().mean()
-        with keep_statistics(net):
-            again = parts.classifier(parts.intermediate(synthetic["means"][replayed]))
-        taught = self.criterion(again, replayed) + distance(again, replayed, extras["logits"])
-        return (1 - self.alpha * share) * task + self.alpha * (share * taught + gap), observed
+        """H: for each class that the VAE has seen one draw of the code, decoded."""
+        shape, known = state.features[name]["values"].shape[1:], state.taught[name]
+        vae = server_vae(server, shape.numel(), self.vae_width, state.vaes[name])
+        synthetic = vae.drawn(server.rng) * known[:, None]
+        return {"means": synthetic.view(-1, *shape), "known": known}

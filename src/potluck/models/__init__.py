@@ -1,16 +1,16 @@
 """The model zoo: a family is a module of this package, its variants are the functions in its `VARIANTS`.
 
-    variant(num_classes, input_shape, *, rate=1.0, <options of the family>) -> StagedNet
+    variant(num_classes, input_shape, *, scale=FULL, <options of the family>) -> StagedNet
 
-`input_shape` is (channels, height, width) or (features,). `rate` in (0, 1] scales every hidden width through
-`scaled`, so the leading slices of a full net fit the net of a lower rate; input channels and the rows of the head keep
-their number. Families whose slices are no networks of theirs refuse any rate but 1. Installed distributions add
+`input_shape` is (channels, height, width) or (features,). The width of `scale` goes to every hidden layer through
+`scale.of`, so the leading slices of a full net fit the narrower one; input channels and the rows of the head keep their
+number. Families whose slices are no networks of theirs refuse any width but 1. The depth of `scale` goes to
+`potluck.models.contract.of_depth`, which leaves out the last blocks. Installed distributions add
 families of their own through the entry-point group `potluck.models`: an entry point names a module that has a
-`VARIANTS`. A function of the same form in a file of one's own is named by `path/to/file.py:function`.
+`VARIANTS`. A function of the same form in your own file is named `path/to/file.py:function`.
 """
 
 import importlib
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,19 +49,6 @@ def _in_file(path: Path, function: str) -> Callable[..., "StagedNet"]:
     if not callable(found):
         raise ConfigError(f"{path} has no function {function!r}; expected one that builds a network")
     return cast("Callable[..., StagedNet]", found)
-
-
-def scaled(width: int, rate: float) -> int:
-    """The number of channels that is left of `width` at this rate: ceil(rate * width), in every family.
-
-    Raises:
-        ConfigError: no positive width, or a rate outside (0, 1].
-    """
-    if width < 1:
-        raise ConfigError(f"width {width}; expected at least 1")
-    if not 0 < rate <= 1:
-        raise ConfigError(f"rate {rate}; expected more than 0 and at most 1")
-    return math.ceil(rate * width)
 
 
 def image_size(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int]:

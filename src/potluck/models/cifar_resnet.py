@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.errors import ConfigError
-from potluck.models import image_size, scaled
-from potluck.models.contract import StagedNet
+from potluck.core.scale import FULL, Scale
+from potluck.models import image_size
+from potluck.models.contract import Blocks, StagedNet, of_depth
 from potluck.models.resnet import BasicBlock, with_fan_out_variance
 
 
@@ -26,36 +27,36 @@ def resnet14_cifar(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 16,
     shortcut: str = "A",
 ) -> StagedNet:
     """ResNet-14 for small images: two blocks in each of three stages of `width`, 2 and 4 times `width` channels."""
-    return _cifar_resnet(2, num_classes, input_shape, rate, width, shortcut)
+    return _cifar_resnet(2, num_classes, input_shape, scale, width, shortcut)
 
 
 def resnet20(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 16,
     shortcut: str = "A",
 ) -> StagedNet:
     """ResNet-20 for small images: three blocks a stage; options as in `resnet14_cifar`."""
-    return _cifar_resnet(3, num_classes, input_shape, rate, width, shortcut)
+    return _cifar_resnet(3, num_classes, input_shape, scale, width, shortcut)
 
 
 def resnet32(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 16,
     shortcut: str = "A",
 ) -> StagedNet:
     """ResNet-32 for small images: five blocks a stage; options as in `resnet14_cifar`."""
-    return _cifar_resnet(5, num_classes, input_shape, rate, width, shortcut)
+    return _cifar_resnet(5, num_classes, input_shape, scale, width, shortcut)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {
@@ -84,22 +85,23 @@ def _cifar_resnet(
     blocks: int,
     num_classes: int,
     input_shape: tuple[int, ...],
-    rate: float,
+    scale: Scale,
     width: int,
     shortcut: str,
 ) -> StagedNet:
     if shortcut not in ("A", "B"):
         raise ConfigError(f"shortcut {shortcut!r}; expected 'A' (subsample and pad) or 'B' (convolution and norm)")
     channels, _ = image_size(input_shape)
-    inputs = scaled(width, rate)
+    inputs = scale.of(width)
     stages: dict[str, nn.Module] = {"stem": _stem(channels, inputs)}
     for index, stride in enumerate((1, 2, 2)):
-        outputs = scaled(width * 2**index, rate)
+        outputs = scale.of(width * 2**index)
         carry = SubsampleAndPad(outputs - inputs) if stride == 2 and shortcut == "A" else None
         further = [BasicBlock(outputs, outputs) for _ in range(blocks - 1)]
-        stages[f"layer{index + 1}"] = nn.Sequential(BasicBlock(inputs, outputs, stride, carry), *further)
+        stages[f"layer{index + 1}"] = Blocks(BasicBlock(inputs, outputs, stride, carry), *further)
         inputs = outputs
-    return with_fan_out_variance(StagedNet(stages, nn.Linear(inputs, num_classes)))
+    net = with_fan_out_variance(StagedNet(stages, nn.Linear(inputs, num_classes)))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 def _stem(channels: int, width: int) -> nn.Sequential:

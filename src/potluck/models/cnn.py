@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.models import image_size, scaled
-from potluck.models.contract import StagedNet
+from potluck.core.scale import FULL, Scale
+from potluck.models import image_size
+from potluck.models.contract import StagedNet, of_depth
 
 LARGE_IMAGE = 16
 
@@ -21,43 +22,44 @@ def heterofl_cnn(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 64,
 ) -> StagedNet:
     """HeteroFL's network: four convolutions of `width`, 2, 4 and 8 times `width` channels."""
     inputs, _ = image_size(input_shape, smallest=8)
     stages: dict[str, nn.Module] = {}
     for index, name in enumerate(("stem", "block1", "block2", "block3")):
-        outputs = scaled(width * 2**index, rate)
+        outputs = scale.of(width * 2**index)
         # The last block goes to the global pool at the size it has.
         stages[name] = _conv_norm(inputs, outputs, bias=True, halve=index < 3)
         inputs = outputs
-    return StagedNet(stages, nn.Linear(inputs, num_classes))
+    net = StagedNet(stages, nn.Linear(inputs, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
-def cnn2(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 16) -> StagedNet:
+def cnn2(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 16) -> StagedNet:
     """Two convolutions of `width` channels: stem and block1."""
-    return _nested(2, num_classes, input_shape, rate, width)
+    return _nested(2, num_classes, input_shape, scale, width)
 
 
-def cnn3(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 16) -> StagedNet:
+def cnn3(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 16) -> StagedNet:
     """Three convolutions of `width` channels: stem, block1 and block2."""
-    return _nested(3, num_classes, input_shape, rate, width)
+    return _nested(3, num_classes, input_shape, scale, width)
 
 
-def cnn4(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 16) -> StagedNet:
+def cnn4(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 16) -> StagedNet:
     """Four convolutions of `width` channels: stem and block1 to block3."""
-    return _nested(4, num_classes, input_shape, rate, width)
+    return _nested(4, num_classes, input_shape, scale, width)
 
 
-def cnn5(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 16) -> StagedNet:
+def cnn5(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 16) -> StagedNet:
     """Five convolutions of `width` channels: stem and block1 to block4."""
-    return _nested(5, num_classes, input_shape, rate, width)
+    return _nested(5, num_classes, input_shape, scale, width)
 
 
-def cnn6(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 16) -> StagedNet:
+def cnn6(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 16) -> StagedNet:
     """Six convolutions of `width` channels: stem and block1 to block5."""
-    return _nested(6, num_classes, input_shape, rate, width)
+    return _nested(6, num_classes, input_shape, scale, width)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {
@@ -70,13 +72,14 @@ VARIANTS: dict[str, Callable[..., StagedNet]] = {
 }
 
 
-def _nested(depth: int, num_classes: int, input_shape: tuple[int, ...], rate: float, width: int) -> StagedNet:
+def _nested(depth: int, num_classes: int, input_shape: tuple[int, ...], scale: Scale, width: int) -> StagedNet:
     channels, side = image_size(input_shape, smallest=2)
-    width = scaled(width, rate)
+    width = scale.of(width)
     stages: dict[str, nn.Module] = {"stem": _conv_norm(channels, width, halve=side > LARGE_IMAGE)}
     for number in range(1, depth):
         stages[f"block{number}"] = _conv_norm(width, width, halve=number == 1)
-    return StagedNet(stages, nn.Linear(width, num_classes))
+    net = StagedNet(stages, nn.Linear(width, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 def _conv_norm(inputs: int, outputs: int, *, halve: bool, bias: bool = False) -> nn.Sequential:

@@ -1,26 +1,65 @@
-"""What every model family offers, so that no method has to know a family's attribute names.
+"""The contract of models, so that methods need not know a family's attribute names.
 
-A staged network is an ordered row of named stages, a pooling and a head:
-`forward(x) = head(pool(stages(x)))`. FedIN, FeDepth, LG-FedAvg and their kin cut networks through this
-contract alone. Bring your own model by giving its parts to `StagedNet`; a method that only moves weights
-takes any `nn.Module` as it is.
+A staged network is a sequence of named stages, a pooling and a head: `forward(x) = head(pool(stages(x)))`. Behind
+any stage, and behind any block of a stage that is made of `Blocks`, it can have an exit: a classifier of its own, named
+by its place. FedIN, FeDepth and similar methods cut networks through this contract alone. Bring your own model by
+giving its parts to `StagedNet`; a method that only moves weights takes any `nn.Module` as it is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Size, Tensor, nn
 
+from potluck.core.batchnorm import BATCH_NORMS, batch_norms
+from potluck.core.errors import ConfigError
 from potluck.core.modes import mode
+from potluck.core.needs import Need, split_problem
+from potluck.core.requests import NetPart
+
+NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 
 
 class GlobalPool(nn.Module):
     """Mean over all positions of a feature map: (batch, channels, ...) to (batch, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Flat inputs (batch, channels) pass unchanged."""
+        """Flat inputs (batch, channels) are returned unchanged."""
         return x if x.dim() == 2 else x.flatten(2).mean(2)
+
+
+class Blocks(nn.Sequential):
+    """A stage made of blocks, behind each of which the net may be cut or have an exit.
+
+    Attributes:
+        shortened: whether blocks that the full net has are left out at its end.
+    """
+
+    shortened = False
+
+
+class Exit(nn.Module):
+    """A classifier behind a stage or block: `forward(x) = head(body(x))`.
+
+    Attributes:
+        body: a stage's output to features (batch, num_features).
+        head: features to outputs.
+        num_features: how many the head reads.
+
+    Raises:
+        ConfigError: the head does not state how many it reads, and they are not given.
+    """
+
+    def __init__(self, body: nn.Module, head: nn.Module, num_features: int | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+        self.num_features = _width_read_by(head, num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of a stage (batch, ...) to those of a net."""
+        return self.head(self.body(x))
 
 
 class StagedNet(nn.Module):
@@ -28,31 +67,288 @@ class StagedNet(nn.Module):
 
     Attributes:
         stages: named blocks, applied in order.
-        pool: stage output to (batch, num_features); holds no parameters.
-        head: the last layer, (batch, num_features) to (batch, classes).
+        exits: classifiers by the place behind which they stand, see `places`; `forward` runs none but the last one
+            of a net that has no head of its own.
         num_features: width of the representation that the head reads.
         extractor_stages: how many leading stages are the extractor when the net is split in three.
+
+    Args:
+        stages: as above.
+        head: any module from (batch, num_features) to outputs; None if the net ends in the exit behind its last stage.
+        pool: stage output to (batch, num_features), without parameters; the mean over positions by default.
+        extractor_stages: as above.
+        num_features: needed if the head is no `nn.Linear` and has no `in_features` to state it.
+        exits: as above.
+
+    Raises:
+        ConfigError: the head does not state how many features it reads, and they are not given; there is no head and no
+            exit behind the last stage; or an exit stands at no place of the net.
     """
+
+    stages: nn.Sequential
+    exits: nn.ModuleDict
 
     def __init__(
         self,
         stages: Mapping[str, nn.Module],
-        head: nn.Linear,
+        head: nn.Module | None = None,
         pool: nn.Module | None = None,
         extractor_stages: int = 1,
+        *,
+        num_features: int | None = None,
+        exits: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.stages = nn.Sequential()
         for name, stage in stages.items():
             self.stages.add_module(name, stage)
-        self.pool = GlobalPool() if pool is None else pool
-        self.head = head
-        self.num_features = head.in_features
+        # Past `__setattr__`, since reading them goes through properties; the names of their tensors are the same.
+        self._modules["pool"] = GlobalPool() if pool is None else pool
+        self.ending: str | None = None
+        if head is not None:
+            self._modules["head"] = head
+            self.num_features = _width_read_by(head, num_features)
+        self.exits = nn.ModuleDict(_in_order(places(self), exits or {}))
+        if head is None:
+            self.ending, last = self._last_exit()
+            self.num_features = last.num_features
         self.extractor_stages = extractor_stages
+
+    @property
+    def own_pool(self) -> nn.Module:
+        """The pooling that was given, without parameters, also of a net that ends in an exit."""
+        return self._modules["pool"]  # type: ignore[return-value]
+
+    @property
+    def pool(self) -> nn.Module:
+        """Stage output to (batch, num_features); what an exit has before its head, if the net ends in an exit."""
+        return self.exits[self.ending].body if self.ending else self.own_pool  # type: ignore[return-value]
+
+    @property
+    def head(self) -> nn.Module:
+        """The last module, (batch, num_features) to outputs; an exit's head, if the net ends in an exit."""
+        return self.exits[self.ending].head if self.ending else self._modules["head"]  # type: ignore[return-value]
+
+    @property
+    def head_name(self) -> str:
+        """What the names of the head's tensors begin with, without the dot."""
+        return f"exits.{self.ending}.head" if self.ending else "head"
+
+    def with_stages(self, stages: Mapping[str, nn.Module], extractor_stages: int = 1) -> "StagedNet":
+        """A net of these stages with this net's pooling and head, all of them shared."""
+        return StagedNet(stages, self.head, self.pool, extractor_stages, num_features=self.num_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) to logits (batch, classes)."""
         return self.head(self.pool(self.stages(x)))
+
+    def exit_outputs(self, x: Tensor) -> dict[str, Tensor]:
+        """Of inputs (batch, ...) the outputs of all exits by place, in order; the last are those of `forward`.
+
+        Those are called "head" unless the net ends in an exit.
+        """
+        return self._passed(x)[2]
+
+    def part_outputs(self, x: Tensor) -> dict[NetPart, Tensor]:
+        """Of inputs (batch, ...) what the parts give.
+
+        What the extractor gives; the features (batch, num_features); the outputs of all exits (batch, exits, ...), the
+        net's own last; and those alone.
+        """
+        extracted, found, exits = self._passed(x)
+        *_, outputs = exits.values()
+        return {
+            "extracted": extracted,
+            "features": found,
+            "exits": torch.stack([*exits.values()], 1),
+            "outputs": outputs,
+        }
+
+    def _passed(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What the extractor gives, the features, and all outputs."""
+        extracted, found = x, dict[str, Tensor]()
+        for number, (name, stage) in enumerate(self.stages.named_children(), start=1):
+            for place, module in _walk(name, stage):
+                x = module(x)
+                if place in self.exits and place != self.ending:
+                    found[place] = self.exits[place](x)
+            if number == self.extractor_stages:
+                extracted = x
+        x = self.pool(x)
+        return extracted, x, {**found, self.ending or "head": self.head(x)}
+
+    def _last_exit(self) -> tuple[str, Exit]:
+        *_, place = places(self)
+        if place not in self.exits:
+            raise ConfigError(f"a net without a head: expected an exit behind {place}, found {', '.join(self.exits)}")
+        last = self.exits[place]
+        if not isinstance(last, Exit):
+            raise ConfigError(
+                f"exit behind {place}, in which the net ends: expected an Exit, found {type(last).__name__}"
+            )
+        return place, last
+
+    def split_problem(self) -> str | None:
+        """Why the net cannot be split into extractor, intermediate layers and classifier; None if it can."""
+        if 0 < self.extractor_stages < len(self.stages):
+            return None
+        return (
+            f"{type(self).__name__} has {len(self.stages)} stages, its extractor {self.extractor_stages};"
+            " there must be at least one stage before the cut and one after it"
+        )
+
+
+def _width_read_by(head: nn.Module, stated: int | None) -> int:
+    """How many features a head reads: as stated, or as it says itself."""
+    own = getattr(head, "in_features", None)
+    if stated is None and not isinstance(own, int):
+        raise ConfigError(
+            f"head: {type(head).__name__} does not say how many features it reads;"
+            " give num_features to StagedNet, or the module an `in_features`"
+        )
+    if stated is not None and isinstance(own, int) and own != stated:
+        raise ConfigError(f"num_features {stated}: the head, {type(head).__name__}, reads {own}")
+    return stated if stated is not None else own  # type: ignore[return-value]
+
+
+def _walk(name: str, stage: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """A stage as modules in order, each with the place behind it."""
+    if not isinstance(stage, Blocks):
+        yield name, stage
+        return
+    for number, block in enumerate(stage, start=1):
+        whole = number == len(stage) and not stage.shortened
+        yield name if whole else f"{name}-{number}", block
+
+
+def places(net: StagedNet) -> list[str]:
+    """Where a net can have exits, in order: behind every stage, and between the blocks of those made of `Blocks`.
+
+    Behind a stage the place has the stage's name; behind its second block, if more follow in the full net, it is
+    "NAME-2". A place has the same name in nets of one family that are of different depth.
+    """
+    return [place for name, stage in net.stages.named_children() for place, _ in _walk(name, stage)]
+
+
+def _in_order(known: list[str], exits: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    if unknown := [place for place in exits if place not in known]:
+        raise ConfigError(f"exit behind {unknown[0]!r}: the net has no such place; expected {', '.join(known)}")
+    return {place: exits[place] for place in known if place in exits}
+
+
+def with_exits(net: StagedNet, exits: Mapping[str, nn.Module]) -> StagedNet:
+    """A net of the same layers that has these exits beside its own, or in place of those of the same name.
+
+    Raises:
+        ConfigError: an exit stands at no place of the net.
+    """
+    head = None if net.ending else net.head
+    return StagedNet(
+        dict(net.stages.named_children()),
+        head,
+        net.own_pool,
+        net.extractor_stages,
+        num_features=None if head is None else net.num_features,
+        exits={**dict(net.exits.named_children()), **exits},
+    )
+
+
+def place_shapes(net: StagedNet, input_shape: tuple[int, ...]) -> dict[str, Size]:
+    """By place, the shape of one example's output there; nets that embed read tokens."""
+    found: dict[str, Size] = {}
+    with mode(net, training=False), torch.no_grad():
+        x = _example(net, input_shape)
+        for name, stage in net.stages.named_children():
+            for place, module in _walk(name, stage):
+                x = module(x)
+                found[place] = x.shape[1:]
+    return found
+
+
+def linear_exit(net: StagedNet, features: Size, outputs: int, *, track: bool = True) -> Exit:
+    """A norm, a pooling and a linear layer, without ReLU: m-FeDepth's auxiliary classifier.
+
+    The norm is a BatchNorm, if the net has any, and the pooling the mean over positions. In transformers, whose
+    features are (tokens, channels), they are a LayerNorm and the net's own pooling.
+
+    Args:
+        net: that the exit is for.
+        features: shape of one example's: (channels,), (channels, height, width), or (tokens, channels).
+        outputs: how many numbers the exit puts out.
+        track: whether a BatchNorm keeps running statistics; one that never predicts needs none.
+    """
+    if len(features) == 2:
+        body = nn.Sequential(nn.LayerNorm(features[1]), net.own_pool)
+        return Exit(body, nn.Linear(features[1], outputs))
+    norm = nn.BatchNorm1d if len(features) == 1 else nn.BatchNorm2d
+    norms = [norm(features[0], track_running_stats=track)] if batch_norms(net) else []
+    return Exit(nn.Sequential(*norms, GlobalPool()), nn.Linear(features[0], outputs))
+
+
+def blocks(net: StagedNet) -> list[str]:
+    """The places behind a net's blocks, which its depth counts: all but its stem, the first stage, and last norms.
+
+    A first stage made of `Blocks` is no stem.
+    """
+    stages = list(net.stages.named_children())
+    while len(stages) > 1 and is_norm(stages[-1][1]):
+        stages.pop()
+    stem = 0 if isinstance(stages[0][1], Blocks) else 1
+    return [place for name, stage in stages[stem:] for place, _ in _walk(name, stage)]
+
+
+def of_depth(
+    net: StagedNet,
+    depth: int | None,
+    outputs: int,
+    input_shape: tuple[int, ...],
+    build: Callable[[StagedNet, Size, int], Exit] = linear_exit,
+) -> StagedNet:
+    """The leading blocks of a net, with an exit behind the last of them; the net itself if that is all of them.
+
+    Its tensors have the names and values that they have in the net. The exit is named by its place, so that it is one
+    and the same layer for all nets that have an exit there. Exits that the net has are kept, also for the last place.
+
+    Args:
+        net: the full net.
+        depth: how many blocks are left, see `blocks`; None for all.
+        outputs: how many numbers the net puts out.
+        input_shape: of one example.
+        build: makes the exit of the net, the shape of its features, and `outputs`.
+
+    Raises:
+        ConfigError: the net has fewer blocks.
+    """
+    found = blocks(net)
+    if depth is None or depth == len(found):
+        return net
+    if depth > len(found):
+        raise ConfigError(f"depth {depth}; expected at most {len(found)}, the number of the full net's blocks")
+    ending, stages = found[depth - 1], dict[str, nn.Module]()
+    for name, stage in net.stages.named_children():
+        behind = [place for place, _ in _walk(name, stage)]
+        kept = behind.index(ending) + 1 if ending in behind else len(behind)
+        stages[name] = _shortened(stage, kept) if isinstance(stage, Blocks) and kept < len(behind) else stage
+        if ending in behind:
+            break
+    before = places(net)[: places(net).index(ending) + 1]
+    exits = {place: known for place, known in net.exits.named_children() if place in before}
+    if ending not in exits:
+        exits[ending] = build(net, place_shapes(net, input_shape)[ending], outputs)
+    shallow = StagedNet(stages, pool=net.own_pool, extractor_stages=net.extractor_stages, exits=exits)
+    return shallow if net.training else shallow.eval()  # else its layers would seem to be held in that mode
+
+
+def _shortened(stage: Blocks, count: int) -> Blocks:
+    left = Blocks(*list(stage)[:count])
+    left.shortened, left.training = True, stage.training
+    return left
+
+
+def is_norm(stage: nn.Module) -> bool:
+    """Whether all parameters of a stage, if it has any, belong to norms."""
+    norms = {id(p) for module in stage.modules() if isinstance(module, NORMS) for p in module.parameters()}
+    return all(id(parameter) in norms for parameter in stage.parameters())
 
 
 def features(net: StagedNet, x: Tensor, upto: int) -> Tensor:
@@ -69,7 +365,7 @@ class Split(NamedTuple):
     """A staged network as three functions whose composition is the network (FedIN, eq. 7)."""
 
     extractor: Callable[[Tensor], Tensor]
-    intermediate: Callable[[Tensor], Tensor]
+    intermediate: nn.Module
     classifier: Callable[[Tensor], Tensor]
 
 
@@ -77,47 +373,64 @@ def split(net: nn.Module) -> Split:
     """Extractor, intermediate layers (pooling included) and classifier of a staged network.
 
     Raises:
-        TypeError: `net` is no StagedNet, or has no stage between extractor and classifier.
+        TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
     """
-    staged = _staged(net)
-    cut = staged.extractor_stages
+    whole = staged(net)
+    cut = whole.extractor_stages
     return Split(
-        extractor=staged.stages[:cut],
-        intermediate=nn.Sequential(staged.stages[cut:], staged.pool),
-        classifier=staged.head,
+        extractor=whole.stages[:cut],
+        intermediate=nn.Sequential(whole.stages[cut:], whole.pool),
+        classifier=whole.head,
     )
 
 
 def intermediate_names(net: nn.Module) -> frozenset[str]:
     """Names of the parameters that lie between extractor and classifier."""
-    staged = _staged(net)
-    inner = staged.stages[staged.extractor_stages :]
-    ours = {id(parameter) for parameter in inner.parameters()}
-    return frozenset(name for name, parameter in staged.named_parameters() if id(parameter) in ours)
+    ours = {id(parameter) for parameter in split(net).intermediate.parameters()}
+    return frozenset(name for name, parameter in net.named_parameters() if id(parameter) in ours)
 
 
 def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
-    """Shapes of one example's features, before and after the intermediate layers."""
+    """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens.
+
+    Raises:
+        ConfigError: flat features are not as many as the net states that its head reads.
+    """
     parts = split(net)
     with mode(net, training=False), torch.no_grad():
-        s_in = parts.extractor(torch.zeros(1, *input_shape))
-        return s_in.shape[1:], parts.intermediate(s_in).shape[1:]
+        s_in = parts.extractor(_example(net, input_shape))
+        found, stated = parts.intermediate(s_in).shape[1:], staged(net).num_features
+        if len(found) == 1 and found[0] != stated:
+            raise ConfigError(f"num_features {stated}: the head is given {found[0]} features by the pooling before it")
+        return s_in.shape[1:], found
+
+
+def _example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    tokens = any(isinstance(module, nn.Embedding) for module in net.modules())
+    return torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else None)
 
 
 def classifier_names(net: nn.Module) -> frozenset[str]:
-    """Names of the classifier's parameters, whose first dimension counts classes."""
-    return frozenset(f"head.{name}" for name, _ in _staged(net).head.named_parameters())
+    """Names of the parameters whose first dimension counts classes: those of the head's last layer.
+
+    That is the layer which was registered last, as in an `nn.Sequential`. Parameters with another first dimension than
+    its matrix, such as a cosine head's temperature, are left out.
+    """
+    whole = staged(net)
+    layers = {name: dict(layer.named_parameters(recurse=False)) for name, layer in whole.head.named_modules()}
+    *_, (name, last) = [("", dict[str, nn.Parameter]()), *((n, held) for n, held in layers.items() if held)]
+    rows = next((len(parameter) for parameter in last.values() if parameter.dim() > 1), None)
+    prefix = ".".join(filter(None, (whole.head_name, name)))
+    return frozenset(f"{prefix}.{n}" for n, p in last.items() if p.dim() and len(p) == rows)
 
 
-def _staged(net: nn.Module) -> StagedNet:
-    if not isinstance(net, StagedNet):
-        raise TypeError(
-            f"{type(net).__name__} cannot be split into extractor, intermediate layers and classifier;"
-            " expected a StagedNet: give its parts to potluck.models.contract.StagedNet"
-        )
-    if not 0 < net.extractor_stages < len(net.stages):
-        raise TypeError(
-            f"{type(net).__name__} has {len(net.stages)} stages, its extractor {net.extractor_stages};"
-            " expected at least one stage before the cut and one after it"
-        )
+def staged(net: nn.Module) -> StagedNet:
+    """The net as a staged one that can be split.
+
+    Raises:
+        TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
+    """
+    if (problem := split_problem(net)) is not None:
+        raise TypeError(f"{problem}; {Need.SPLIT_MODEL.advice}")
+    assert isinstance(net, StagedNet)
     return net

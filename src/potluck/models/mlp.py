@@ -15,48 +15,48 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.models import scaled
-from potluck.models.contract import StagedNet
+from potluck.core.scale import FULL, Scale
+from potluck.models.contract import StagedNet, of_depth
 
 
-def mlp2(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 64) -> StagedNet:
+def mlp2(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 64) -> StagedNet:
     """Two hidden layers of `width` units: stem and hidden1."""
-    return _mlp(2, num_classes, input_shape, rate, width)
+    return _mlp(2, num_classes, input_shape, scale, width)
 
 
-def mlp3(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 64) -> StagedNet:
+def mlp3(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 64) -> StagedNet:
     """Three hidden layers of `width` units: stem, hidden1 and hidden2."""
-    return _mlp(3, num_classes, input_shape, rate, width)
+    return _mlp(3, num_classes, input_shape, scale, width)
 
 
-def mlp4(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 64) -> StagedNet:
+def mlp4(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 64) -> StagedNet:
     """Four hidden layers of `width` units: stem and hidden1 to hidden3."""
-    return _mlp(4, num_classes, input_shape, rate, width)
+    return _mlp(4, num_classes, input_shape, scale, width)
 
 
-def mlp5(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 64) -> StagedNet:
+def mlp5(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 64) -> StagedNet:
     """Five hidden layers of `width` units: stem and hidden1 to hidden4."""
-    return _mlp(5, num_classes, input_shape, rate, width)
+    return _mlp(5, num_classes, input_shape, scale, width)
 
 
-def mlp6(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 64) -> StagedNet:
+def mlp6(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 64) -> StagedNet:
     """Six hidden layers of `width` units: stem and hidden1 to hidden5."""
-    return _mlp(6, num_classes, input_shape, rate, width)
+    return _mlp(6, num_classes, input_shape, scale, width)
 
 
-def mlp1_norm(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 32) -> StagedNet:
+def mlp1_norm(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 32) -> StagedNet:
     """One hidden layer of `width` units and a batch norm: stem."""
-    return _mlp(1, num_classes, input_shape, rate, width, norm=True)
+    return _mlp(1, num_classes, input_shape, scale, width, norm=True)
 
 
-def mlp2_norm(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 16) -> StagedNet:
+def mlp2_norm(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 16) -> StagedNet:
     """Two hidden layers of `width` units, each with a batch norm: stem and hidden1."""
-    return _mlp(2, num_classes, input_shape, rate, width, norm=True)
+    return _mlp(2, num_classes, input_shape, scale, width, norm=True)
 
 
-def mlp3_norm(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, width: int = 8) -> StagedNet:
+def mlp3_norm(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, width: int = 8) -> StagedNet:
     """Three hidden layers of `width` units, each with a batch norm: stem, hidden1 and hidden2."""
-    return _mlp(3, num_classes, input_shape, rate, width, norm=True)
+    return _mlp(3, num_classes, input_shape, scale, width, norm=True)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {
@@ -72,14 +72,15 @@ VARIANTS: dict[str, Callable[..., StagedNet]] = {
 
 
 def _mlp(
-    depth: int, num_classes: int, input_shape: tuple[int, ...], rate: float, width: int, *, norm: bool = False
+    depth: int, num_classes: int, input_shape: tuple[int, ...], scale: Scale, width: int, *, norm: bool = False
 ) -> StagedNet:
-    width = scaled(width, rate)
+    width = scale.of(width)
     first = _layer(math.prod(input_shape), width, norm=norm)
     stages: dict[str, nn.Module] = {"stem": nn.Sequential(OrderedDict(flatten=nn.Flatten(), **first))}
     for number in range(1, depth):
         stages[f"hidden{number}"] = nn.Sequential(_layer(width, width, norm=norm))
-    return StagedNet(stages, nn.Linear(width, num_classes))
+    net = StagedNet(stages, nn.Linear(width, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 def _layer(inputs: int, outputs: int, *, norm: bool) -> OrderedDict[str, nn.Module]:

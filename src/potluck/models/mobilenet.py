@@ -11,26 +11,28 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from potluck.models import image_size, scaled
-from potluck.models.contract import StagedNet
+from potluck.core.scale import FULL, Scale
+from potluck.models import image_size
+from potluck.models.contract import Blocks, StagedNet, of_depth
 
 STEM, LAST = 32, 1280
 # Table 2: how much a bottleneck widens, its channels, how many there are, the stride of the first.
 GROUPS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 
-def mobilenetv2(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0) -> StagedNet:
-    """MobileNetV2 for small images; `rate` is the paper's width multiplier, up to rounding."""
+def mobilenetv2(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL) -> StagedNet:
+    """MobileNetV2 for small images; the width of `scale` is the paper's multiplier, up to rounding."""
     channels, _ = image_size(input_shape)
-    stages: dict[str, nn.Module] = {"stem": _conv_norm(channels, scaled(STEM, rate), 3, relu=True)}
+    stages: dict[str, nn.Module] = {"stem": _conv_norm(channels, scale.of(STEM), 3, relu=True)}
     inputs = STEM
     for number, (widening, outputs, count, stride) in enumerate(GROUPS, start=1):
-        first = Bottleneck(inputs, outputs, widening, stride, rate)
-        further = [Bottleneck(outputs, outputs, widening, 1, rate) for _ in range(count - 1)]
-        stages[f"layer{number}"] = nn.Sequential(first, *further)
+        first = Bottleneck(inputs, outputs, widening, stride, scale)
+        further = [Bottleneck(outputs, outputs, widening, 1, scale) for _ in range(count - 1)]
+        stages[f"layer{number}"] = Blocks(first, *further)
         inputs = outputs
-    stages["last"] = _conv_norm(scaled(inputs, rate), scaled(LAST, rate), 1, relu=True)
-    return StagedNet(stages, nn.Linear(scaled(LAST, rate), num_classes))
+    stages["last"] = _conv_norm(scale.of(inputs), scale.of(LAST), 1, relu=True)
+    net = StagedNet(stages, nn.Linear(scale.of(LAST), num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {"mobilenetv2": mobilenetv2}
@@ -40,17 +42,17 @@ class Bottleneck(nn.Module):
     """A 1x1 convolution that widens, a 3x3 one channel by channel, a 1x1 one that narrows and is not rectified.
 
     Maps (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride), with a shortcut unless
-    there is a stride. Widths are those of the full net, of which `rate` leaves a share.
+    there is a stride. Widths are those of the full net, of which `scale` leaves a share.
     """
 
-    def __init__(self, inputs: int, outputs: int, widening: int, stride: int, rate: float) -> None:
+    def __init__(self, inputs: int, outputs: int, widening: int, stride: int, scale: Scale) -> None:
         super().__init__()
-        narrow, wide, out = (scaled(width, rate) for width in (inputs, widening * inputs, outputs))
+        narrow, wide, out = (scale.of(width) for width in (inputs, widening * inputs, outputs))
         self.expand = _conv_norm(narrow, wide, 1, relu=True)
         self.filter = _conv_norm(wide, wide, 3, stride=stride, groups=wide, relu=True)
         self.project = _conv_norm(wide, out, 1)
         self.carries = stride == 1
-        # By the full widths: a low rate can round two of them to the same number.
+        # By the full widths: a narrow net can round two of them to the same number.
         self.shortcut = _conv_norm(narrow, out, 1) if self.carries and inputs != outputs else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from potluck.core.errors import ConfigError
-from potluck.models import image_size, scaled
+from potluck.core.scale import FULL, Scale
+from potluck.models import image_size
 from potluck.models.cifar_resnet import SubsampleAndPad
-from potluck.models.contract import StagedNet
+from potluck.models.contract import Blocks, StagedNet, of_depth
 
 BLOCKS = 2
 STRIDES = (1, 2, 2, 2)
@@ -27,7 +28,7 @@ def preresnet18(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 64,
 ) -> StagedNet:
     """Pre-activation ResNet-18 with stages of `width`, 2, 4 and 8 times `width` channels.
@@ -36,22 +37,23 @@ def preresnet18(
     the output of "layer4" stays a plain sum like that of every other layer.
     """
     channels, _ = image_size(input_shape)
-    inputs = scaled(width, rate)
+    inputs = scale.of(width)
     stages: dict[str, nn.Module] = {"stem": nn.Sequential(OrderedDict(conv=_conv(channels, inputs)))}
     for index, stride in enumerate(STRIDES):
-        outputs = scaled(width * 2**index, rate)
+        outputs = scale.of(width * 2**index)
         further = [PreActivationBlock(outputs, outputs) for _ in range(BLOCKS - 1)]
-        stages[f"layer{index + 1}"] = nn.Sequential(PreActivationBlock(inputs, outputs, stride), *further)
+        stages[f"layer{index + 1}"] = Blocks(PreActivationBlock(inputs, outputs, stride), *further)
         inputs = outputs
     stages["norm"] = last_norm(inputs)
-    return StagedNet(stages, nn.Linear(inputs, num_classes))
+    net = StagedNet(stages, nn.Linear(inputs, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 def preresnet20(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     widths: Sequence[int] = (16, 32, 64),
     variant: str = "textbook",
 ) -> StagedNet:
@@ -62,7 +64,7 @@ def preresnet20(
     after the stem, 1x1 convolutions where the widths change, and every shortcut reads the activated input.
 
     FeDepth rounds widths down: its nets of a sixth, a third and half the width have widths (2, 5, 10), (5, 10, 21)
-    and (8, 16, 32). `rate` rounds up as in every family.
+    and (8, 16, 32). A `scale` rounds up as in every family.
     """
     if variant not in ("textbook", "fedepth"):
         raise ConfigError(f"variant {variant!r}; expected 'textbook' or 'fedepth'")
@@ -70,18 +72,19 @@ def preresnet20(
         raise ConfigError(f"widths {tuple(widths)}; expected three, none smaller than the one before it")
     channels, _ = image_size(input_shape)
     textbook = variant == "textbook"
-    inputs = scaled(widths[0], rate)
+    inputs = scale.of(widths[0])
     stem = OrderedDict[str, nn.Module](conv=_conv(channels, inputs))
     if not textbook:
         stem["norm"] = nn.BatchNorm2d(inputs)
     stages: dict[str, nn.Module] = {"stem": nn.Sequential(stem)}
     for index in range(9):
-        outputs, stride = scaled(widths[index // 3], rate), 2 if index in (3, 6) else 1
+        outputs, stride = scale.of(widths[index // 3]), 2 if index in (3, 6) else 1
         pad = SubsampleAndPad(outputs - inputs) if textbook and stride == 2 else None
         stages[f"block{index + 1}"] = PreActivationBlock(inputs, outputs, stride, shortcut=pad, raw=textbook)
         inputs = outputs
     stages["norm"] = last_norm(inputs)
-    return StagedNet(stages, nn.Linear(inputs, num_classes))
+    net = StagedNet(stages, nn.Linear(inputs, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {"preresnet18": preresnet18, "preresnet20": preresnet20}
@@ -97,8 +100,8 @@ class PreActivationBlock(nn.Module):
         outputs: channels that go out.
         stride: of the first convolution.
         project: whether the shortcut is a 1x1 convolution, which reads the activated input; None for where there
-            is a stride. Said by the caller and never taken from the widths, which a low rate can round to the
-            same number, while the names of parameters must not depend on the rate.
+            is a stride. Said by the caller and never taken from the widths, which a narrow net can round to
+            the same number, while the names of parameters must not depend on the width.
         shortcut: a module without parameters in place of the 1x1 convolution.
         raw: whether a shortcut without parameters reads the block's input, or else the activated input.
     """

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from potluck.core.errors import ConfigError
-from potluck.models import image_size, scaled
-from potluck.models.contract import StagedNet
+from potluck.core.scale import FULL, Scale
+from potluck.models import image_size
+from potluck.models.contract import Blocks, StagedNet, of_depth
 
 STRIDES = (1, 2, 2, 2)
 
@@ -25,11 +26,11 @@ def _variant(name: str, blocks: tuple[int, int, int, int]) -> Callable[..., Stag
         num_classes: int,
         input_shape: tuple[int, ...],
         *,
-        rate: float = 1.0,
+        scale: Scale = FULL,
         width: int = 64,
         stem: str = "imagenet",
     ) -> StagedNet:
-        return _resnet(blocks, num_classes, input_shape, rate, width, stem)
+        return _resnet(blocks, num_classes, input_shape, scale, width, stem)
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = (
@@ -62,21 +63,21 @@ class BasicBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
-        # By the stride and not by the widths: a low rate can round two widths to the same number, and the
-        # parameter names must not depend on the rate. Without a stride inputs and outputs are always equal.
+        # By the stride and not by the widths: a narrow net can round two widths to the same number, and
+        # the parameter names must not depend on the width. Without a stride inputs and outputs are always equal.
         if shortcut is None:
             shortcut = nn.Identity() if stride == 1 else _projection(inputs, outputs, stride)
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rectified sum of both branches. What no gradient needs again is overwritten, for 4 % of a step's time."""
+        """The rectified sum of both branches, in place where gradients allow it, which saves 4 % of a step."""
         h = self.norm1(self.conv1(x)).relu_()
         h = self.norm2(self.conv2(h))
         return h.add_(self.shortcut(x)).relu_()
 
 
 def with_fan_out_variance(net: StagedNet) -> StagedNet:
-    """The net with its convolutions drawn anew: normal, variance 2 over the positions and channels they write to."""
+    """The net with new normal convolutions, of variance 2 over the positions and channels they write to."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -87,19 +88,20 @@ def _resnet(
     blocks: Sequence[int],
     num_classes: int,
     input_shape: tuple[int, ...],
-    rate: float,
+    scale: Scale,
     width: int,
     stem: str,
 ) -> StagedNet:
     channels, _ = image_size(input_shape)
-    inputs = scaled(width, rate)
+    inputs = scale.of(width)
     stages: dict[str, nn.Module] = {"stem": _stem(stem, channels, inputs)}
     for index, (count, stride) in enumerate(zip(blocks, STRIDES, strict=True)):
-        outputs = scaled(width * 2**index, rate)
+        outputs = scale.of(width * 2**index)
         further = [BasicBlock(outputs, outputs) for _ in range(count - 1)]
-        stages[f"layer{index + 1}"] = nn.Sequential(BasicBlock(inputs, outputs, stride), *further)
+        stages[f"layer{index + 1}"] = Blocks(BasicBlock(inputs, outputs, stride), *further)
         inputs = outputs
-    return with_fan_out_variance(StagedNet(stages, nn.Linear(inputs, num_classes)))
+    net = with_fan_out_variance(StagedNet(stages, nn.Linear(inputs, num_classes)))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 def _stem(kind: str, channels: int, width: int) -> nn.Sequential:

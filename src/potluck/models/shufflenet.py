@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.errors import ConfigError
+from potluck.core.scale import FULL, Scale
 from potluck.models import image_size
-from potluck.models.contract import StagedNet
+from potluck.models.contract import Blocks, StagedNet, of_depth
 
 STEM = 24
 UNITS = (3, 7, 3)
@@ -25,14 +26,18 @@ WIDTHS = {
 }
 
 
-def shufflenetv2(num_classes: int, input_shape: tuple[int, ...], *, rate: float = 1.0, size: float = 1.0) -> StagedNet:
+def shufflenetv2(
+    num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL, size: float = 1.0
+) -> StagedNet:
     """ShuffleNetV2 of `size` 0.5, 1, 1.5 or 2.
 
-    It takes no other `rate` than 1: its units tell the halves of their input apart by position, so the leading
+    It cannot be narrower by a `scale`: its units tell the halves of their input apart by position, so the leading
     slice of a unit would read other channels than the unit does, and widths are a matter of `size`.
     """
-    if rate != 1:
-        raise ConfigError(f"rate {rate}; expected 1: a slice of ShuffleNetV2 is no ShuffleNetV2; choose a size")
+    if scale.width != 1:
+        raise ConfigError(
+            f"width {scale.width:g}; expected 1: a slice of ShuffleNetV2 is no ShuffleNetV2; choose a size"
+        )
     if size not in WIDTHS:
         raise ConfigError(f"size {size}; expected one of {', '.join(map(str, WIDTHS))}")
     channels, _ = image_size(input_shape)
@@ -40,10 +45,11 @@ def shufflenetv2(num_classes: int, input_shape: tuple[int, ...], *, rate: float 
     stages: dict[str, nn.Module] = {"stem": _conv_norm(channels, STEM, 3, relu=True)}
     inputs = STEM
     for number, (width, count) in enumerate(zip(widths, UNITS, strict=True), start=1):
-        stages[f"layer{number}"] = nn.Sequential(DownUnit(inputs, width), *(Unit(width) for _ in range(count)))
+        stages[f"layer{number}"] = Blocks(DownUnit(inputs, width), *(Unit(width) for _ in range(count)))
         inputs = width
     stages["last"] = _conv_norm(inputs, last, 1, relu=True)
-    return StagedNet(stages, nn.Linear(last, num_classes))
+    net = StagedNet(stages, nn.Linear(last, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {"shufflenetv2": shufflenetv2}

@@ -7,11 +7,11 @@ the parameters of `vit_s8`. The extractor is the stem and the first block, as Fe
 
 Pre-trained weights come from the safetensors file at `pretrained_path`, under the names of these nets or of timm's
 (`blocks.0.attn.qkv.weight` ...). All blocks and the last norm are loaded, and blocks beyond the net's depth are left
-out. Class token, patches, positions and head are loaded where their shapes agree, and else start afresh: another size
-of image has other positions, another task another head.
+out. Class token, patches, positions and head are loaded where their shapes agree, and are otherwise initialised at
+random: another image size has other positions, another task another head.
 
-Their `rate` is 1: a norm takes its mean over all channels and heads divide them, so a leading slice of a transformer
-is not a narrower one. Give `width` instead.
+A `scale` cannot make them narrower: a norm takes its mean over all channels and heads divide them, so a leading slice
+of a transformer is not a narrower one. Give `width` instead.
 """
 
 import logging
@@ -26,9 +26,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from potluck.core.errors import ConfigError
+from potluck.core.scale import FULL, Scale
 from potluck.core.weights import load, pick
-from potluck.models import image_size, scaled
-from potluck.models.contract import StagedNet
+from potluck.models import image_size
+from potluck.models.contract import StagedNet, of_depth
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +52,12 @@ def _small(depth: int) -> Callable[..., StagedNet]:
         num_classes: int,
         input_shape: tuple[int, ...],
         *,
-        rate: float = 1.0,
+        scale: Scale = FULL,
         width: int = 384,
         patch: int = 16,
         pretrained_path: str | None = None,
     ) -> StagedNet:
-        return _vit(depth, 6, num_classes, input_shape, rate, width, patch, pretrained_path)
+        return _vit(depth, 6, num_classes, input_shape, scale, width, patch, pretrained_path)
 
     build.__name__ = build.__qualname__ = f"vit_s{depth}"
     build.__doc__ = (
@@ -69,20 +70,20 @@ def vit_ti(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 192,
     patch: int = 16,
     pretrained_path: str | None = None,
 ) -> StagedNet:
     """ViT-Ti: 12 blocks of three heads over `width` channels; options as in `vit_s8`."""
-    return _vit(12, 3, num_classes, input_shape, rate, width, patch, pretrained_path)
+    return _vit(12, 3, num_classes, input_shape, scale, width, patch, pretrained_path)
 
 
 def vit(
     num_classes: int,
     input_shape: tuple[int, ...],
     *,
-    rate: float = 1.0,
+    scale: Scale = FULL,
     width: int = 64,
     patch: int = 4,
     depth: int = 6,
@@ -90,7 +91,7 @@ def vit(
     pretrained_path: str | None = None,
 ) -> StagedNet:
     """A ViT for images of 28 x 28 or 32 x 32: `depth` blocks of `heads` heads over `width` channels."""
-    return _vit(depth, heads, num_classes, input_shape, rate, width, patch, pretrained_path)
+    return _vit(depth, heads, num_classes, input_shape, scale, width, patch, pretrained_path)
 
 
 VARIANTS: dict[str, Callable[..., StagedNet]] = {
@@ -167,16 +168,18 @@ def _vit(
     heads: int,
     num_classes: int,
     input_shape: tuple[int, ...],
-    rate: float,
+    scale: Scale,
     width: int,
     patch: int,
     pretrained_path: str | None,
 ) -> StagedNet:
-    if rate != 1:
-        raise ConfigError(f"rate {rate}; expected 1: a slice of a transformer is no transformer; choose a width")
+    if scale.width != 1:
+        raise ConfigError(
+            f"width {scale.width:g}; expected 1: a slice of a transformer is no transformer; choose a `width`"
+        )
     if depth < 1 or heads < 1:
         raise ConfigError(f"depth {depth}, heads {heads}; expected at least 1 of each")
-    if scaled(width, 1) % heads:
+    if FULL.of(width) % heads:
         raise ConfigError(f"width {width}; expected a multiple of the {heads} heads")
     channels, _ = image_size(input_shape)
     stages: dict[str, nn.Module] = {"stem": Stem(channels, width, patch, _patches(input_shape, patch))}
@@ -184,7 +187,9 @@ def _vit(
     stages["norm"] = nn.LayerNorm(width, eps=EPSILON)
     net = StagedNet(stages, nn.Linear(width, num_classes), pool=ClassToken(), extractor_stages=2)
     _start(net)
-    return net if pretrained_path is None else _pretrained(net, Path(pretrained_path))
+    if pretrained_path is not None:
+        _pretrained(net, Path(pretrained_path))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 def _patches(input_shape: tuple[int, ...], patch: int) -> int:

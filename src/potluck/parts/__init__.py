@@ -1,1 +1,1 @@
-"""What methods are made of: pieces with two users, and pieces of mathematics that a test meets alone."""
+"""Building blocks of methods: pieces with two users, and pieces of mathematics that deserve their own tests."""

@@ -1,4 +1,4 @@
-"""What finished stages put out for all of a client's examples: kept in memory, or in a temporary file."""
+"""Outputs of finished stages for all of a client's examples, kept in memory or in a temporary file."""
 
 import tempfile
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from potluck.core.modes import mode
 
 
 class Buffer:
-    """A client's examples behind the stages that are finished.
+    """A client's examples as outputs of the finished stages.
 
-    Use it in a `with` block, which ends the file that it may have. The file has no name where the system allows that,
-    so nothing is left behind by a process that is killed.
+    Use it in a `with` block, which closes its file, if any. The file has no name if the system allows that, so a killed
+    process leaves nothing behind.
 
     Attributes:
-        examples: what the next stages read, with the client's targets.
+        examples: the inputs of the next stages, with the client's targets.
     """
 
     def __init__(self, examples: Examples) -> None:
@@ -36,24 +36,24 @@ class Buffer:
         self._replace_file(None)
 
     def advance(self, stages: nn.Module, batch_size: int, at_once: int, *, in_memory: bool) -> None:
-        """Put the examples behind further stages, in evaluation mode and without gradients.
+        """Pass the examples through further stages, in evaluation mode and without gradients.
 
-        They pass batch by batch, and each batch is put away before the next one is read: at no time are there more
-        activations in memory than those of a batch, beside what is kept in memory by choice.
+        They pass batch by batch, and each batch is stored before the next one is read, so that, besides outputs kept in
+        memory by choice, memory never holds more than one batch of activations.
 
         Args:
-            stages: that are finished.
-            batch_size: examples that are read together.
-            at_once: examples that pass the stages together, see `outputs`.
-            in_memory: whether to keep what comes out in memory, or in a file in the system's temporary folder.
+            stages: the finished stages.
+            batch_size: examples read at a time.
+            at_once: examples that pass the stages at a time, see `outputs`.
+            in_memory: whether to keep the outputs in memory, or in a file in the system's temporary folder.
         """
         before, labels = self.examples, self.examples.labels
-        found = (outputs(stages, inputs, at_once) for inputs, _ in before.batches(batch_size))
+        found = (outputs(stages, batch.inputs, at_once) for batch in before.batches(batch_size))
         if in_memory:
             self.examples = Examples(_in_one_tensor(found, len(before)), labels)
             self._replace_file(None)
         else:
-            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lasts until the next one, or __exit__
+            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by the next one or by __exit__
             try:
                 rows = _written(file, found)
             except BaseException:
@@ -69,12 +69,12 @@ class Buffer:
 
 
 def outputs(stages: nn.Module, inputs: Tensor, at_once: int) -> Tensor:
-    """What stages make of a batch in evaluation mode and without gradients.
+    """The stages' outputs on a batch, in evaluation mode and without gradients.
 
     Args:
         stages: applied to the inputs.
         inputs: (batch, ...).
-        at_once: examples that pass together; fewer than the batch where memory is too short for all of it.
+        at_once: examples that pass at a time; fewer than the batch if memory is short.
     """
     with mode(stages, training=False), torch.no_grad():
         if len(inputs) <= at_once:
@@ -84,11 +84,13 @@ def outputs(stages: nn.Module, inputs: Tensor, at_once: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOnDisk:
-    """Rows of one shape and type, one after another in a file; reads those whose numbers it is given.
+    """Rows of one shape and type in a file; reads rows by their numbers.
 
     It is a `potluck.core.examples.Preprocess`, so that `Examples` of row numbers are examples of the rows. Rows are
-    read and not mapped, so that none stays in this process's memory after its batch.
+    read, not mapped, so that none stays in this process's memory after its batch.
     """
+
+    on_host = True  # whose inputs are row numbers, not to be moved to a device
 
     file: IO[bytes]
     shape: Size
@@ -106,11 +108,11 @@ class RowsOnDisk:
         return found
 
     def _read_into(self, left: memoryview) -> None:
-        """Fill a row from where the file stands; the system may give a long row piece by piece."""
+        """Fill a row from the file's current position; the system may return a long row in pieces."""
         while len(left):
             count: int = self.file.readinto(left)  # type: ignore[attr-defined]
             if not count:
-                raise OSError("a temporary file of activations is shorter than what was written to it")
+                raise OSError("a temporary file of activations has been truncated")
             left = left[count:]
 
 
@@ -127,7 +129,7 @@ def _written(file: IO[bytes], batches: Iterator[Tensor]) -> RowsOnDisk:
 
 
 def _in_one_tensor(batches: Iterator[Tensor], count: int) -> Tensor:
-    """The rows of all batches, `count` in all, each written where it belongs as soon as it is there."""
+    """The rows of all batches, `count` in all, each written to its place as soon as it is computed."""
     found, start = torch.empty(0), 0
     for rows in batches:
         if start == 0:

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from potluck.core.examples import Batch
 from potluck.core.fit import Extras
+from potluck.core.roles import Server
+from potluck.core.weights import Weights, load
 
 
 class ConditionalVAE(nn.Module):
@@ -28,13 +30,37 @@ class ConditionalVAE(nn.Module):
         self.decoder = nn.Sequential(nn.Linear(width + label, width), nn.Linear(width, features))
 
     def encode(self, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """M and s, (batch, width) each."""
+        """The mean m and the logarithm of the variance s, (batch, width) each."""
         m, s = self.encoder(torch.cat([h, self.label(labels)], 1)).chunk(2, 1)
         return m, s
 
     def decode(self, code: Tensor, labels: Tensor) -> Tensor:
         """Features (batch, n)."""
         return self.decoder(torch.cat([code, self.label(labels)], 1))
+
+    def drawn(self, rng: torch.Generator) -> Tensor:
+        """One synthetic feature of each class, (classes, n), without a gradient."""
+        classes = self.label.num_embeddings
+        codes = torch.randn(classes, self.width, generator=rng)
+        with torch.no_grad():
+            return self.decode(codes, torch.arange(classes))
+
+
+def server_vae(server: Server, features: int, widest: int, weights: Weights | None = None) -> ConditionalVAE:
+    """A server's auto-encoder of features (batch, n), as wide as they are and at most `widest`.
+
+    Args:
+        server: whose module it is.
+        features: n.
+        widest: of its layers.
+        weights: what it has learnt; None for a new one.
+    """
+    width = max(2, min(features, widest))
+    vae = server.module("vae", lambda: ConditionalVAE(features, server.num_classes, width))
+    assert isinstance(vae, ConditionalVAE)
+    if weights is not None:
+        load(vae, weights)
+    return vae
 
 
 @dataclass(frozen=True)
@@ -45,9 +71,9 @@ class VAELoss:
     kl_reduction: Literal["mean", "sum"]
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of features (batch, n) and their classes."""
+        """The loss of features (batch, n) and their classes."""
         assert isinstance(net, ConditionalVAE)
-        h, labels = batch
+        h, labels, _ = batch
         m, s = net.encode(h, labels)
         u = m + (s / 2).exp() * torch.randn_like(s)
         kl = kl_to_standard(m, s)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Squared Euclidean distance between the net's parameters and `anchor`; a scalar.
 
-    What the anchor lacks, as `parameters_of` lacks frozen parameters, has no part in it.
+    Parameters that the anchor lacks, such as frozen ones, do not count.
 
     FedProx and FedIN (eq. 3 of the revision) add (mu / 2) times this to the local loss.
     """
@@ -59,5 +59,5 @@ def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.
 
 
 def _exact(logits: Tensor) -> Tensor:
-    """Logits of a lower precision widened, as torch's own losses do."""
+    """Logits of a lower precision converted to float32, as by torch's own losses."""
     return logits.float() if logits.dtype == torch.bfloat16 else logits

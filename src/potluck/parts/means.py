@@ -1,4 +1,4 @@
-"""How the tensors of several clients become one: a weighted mean, or one that a few wild clients cannot move far.
+"""Combination of several clients' tensors: a weighted mean, or a robust one that a few outliers cannot move far.
 
 Yin, Chen, Ramchandran, Bartlett. ICML 2018. https://arxiv.org/abs/1803.01498, for the median and the trimmed mean.
 Sun, Kairouz, Suresh, McMahan. 2019. https://arxiv.org/abs/1911.07963, for limiting norms; around a robust centre as in
@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from potluck.core.fields import Checked, at_least, below
-from potluck.core.weights import mean
+from potluck.core.weights import RunningMean, mean
 
 
 @dataclass(frozen=True)
 class Mean(Checked):
-    """A rule for combining what clients sent, tensor by tensor.
+    """A rule for combining clients' tensors, one tensor at a time.
 
     Attributes:
-        rule: "mean" weighs clients as the method says. "median" and "trimmed" work coordinate by coordinate and count
-            every client once: the middle value, or the mean of what is left when the `trim` largest and the `trim`
-            smallest values are dropped. "clipped" is the weighted mean after each client's distance from the
-            coordinate-wise median, in L2 over the tensor, is limited to the median of these distances.
+        rule: "mean" weighs clients by the method's weights. "median" and "trimmed" work coordinate by coordinate and
+            count every client once: the middle value, or the mean without the shares `trim` of largest and of smallest
+            values. "clipped" is the weighted mean after each client's distance from the coordinate-wise median, in L2
+            over the tensor, is limited to the median of these distances. All but "mean" need all clients' tensors in
+            memory together.
         trim: share of the clients, rounded down to whole clients, that "trimmed" drops at each end.
     """
 
@@ -43,6 +44,10 @@ class Mean(Checked):
             return stack.sort(0).values[(len(stack) - 1) // 2]
         return self.of_covered(stack, shares)
 
+    def running(self) -> "RunningMean | Gathered":
+        """An accumulator of clients' tensors; for the plain mean it holds none of them."""
+        return RunningMean() if self.rule == "mean" else Gathered(self)
+
     def of_covered(self, stack: Tensor, shares: Sequence[float] | None = None) -> Tensor:
         """The combination, for each coordinate, of the clients that cover it.
 
@@ -51,7 +56,7 @@ class Mean(Checked):
             shares: weight of each client; equal by default.
 
         Returns:
-            (...), NaN where nobody covers a coordinate.
+            (...), NaN where no client covers a coordinate.
         """
         if self.rule == "trimmed":
             return _without_ends(stack, self.trim)
@@ -61,16 +66,45 @@ class Mean(Checked):
         weights = torch.tensor(shares or [1.0] * len(stack), dtype=stack.dtype).view(-1, *[1] * (stack.dim() - 1))
         gaps = stack - middle
         if self.rule == "clipped":
-            norms = gaps.nan_to_num().flatten(1).norm(dim=1)
+            norms = gaps.nan_to_num().view(len(stack), -1).norm(dim=1)
             limits = (norms.quantile(0.5) / norms).nan_to_num(1.0).clamp(max=1.0)  # 0 / 0: a client at the median
             gaps = gaps * limits.view(weights.shape)
         present = weights * ~stack.isnan()
         return middle + (gaps.nan_to_num() * present).sum(0) / present.sum(0)
 
 
+class Gathered:
+    """Tensors of one shape that a rule needs all together.
+
+    Attributes:
+        weight: the sum of the shares.
+    """
+
+    def __init__(self, rule: Mean) -> None:
+        self.weight = 0.0
+        self._rule = rule
+        self._tensors: list[Tensor] = []
+        self._shares: list[float] = []
+
+    @property
+    def shape(self) -> Size | None:
+        """The shape of the tensors so far; None before the first."""
+        return self._tensors[0].shape if self._tensors else None
+
+    def add(self, tensor: Tensor, share: float = 1.0) -> None:
+        """Add a tensor."""
+        self.weight += share
+        self._tensors.append(tensor)
+        self._shares.append(share)
+
+    def value(self) -> Tensor:
+        """Their combination."""
+        return self._rule(self._tensors, self._shares)
+
+
 def _without_ends(stack: Tensor, trim: float) -> Tensor:
-    """Coordinate by coordinate, the mean of what is left without a share `trim` of the values at each end."""
-    ordered = stack.sort(0).values  # NaN comes last
+    """Coordinate by coordinate, the mean without a share `trim` of the values at each end."""
+    ordered = stack.sort(0).values  # NaN sorts last
     count = (~stack.isnan()).sum(0)
     dropped = torch.minimum((trim * count).long(), (count - 1).clamp(min=0) // 2)
     rank = torch.arange(len(stack)).view(-1, *[1] * (stack.dim() - 1))

@@ -1,21 +1,21 @@
 """How much memory a staged net takes to train, by stage, and how to cut it into pieces that fit a budget.
 
-Two answers, and they differ. `MemoryModel` is the estimate of FeDepth's Table 1 (Zhang et al. 2023.
+There are two measures, which differ. `MemoryModel` is the estimate of FeDepth's Table 1 (Zhang et al. 2023.
 https://arxiv.org/abs/2303.04887): bytes of parameters, and twice the outputs of all modules for a batch, once forward
-and once backward. `saved_bytes` measures what autograd really keeps for the backward pass. The table is for batches of
-32 and counts parameters once; a client's estimate is for its own batches, and counts parameters as often as its
-optimiser does: themselves, their gradients, and the optimiser's moments.
+and once backward. `saved_bytes` measures what autograd really saves for the backward pass. The table is for batches of
+32 and counts parameters once; a client's estimate is for its own batches, and counts each parameter with its gradient
+and the optimiser's moments.
 
-As in the table, the first stage counts nothing and goes with the second one if it takes less than half as much: such
-a stage is a stem. Otherwise it is a block like any other. What follows the last block, norms without other layers,
-pooling and head, counts nothing either: it is the classifier, which is trained with every piece.
+As in the table, a first stage that takes less than half as much as the second one counts nothing and is trained with
+it: it is a stem. Otherwise it is a block like any other. Norms without other layers behind the last block, pooling and
+head count nothing either: they are the classifier, which is trained with every piece.
 
 For convolutions with norms the table's factor of two is generous; a block that really keeps more than its estimate
-counts as what it keeps: see `MemoryModel.step`.
+counts with what it keeps: see `MemoryModel.step`.
 
-What both leave out: the data set; the weights of the whole network, which a client holds as they came, in the network,
-and as they go; Python and torch themselves, what torch's kernels use while they run (a convolution's copies of its
-inputs and outputs in another order, for one), and what the allocator holds back.
+Neither counts the data set; the weights of the whole network, which a client holds as received, in the network, and as
+sent; Python and torch themselves; the workspace of torch's kernels, such as a convolution's reordered copies of its
+inputs and outputs; and memory that the allocator retains.
 """
 
 import math
@@ -27,25 +27,24 @@ from typing import Any
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS, keep_statistics
+from potluck.core.batchnorm import keep_statistics
 from potluck.core.fit import LocalTraining
 from potluck.core.modes import mode
 from potluck.core.rng import Key, isolated
-from potluck.models.contract import StagedNet
+from potluck.models.contract import StagedNet, is_norm
 
 SCENARIOS = {
     "fair": (1 / 6, 1 / 3, 1 / 2, 1.0),
     "lack": (1 / 8, 1 / 6, 1 / 2, 1.0),
     "surplus": (1 / 6, 1 / 3, 1 / 2, 2.0),
 }
-"""The paper's budgets, as shares of what the whole net takes; each goes to a quarter of the clients."""
+"""The paper's budgets, as shares of what the whole net takes, each for a quarter of the clients."""
 
 BATCH_SIZE = 32
 SLACK = 1.05
-"""The paper's own pieces exceed its budgets by up to 4.2 %; from 14 % on they would be other pieces."""
+"""The paper's own pieces exceed its budgets by up to 4.2 %; with 14 % or more the pieces would differ."""
 
-NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
-# Containers are no layers; the paper's net calls ReLU as a function, which its estimate does not see.
+# Containers are not layers; the paper's net calls ReLU as a function, which its estimate does not count.
 UNCOUNTED = (nn.Sequential, nn.ModuleList, nn.ReLU)
 
 
@@ -241,9 +240,13 @@ def decompose(
 
 
 def parameter_copies(training: LocalTraining) -> int:
-    """How often training holds a parameter: itself, its gradient, and what the optimiser keeps of it."""
-    moments = 2 if training.optimizer == "adam" else int(training.momentum > 0)
-    return 2 + moments
+    """Copies of a parameter in training: itself, its gradient, and the optimiser's state of it."""
+    weight = nn.Parameter(torch.zeros(8, 8))
+    weight.grad = torch.zeros_like(weight)
+    optimizer = training.new_optimizer([weight])
+    optimizer.step()
+    moments = [found for found in optimizer.state[weight].values() if isinstance(found, Tensor)]
+    return 2 + math.ceil(sum(found.numel() for found in moments if found.dim()) / weight.numel())
 
 
 def between(net: StagedNet, start: int, stop: int) -> nn.Sequential:
@@ -266,20 +269,20 @@ def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[
         )
     if given != read:
         raise ValueError(
-            f"partial: found 'bypass', but {parts[0][0]} puts out {tuple(given)} and {parts[start][0]} reads"
+            f"partial: found 'bypass', but {parts[0][0]} returns {tuple(given)} and {parts[start][0]} reads"
             f" {tuple(read)}; expected equal shapes, or partial='freeze'"
         )
     shifted = [replace(piece, start=piece.start - start + 1, stop=piece.stop - start + 1) for piece in pieces]
     shifted[0] = replace(shifted[0], start=0)
     blocks = tuple((first - start + 1, stop - start + 1) for first, stop in memory.blocks if first >= start)
     left = replace(memory, parts=(memory.parts[0], *memory.parts[start:]), blocks=((0, blocks[0][1]), *blocks[1:]))
-    return StagedNet(dict([parts[0], *parts[start:]]), net.head, net.pool), shifted, left
+    return net.with_stages(dict([parts[0], *parts[start:]])), shifted, left
 
 
 def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
     """Bytes that a training step on `inputs` keeps for the backward pass, parameters and buffers apart.
 
-    Every storage counts once, however many operations saved a view of it. The net is left as it was.
+    Every storage counts once, however many operations saved a view of it. The net is unchanged afterwards.
     """
     with isolated(Key(("saved bytes",))), mode(net, training=True), keep_statistics(net):  # Dropout draws
         _, saved = _saved(net, inputs)
@@ -287,11 +290,11 @@ def saved_bytes(net: nn.Module, inputs: Tensor) -> int:
 
 
 def size_text(count: float, *, enough: bool = False) -> str:
-    """Bytes as text, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte.
+    """Bytes as text in MiB, small ones in KiB; the papers and torch's tools call 2^20 bytes a megabyte.
 
     Args:
         count: of bytes.
-        enough: whether to round up, so that who takes the text at its word has as many.
+        enough: whether to round up, so that the stated amount suffices.
     """
     unit, name = (2**20, "MiB") if count >= 2**17 else (2**10, "KiB")
     shown = math.ceil(count / unit * 100) / 100 if enough else count / unit
@@ -305,21 +308,15 @@ def _blocks(net: StagedNet, costs: Sequence[float]) -> tuple[tuple[int, int], ..
     """
     stages = list(net.stages.children())
     end = len(stages)
-    while end > 1 and _is_norm(stages[end - 1]):
+    while end > 1 and is_norm(stages[end - 1]):
         end -= 1
     singles = [(place, place + 1) for place in range(end)]
     has_stem = end > 1 and 2 * costs[0] < costs[1]
     return ((0, 2), *singles[2:]) if has_stem else tuple(singles)
 
 
-def _is_norm(stage: nn.Module) -> bool:
-    """Whether all parameters of a stage, if it has any, belong to norms."""
-    norms = {id(p) for module in stage.modules() if isinstance(module, NORMS) for p in module.parameters()}
-    return all(id(parameter) in norms for parameter in stage.parameters())
-
-
 def _watched(module: nn.Module, x: Tensor) -> tuple[Tensor, list[int], int]:
-    """The module's output, the bytes that it and each module inside put out, and what it keeps, but for its input."""
+    """The module's output, the output bytes of it and of each inner module, and what it saves except its input."""
     written: list[int] = []
 
     def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -337,13 +334,13 @@ def _watched(module: nn.Module, x: Tensor) -> tuple[Tensor, list[int], int]:
 
 
 def _saved(net: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[int, torch.UntypedStorage]]:
-    """The net's output, and by address what autograd keeps for the backward pass, parameters and buffers apart."""
+    """The net's output, and by address what autograd saves for the backward pass, without parameters and buffers."""
     own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage  # holding it keeps its address from being given to another
+        kept[storage.data_ptr()] = storage  # kept, so that its address is not reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

@@ -2,9 +2,9 @@
 
 Baradad Jurjo, Wulff, Wang, Isola, Torralba. NeurIPS 2021. https://arxiv.org/abs/2106.05963, for the image-like kinds.
 
-Nothing is stored: each batch is drawn when it is asked for, so an epoch of any length costs the memory of one batch
-and no noise is seen twice. The image-like kinds lie in [0, 1] when drawn and are then standardised per channel over
-the batch, which stands for the task's own mean and deviation: a server without data knows neither.
+Nothing is stored: each batch is drawn on demand, so an epoch of any length takes the memory of one batch and no noise
+is used twice. The image-like kinds lie in [0, 1] when drawn and are then standardised per channel over the batch, in
+place of the task's mean and deviation, which a server without data does not know.
 """
 
 import math
@@ -49,7 +49,7 @@ def noise_examples(kind: Kind, count: int, shape: Shape) -> Examples:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A preprocessing that replaces a batch by as much noise, drawn from the generator of the training step."""
+    """A preprocessing that replaces a batch by noise of its size, drawn from the training step's generator."""
 
     kind: Kind
     shape: Shape
@@ -59,12 +59,12 @@ class _Drawn:
 
 
 def gaussian(count: int, shape: Shape, rng: torch.Generator | None) -> Tensor:
-    """Independent N(0, 1): what stands for inputs that are standardised already."""
+    """Independent N(0, 1), like standardised inputs."""
     return torch.randn(count, *shape, generator=rng)
 
 
 def dead_leaves(count: int, shape: Shape, rng: torch.Generator | None) -> Tensor:
-    """Images (count, channels, height, width) that leaves cover wholly, standardised."""
+    """Images (count, channels, height, width) fully covered by leaves, standardised."""
     channels, height, width = shape
     images = torch.full((count, channels, height, width), torch.nan)
     image, y, x = torch.ones(count, height, width).nonzero().unbind(1)  # of the pixels that are still open

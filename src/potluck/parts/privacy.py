@@ -1,8 +1,8 @@
-"""The Gaussian mechanism for features that leave a client: what is clipped, which noise, what many releases spend.
+"""The Gaussian mechanism for features that leave a client: clipping, noise, and the privacy spent by several releases.
 
 After FedIN's revision, appendix D, with what its claim needs: features are clipped, so that its assumption D.1 holds;
 they come from weights that were not trained on the example to be replaced; the logarithm of eq. 22 is the natural one;
-noise is given as a standard deviation. `docs/concepts/privacy.md` says what is proven, and what is not protected.
+noise is given as a standard deviation. `docs/concepts/privacy.md` states what is proven, and what is not protected.
 """
 
 import logging
@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from functools import partial
 from os import urandom
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,14 @@ from potluck.core.fit import Observed
 from potluck.core.method import Releases
 from potluck.core.modes import mode
 from potluck.core.roles import Client
+from potluck.parts.features import observed
+from potluck.parts.sharing import HasWeights, SharesWeights
 
 log = logging.getLogger(__name__)
 Calibration = Literal["analytic", "classical"]
 
 _PAIR = 2
-"""Named features that an example has: s_in and s_out."""
+"""The number of features that are released for an example: s_in and s_out."""
 
 _BITS = 52
 """Random bits of a uniform number, so that it and the half step beside it are exact in double precision."""
@@ -82,7 +85,7 @@ def delta_of(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class FeaturePrivacy(Checked):
-    """Releases features of single examples, clipped and with calibrated noise, and says what releases have spent.
+    """Releases features of single examples, clipped and with calibrated noise, and accounts for the privacy spent.
 
     An example's s_in and s_out are clipped to the norm `clip` each, so replacing one training example moves one
     released pair by at most 2 sqrt(2) clip, and no other pair at all; every number gets Gaussian noise of the standard
@@ -123,14 +126,14 @@ class FeaturePrivacy(Checked):
     def release(self, client: Client, features: Callable[[Tensor], Observed], count: int) -> Observed:
         """Private features of `count` of the client's training examples, or of as many as it has.
 
-        To be called before the model is trained, while its weights and buffers are those that the server sent. Which
-        examples are taken is drawn from the call's key, without replacement, and no secret. Each goes through the model
-        by itself, in evaluation mode and without augmentation, so its features depend on no other example, whatever
-        the model's layers are. A row that is not finite is released as zeros, with noise: a refusal would tell whether
-        the data have made it so.
+        To be called before the model is trained, while its weights and buffers are those that the server sent. The
+        examples are drawn by the call's key, without replacement; the choice is not secret. Each goes through the model
+        by itself, in evaluation mode and without augmentation, so its features depend on no other example, whatever the
+        model's layers are. A row that is not finite is released as zeros, with noise: a refusal would reveal whether
+        the data caused it.
 
         Args:
-            client: whose data; the release is added to its count.
+            client: the client; the release is added to its count.
             features: of inputs (1, ...) by the client's model: s_in (1, ...) and s_out (1, ...).
             count: of examples.
 
@@ -156,7 +159,7 @@ class FeaturePrivacy(Checked):
         return {name: (self._clipped(f) + sigma * _noise(f.shape)).to(f.dtype) for name, f in features.items()}
 
     def spent(self, releases: int) -> float:
-        """The least epsilon that so many releases satisfy together, at the same delta.
+        """The least epsilon that this many releases satisfy together, at the same delta.
 
         Gaussian releases of one sensitivity compose to a single one with sigma / sqrt(releases), also if each is chosen
         after the ones before were seen (Dong, Roth and Su 2022, corollary 3.3).
@@ -170,7 +173,7 @@ class FeaturePrivacy(Checked):
         return _least(lambda epsilon: delta_of(sigma, epsilon, self.sensitivity) <= self.delta)
 
     def statement(self, releases: Mapping[ClientId, Releases]) -> str:
-        """What a run's features have spent, for whom it holds, and that it is not the run's epsilon."""
+        """The statement of the privacy that a run's features have spent, and of its limits."""
         whole = (
             "Weights and BatchNorm's statistics are sent as they are, so no epsilon can be stated for the run as a"
             " whole."
@@ -196,11 +199,56 @@ class FeaturePrivacy(Checked):
         return (rows * (self.clip / rows.norm(dim=1, keepdim=True).clamp(min=self.clip))).view(features.shape)
 
 
-def _noise(shape: torch.Size) -> Tensor:
-    """Standard normal numbers in double precision, from the operating system and from nothing else.
+P = TypeVar("P", bound=HasWeights)
 
-    No generator stands between: whoever knows some of the noise learns nothing of the rest, and a forked process has
-    no state to share.
+
+class ReleasesFeatures(SharesWeights[P]):
+    """A method whose clients send features beside weights: as they are, or by a private mechanism.
+
+    Deriving from it fills the half of the contract that speaks of privacy; the attributes are fields of the method's
+    own.
+
+    Attributes:
+        feature_training: whether features are sent at all.
+        noise: of features in training, which is no private mechanism.
+        privacy: the mechanism; None sends features as they are.
+    """
+
+    feature_training: bool
+    noise: float
+    privacy: FeaturePrivacy | None
+
+    def __post_init__(self) -> None:
+        if self.privacy and self.sharing.buffers == "local":
+            raise ConfigError(
+                "sharing.buffers: found 'local' beside privacy; a client's own statistics would shape the features that"
+                " are released, and nothing bounds how; expected 'average' or 'drop'"
+            )
+
+    @property
+    def releases_privately(self) -> bool:
+        """Whether features leave clients, clipped and with noise."""
+        return self.privacy is not None and self.feature_training
+
+    def released(self, client: Client, count: int) -> Observed | None:
+        """Private pairs of `count` of the client's examples, see `FeaturePrivacy.release`; None without a mechanism."""
+        if self.privacy is None or not self.feature_training:
+            return None
+        return self.privacy.release(client, partial(observed, client.model), count)
+
+    def privacy_statement(self, releases: Mapping[ClientId, Releases]) -> str | None:
+        """What the features have spent, or why no epsilon can be stated of noisy ones."""
+        if self.privacy is None:
+            reason = "noise on the scale of the features themselves is no private mechanism"
+            return f"No epsilon can be stated: {reason}." if self.noise else None
+        return self.privacy.statement(releases)
+
+
+def _noise(shape: torch.Size) -> Tensor:
+    """Standard normal numbers in double precision, drawn from the operating system alone.
+
+    There is no generator in between: knowing some of the noise reveals nothing of the rest, and a forked process has no
+    state to share.
     """
     count = shape.numel()
     if not count:
@@ -230,7 +278,7 @@ def _least(suffices: Callable[[float], bool]) -> float:
 
 
 def _rounded_up(value: float) -> str:
-    """Three digits that claim no more than is true."""
+    """Three digits, rounded up."""
     return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(value):g}"
 
 

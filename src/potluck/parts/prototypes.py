@@ -1,23 +1,31 @@
-"""What clients report by class, and its averages: tables with one row a class.
+"""Values that clients report by class, and their averages: tables with one row for each class.
 
 Methods that exchange features, prototypes or logits by class share these, so that classes nobody has are masked in
-one way.
+one way, and the losses that draw a client's examples to what is known of their class.
 """
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
+
+from potluck.core.batchnorm import keep_statistics
+from potluck.core.examples import Batch
+from potluck.core.federation import Criterion
+from potluck.core.fit import Extras, Observed
+from potluck.models.contract import split
 from potluck.parts.means import Mean
 
 Table = dict[str, Tensor]
-"""By class: "means" (classes, width), zero where it is not "known" (bool, classes)."""
+""""means" by class (classes, width), zero for classes that are not "known" (bool, classes)."""
 
 Rows = dict[str, Tensor]
-"""What was reported, oldest first: "values" (n, ...), their "labels" (n,) and how many examples each "counts" for."""
+"""Reported values, oldest first: "values" (n, ...), their "labels" (n,) and the number of examples behind each,
+"counts"."""
 
 
 def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
-    """Mean over batch and width of the squared difference to the class's row; 0 for classes that have none."""
+    """Mean over batch and width of the squared difference to the class's row; 0 for classes without one."""
     if table is None:
         return values.new_zeros(())
     gaps = (values - table["means"][labels]).square().mean(1)
@@ -25,7 +33,7 @@ def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
 
 
 def averages(rows: Rows, classes: int, combine: Mean | None = None) -> Table:
-    """By class, the mean of the values (n, width), each as often as it counts; or what a robust rule makes of them."""
+    """By class, the mean of the values (n, width) weighted by their counts, or their combination by a robust rule."""
     if combine is not None and combine.rule != "mean":
         return _combined(rows, classes, combine)
     labels, counts = rows["labels"], rows["counts"]
@@ -64,3 +72,52 @@ def stored(old: Rows | None, new: Rows, capacity: int) -> Rows:
         newer = counts[mine].flip(0).cumsum(0).flip(0) - counts[mine]
         kept[mine] = (capacity - newer).clamp(min=0).minimum(counts[mine])
     return {name: tensor[kept > 0] for name, tensor in {**rows, "counts": kept}.items()}
+
+
+@dataclass(frozen=True)
+class PrototypeLoss:
+    """The task's loss + alpha (MSE(h, H_y) + MSE(z, Z_y)); h, z and y are observed as features, logits and labels.
+
+    h is what the last layer reads, z the logits, and H and Z the extras' tables "features" and "logits", each of which
+    may be None.
+    """
+
+    criterion: Criterion
+    alpha: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+        """Of one batch of examples with classes."""
+        labels, parts = batch.targets, split(net)
+        h = parts.intermediate(parts.extractor(batch.inputs))
+        z = parts.classifier(h)
+        gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
+        return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
+
+
+@dataclass(frozen=True)
+class ReplayLoss:
+    """(1 - alpha) task's loss + alpha (task's loss of g(H_y) + MSE(g(H_y), Z_y) + MSE(z, Z_y)).
+
+    g are the layers behind the extractor, up to the logits. Where a share of the batch has an H_y, the task's loss
+    weighs 1 - alpha share, the two terms of g alpha share. The extractor's output, z and y are observed as features,
+    logits and labels.
+    """
+
+    criterion: Criterion
+    alpha: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+        """Of one batch of examples with classes; the pass of H_y leaves running statistics alone."""
+        labels, parts = batch.targets, split(net)
+        h = parts.extractor(batch.inputs)
+        z = parts.classifier(parts.intermediate(h))
+        task, gap = self.criterion(z, labels), distance(z, labels, extras["logits"])
+        observed = {"features": h, "logits": z, "labels": labels}
+        synthetic = extras["features"]
+        if synthetic is None or (known := synthetic["known"][labels]).sum() < 2:  # one has no batch statistics
+            return task + self.alpha * gap, observed
+        replayed, share = labels[known], known.float().mean()
+        with keep_statistics(net):
+            again = parts.classifier(parts.intermediate(synthetic["means"][replayed]))
+        taught = self.criterion(again, replayed) + distance(again, replayed, extras["logits"])
+        return (1 - self.alpha * share) * task + self.alpha * (share * taught + gap), observed

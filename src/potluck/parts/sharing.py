@@ -1,38 +1,50 @@
-"""Who averages weights with whom: across architectures layer by layer, or within each architecture.
+"""Averaging of weights: across architectures layer by layer, or within each architecture.
 
 Every method that averages weights holds a `Sharing` among its hyper-parameters. Two methods are compared under the same
 aggregation if theirs are equal; the defaults are not: FedAvg weighs by examples as its paper does, others equally.
 
-The server's weights are a pool: groups of clients by name, each with one dict of tensors from which its members pick
-the layers they own.
+The server keeps weights by group: groups of clients by name, each with one dict of tensors from which its members pick
+the layers they own. Replies that come one at a time (`cohort.stream`) are added up one at a time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from potluck.core.batchnorm import measure_statistics
 from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.fields import Checked
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
-from potluck.core.roles import Client, Replies, Server
+from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
 from potluck.core.schema import Kind, Schema, count, like
 from potluck.core.weights import (
+    RunningMean,
     Weights,
     buffers_of,
     check_same_shapes,
     learnt_of,
     load,
-    mean_where_present,
     parameters_of,
     pick,
+    zeros_like,
 )
-from potluck.parts.means import Mean
+from potluck.parts.means import Gathered, Mean
 
-Pool = dict[str, Weights]
+GroupWeights = dict[str, Weights]
+"""Weights by group of clients, and by name."""
+
+GroupNumbers = dict[str, dict[str, float]]
+"""A number for each layer, by group of clients and by name."""
+
+Entry = Callable[[Member], Any] | Mapping[str, Any] | Tensor | float | str | None
+"""An entry of messages: a value, None for no entry, or a function from the receiving member to one."""
+
+Share = Callable[[Member, Message], float | Mapping[str, float]]
+"""A function from a member and its reply to its weight in a mean, one for all layers or one for each layer's name."""
 
 
 @dataclass(frozen=True)
@@ -42,36 +54,43 @@ class Sharing(Checked):
     Attributes:
         scope: "layer" averages each layer over all clients that own it, whatever their architecture
             (FedIN's revision, eq. 19); "architecture" averages among clients of one architecture (eq. 20, 21);
-            "model" demands that there is only one architecture.
+            "model" demands that there is only one architecture; "none" averages nothing: messages carry no weights,
+            and clients keep their models from round to round.
         weighting: "samples" weighs clients by training examples (FedAvg, eq. 21), "uniform" equally (eq. 19, 20).
         buffers: BatchNorm's running statistics are averaged like weights ("average"), stay at each client
             ("local"), or are neither sent nor kept ("drop": measured on the client's own training data
             when its model is evaluated).
-        combine: how the tensors of several clients become one; `weighting` matters to the rules that weigh.
+        combine: how clients' tensors are combined; `weighting` applies to rules that weigh.
     """
 
-    scope: Literal["layer", "architecture", "model"] = "layer"
+    scope: Literal["layer", "architecture", "model", "none"] = "layer"
     weighting: Literal["samples", "uniform"] = "samples"
     buffers: Literal["average", "local", "drop"] = "average"
     combine: Mean = Mean()
 
+    @property
+    def averages(self) -> bool:
+        """Whether clients average weights."""
+        return self.scope != "none"
+
     def needs(self) -> frozenset[Need]:
-        """What this scope asks of the federation."""
+        """What this scope needs of the federation."""
         by_scope = {
             "layer": {Need.NESTED_LAYERS},
             "model": {Need.ONE_ARCHITECTURE},
             "architecture": set[Need](),
+            "none": set[Need](),
         }
         return frozenset(by_scope[self.scope])
 
-    def initial(self, server: Server) -> Pool:
-        """The run's initial weights; a layer of several architectures comes from the largest.
+    def initial(self, server: Server) -> GroupWeights:
+        """The run's initial weights; a layer of several architectures comes from the largest. Nothing under "none".
 
         Raises:
             ValueError: clients that average with each other have a layer of the same name in different shapes.
         """
-        pool: Pool = {}
-        members = {member.architecture: member for member in server.roster.values()}
+        pool: GroupWeights = {}
+        members = {member.architecture: member for member in server.roster.values() if self.averages}
         for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
             mine = learnt_of(server.build(member.architecture))
             group = pool.setdefault(self.group(member), {})
@@ -80,33 +99,61 @@ class Sharing(Checked):
             group.update({name: tensor for name, tensor in mine.items() if name not in group})
         return pool
 
+    def zeros(self, pool: GroupWeights, roster: Roster) -> GroupWeights:
+        """Zeros for each trained layer of the pool: how control variates and dual variables begin."""
+        trained = self.owners(roster)
+        return {g: zeros_like({n: w for n, w in pool[g].items() if n in trained[g]}) for g in pool}
+
     def group(self, member: Member) -> str:
         """The name of the group that a client averages with."""
         return member.architecture if self.scope == "architecture" else "all"
 
-    def share(self, pool: Pool, member: Member) -> dict[str, Weights | None]:
-        """The entries of a message that bring a client the weights it owns, and buffers if they are shared."""
+    def send(self, pool: GroupWeights, cohort: Cohort, server: Server, **more: Entry) -> dict[ClientId, Message]:
+        """A message for each client of the cohort with the weights it owns, and buffers if they are shared.
+
+        Args:
+            pool: the server's weights.
+            cohort: the receivers.
+            server: the server, for its roster.
+            more: entries that are added, as values or as functions of the member; None for no entry.
+        """
+        return {id: self.message(pool, server.roster[id], **more) for id in cohort.ids}
+
+    def message(self, pool: GroupWeights, member: Member, **more: Entry) -> Message:
+        """The message of `send` to one client."""
+        added = {name: value(member) if callable(value) else value for name, value in more.items()}
+        if not self.averages:
+            return Message(**added)
         owned = pick(pool[self.group(member)], member.shapes)
         weights = {name: tensor for name, tensor in owned.items() if name in member.parameters}
-        others = member.parameters | member.frozen
-        buffers = {name: tensor for name, tensor in owned.items() if name not in others}
-        return {"weights": weights, "buffers": buffers if self.buffers == "average" and buffers else None}
+        buffers = {name: tensor for name, tensor in owned.items() if name in member.buffers}
+        return Message(weights=weights, buffers=self._if_averaged(buffers), **added)
 
     def receive(self, client: Client, message: Message) -> None:
-        """Load what `share` sent, and this client's own buffers if it keeps them."""
-        buffers = client.state.get("buffers") if self.buffers == "local" else message.get("buffers")
-        load(client.model, {**message["weights"], **(buffers or {})}, partial=True)
+        """Load what was sent, and this client's own buffers if it keeps them."""
+        if self.averages:
+            buffers = client.state.get("buffers") if self.buffers == "local" else message.get("buffers")
+            load(client.model, {**message["weights"], **(buffers or {})}, partial=True)
 
-    def reply(self, client: Client) -> dict[str, Any]:
-        """The entries of a reply that carry the trained weights back."""
-        return {
-            "weights": parameters_of(client.model),
-            "buffers": self.returned_buffers(client),
-            "examples": len(client.train),
-        }
+    def reply(self, client: Client, **more: Any) -> Message:
+        """The answer with the trained weights, buffers if they are shared, and the number of examples.
+
+        Args:
+            client: after its training; its buffers go to its state if they are local.
+            more: entries that are added, or that replace these; None for no entry.
+        """
+        if not self.averages:
+            return Message(**more)
+        buffers = buffers_of(client.model)
+        if self.buffers == "local":
+            client.state["buffers"] = buffers
+        trained = {} if "weights" in more else {"weights": parameters_of(client.model)}
+        return Message(**{**trained, "buffers": self._if_averaged(buffers), "examples": len(client.train), **more})
 
     def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
-        """What these entries may hold: what was sent, trained."""
+        """The schema of the entries of `reply`: tensors like those that were sent."""
+        if not self.averages:
+            return {}
         buffers = message.get("buffers") if self.buffers == "average" else None
         return {
             "weights": like(message["weights"]),
@@ -114,71 +161,182 @@ class Sharing(Checked):
             "examples": count(member.examples),
         }
 
-    def returned_buffers(self, client: Client) -> Weights | None:
-        """Buffers to send back; kept in the client's state instead if they are local."""
-        buffers = buffers_of(client.model)
-        if self.buffers == "local":
-            client.state["buffers"] = buffers
-        return buffers if self.buffers == "average" and buffers else None
+    def merge(self, pool: GroupWeights, replies: Replies | Arriving, roster: Roster) -> GroupWeights:
+        """The weights and buffers after averaging those of the replies; layers that no client sent are unchanged."""
+        return self.means(replies, roster, "weights", "buffers").over(pool, "weights", "buffers")
 
-    def merge(self, pool: Pool, replies: Replies, roster: Roster) -> Pool:
-        """The pool after averaging the weights and buffers of the replies; what nobody sent is unchanged."""
-        merged = self.mean(replies, "weights", roster, keep=pool)
-        return self.mean(replies, "buffers", roster, keep=merged) if self.buffers == "average" else merged
+    def mean(
+        self,
+        replies: Replies | Arriving,
+        entry: str,
+        roster: Roster,
+        keep: GroupWeights,
+        weight: Share | None = None,
+    ) -> GroupWeights:
+        """Group by group, the layer-wise mean of one entry of the replies over `keep`.
 
-    def mean(self, replies: Replies, entry: str, roster: Roster, keep: Pool) -> Pool:
-        """Group by group, the layer-wise mean of one entry of the replies over `keep`."""
-        merged = dict(keep)
-        for group, members in _grouped(replies, roster, self.group).items():
-            owned = [replies[member.id].get(entry) or {} for member in members]
-            shares = [self.weight(replies[member.id]) for member in members]
-            merged[group] = mean_where_present(owned, shares, keep.get(group, {}), self.combine)
-        return merged
+        Args:
+            replies: read to their end. Under the plain mean none is kept, under other rules of `combine` all are.
+            entry: tensors by name; a number stands for every layer that the client trains.
+            roster: of the federation.
+            keep: the value of layers that no client sent.
+            weight: a client's weight in the mean; by `weighting` if None.
+        """
+        return self.means(replies, roster, **{entry: weight}).over(keep, entry)
 
-    def weight(self, reply: Message) -> float:
+    def means(self, replies: Replies | Arriving, roster: Roster, *plain: str, **weighted: Share | None) -> "Means":
+        """The means of several entries at once: `plain` ones by `weighting`, others by weights of their own."""
+        means = self.no_means(roster, *plain, **weighted)
+        if isinstance(replies, Arriving) and self.combine.rule != "mean":
+            replies = replies.all()
+        for id, reply in replies.items() if isinstance(replies, Replies) else replies:
+            means.add(id, reply)
+            del reply  # before the next comes
+        return means
+
+    def no_means(self, roster: Roster, *plain: str, **weighted: Share | None) -> "Means":
+        """Empty means, to which replies are added one by one; arguments as of `means`."""
+        return Means(self, roster, {**dict.fromkeys(plain), **weighted})
+
+    def owners(
+        self,
+        roster: Roster,
+        among: Container[ClientId] | None = None,
+        weight: Callable[[Member], float] = lambda member: 1.0,
+    ) -> GroupNumbers:
+        """By group, how many clients own each trained layer.
+
+        Args:
+            roster: of the federation.
+            among: which clients count, such as replies; None for all.
+            weight: the weight of a client.
+        """
+        owners: GroupNumbers = {}
+        for member in roster.values():
+            if among is None or member.id in among:
+                layers = owners.setdefault(self.group(member), {})
+                for name in sorted(member.parameters):
+                    layers[name] = layers.get(name, 0.0) + weight(member)
+        return owners
+
+    def weight(self, member: Member, reply: Message) -> float:
         """A client's weight in the mean."""
         return float(reply["examples"]) if self.weighting == "samples" else 1.0
 
     def deploy(self, client: Client, message: Message) -> nn.Module:
-        """The client's model filled from what `share` sent, ready to be evaluated."""
+        """The client's model filled from what was sent, ready to be evaluated."""
         self.receive(client, message)
-        if self.buffers == "drop":
-            measure_statistics(client.model, (inputs for inputs, _ in client.train.batches(64, client.rng)))
+        if self.buffers == "drop" and self.averages:
+            measure_statistics(client.model, (batch.inputs for batch in client.train.batches(64, client.rng)))
         return client.model
 
-    def global_model(self, pool: Pool, server: Server) -> nn.Module | None:
+    def global_model(self, pool: GroupWeights, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture and shared buffers; None otherwise."""
         members = list(server.roster.values())
-        if len({member.architecture for member in members}) > 1:
+        if not self.averages or len({member.architecture for member in members}) > 1:
             return None
         if self.buffers != "average" and members[0].buffers:
             return None
         return load(server.build(members[0].architecture), pool[self.group(members[0])])
 
+    def _if_averaged(self, buffers: Weights) -> Weights | None:
+        return buffers if self.buffers == "average" and buffers else None
 
-class HasPool(Protocol):
+
+class Means:
+    """Group by group and layer by layer, the means of entries of replies, which are added one at a time.
+
+    Under the plain mean it holds a running mean of each layer and nothing of the replies.
+
+    Args:
+        sharing: who averages with whom, and how.
+        roster: of the federation.
+        entries: to average, each with a client's weight; None for that of `sharing`.
+    """
+
+    def __init__(self, sharing: Sharing, roster: Roster, entries: Mapping[str, Share | None]) -> None:
+        self._sharing = sharing
+        self._roster = roster
+        self._entries = entries
+        self._found: dict[str, dict[str, dict[str, RunningMean | Gathered]]] = {entry: {} for entry in entries}
+
+    def add(self, id: ClientId, reply: Message) -> None:
+        """Add a client's reply; entries or layers that it lacks do not count.
+
+        Raises:
+            ValueError: a layer has another shape than at the clients before.
+        """
+        member = self._roster[id]
+        for entry, share in self._entries.items():
+            if (value := reply.get(entry)) is None:
+                continue
+            weight = (share or self._sharing.weight)(member, reply)
+            layers = self._found[entry].setdefault(self._sharing.group(member), {})
+            for name, tensor in _by_layer(value, member).items():
+                running = layers.setdefault(name, self._sharing.combine.running())
+                check_same_shapes(name, [tensor.shape, *([] if running.shape is None else [running.shape])])
+                running.add(tensor, weight[name] if isinstance(weight, Mapping) else weight)
+
+    def over(self, keep: GroupWeights, *entries: str) -> GroupWeights:
+        """The means of these entries over `keep`, the value of layers that no client sent.
+
+        Raises:
+            ValueError: a layer has another shape than in `keep`.
+        """
+        merged = dict(keep)
+        for entry in entries:
+            for group, layers in self._found[entry].items():
+                before = merged.get(group, {})
+                found = {name: running.value() for name, running in layers.items()}
+                for name in found.keys() & before.keys():
+                    check_same_shapes(name, [found[name].shape, before[name].shape])
+                merged[group] = {**before, **found}
+        return merged
+
+    def of(self, entry: str) -> GroupWeights:
+        """The means of one entry, of the layers that some client sent."""
+        return self.over({}, entry)
+
+    def weights(self, entry: str) -> GroupNumbers:
+        """By group, the sum of the clients' weights in the mean of each layer of an entry."""
+        found = self._found[entry]
+        return {group: {name: running.weight for name, running in found[group].items()} for group in found}
+
+
+def _by_layer(value: Any, member: Member) -> Weights:
+    """An entry's tensors by name; a number stands for every layer that the client trains."""
+    if isinstance(value, (int, float)):
+        return {name: torch.tensor(value, dtype=torch.float64) for name in sorted(member.parameters)}
+    return value
+
+
+class HasWeights(Protocol):
     """A method's state that holds the server's weights."""
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> GroupWeights:
         """The server's weights, by group of clients."""
         ...
 
 
-P = TypeVar("P", bound=HasPool)
+P = TypeVar("P", bound=HasWeights)
 
 
 class SharesWeights(Method[P]):
-    """A method whose clients start every round, and are evaluated, with what the server's pool holds for them.
+    """A method whose `sharing` determines the weights with which clients start every round and are evaluated.
 
-    Deriving from it fills the inference half of the contract; `sharing` is a field of the method's own.
+    It implements the inference half of the contract; the method declares the field `sharing`.
     """
 
     sharing: Sharing
-    keeps_model = False
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether clients' models are kept between rounds: only if nothing is averaged."""
+        return not self.sharing.averages
 
     def needs(self) -> frozenset[Need]:
-        """What the scope of sharing asks for."""
+        """What the scope of sharing needs."""
         return self.sharing.needs()
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
@@ -187,7 +345,7 @@ class SharesWeights(Method[P]):
 
     def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
         """The weights that the client owns."""
-        return Message(**self.sharing.share(state.pool, server.roster[client_id]))
+        return self.sharing.message(state.pool, server.roster[client_id])
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
@@ -199,59 +357,10 @@ class SharesWeights(Method[P]):
         return self.sharing.global_model(state.pool, server)
 
 
-class SharesOnRequest(Generic[P]):
-    """The part of a method that averages weights where `sharing` says how, and leaves models alone where it is None."""
-
-    sharing: Sharing | None
-
-    def needs(self) -> frozenset[Need]:
-        """What the scope of sharing asks for; nothing without."""
-        return self.sharing.needs() if self.sharing else frozenset()
-
-    def initial_pool(self, server: Server) -> Pool:
-        """The weights that all start with."""
-        return self.sharing.initial(server) if self.sharing else {}
-
-    def share(self, pool: Pool, member: Member) -> dict[str, Any]:
-        """Entries of a message that bring a client its weights."""
-        return self.sharing.share(pool, member) if self.sharing else {}
-
-    def receive(self, client: Client, message: Message) -> None:
-        """Load them."""
-        if self.sharing:
-            self.sharing.receive(client, message)
-
-    def trained(self, client: Client) -> dict[str, Any]:
-        """Entries of a reply that carry the trained weights back."""
-        return self.sharing.reply(client) if self.sharing else {}
-
-    def expected(self, member: Member, message: Message) -> dict[str, Kind | None]:
-        """What these entries may hold."""
-        return self.sharing.expected(member, message) if self.sharing else {}
-
-    def merged(self, pool: Pool, replies: Replies, server: Server) -> Pool:
-        """The weights after averaging."""
-        return self.sharing.merge(pool, replies, server.roster) if self.sharing else pool
-
-    def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
-        """The client's weights, if they are shared."""
-        return Message(**self.share(state.pool, server.roster[client_id]))
-
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        """The client's model, filled with them."""
-        return self.sharing.deploy(client, message) if self.sharing else client.model
-
-    def global_model(self, state: P, server: Server) -> nn.Module | None:
-        """The one model of a federation with one architecture, if weights are shared."""
-        return self.sharing.global_model(state.pool, server) if self.sharing else None
-
-
-def _grouped(replies: Replies, roster: Roster, group: Callable[[Member], str]) -> dict[str, list[Member]]:
-    groups: dict[str, list[Member]] = {}
-    for id in replies:
-        groups.setdefault(group(roster[id]), []).append(roster[id])
-    return groups
+def norm(weights: GroupWeights) -> float:
+    """The L2 norm of all tensors of all groups together."""
+    tensors = [tensor for group in weights.values() for tensor in group.values()]
+    return float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors]).norm())
 
 
 def _size(member: Member) -> int:

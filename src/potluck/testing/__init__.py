@@ -1,4 +1,4 @@
-"""Public test-suite for methods: conformance to the contract, and the theory that a method states of itself.
+"""Public test suite for methods: conformance to the contract, and the limits that a method states.
 
 from potluck.testing import check_method
 check_method(MyMethod)

@@ -1,4 +1,4 @@
-"""Replies with one thing wrong in them, made from a reply that is right."""
+"""Corrupted replies, each with one error, made from a correct one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,11 +12,11 @@ Corrupted = tuple[dict[str, Any], str]
 
 
 def corruptions(reply: Mapping[str, Any], declared: Schema) -> Iterator[Corrupted]:
-    """Each wrong reply, and what is wrong with it.
+    """Each corrupted reply, and a description of its error.
 
     Args:
-        reply: a right one.
-        declared: says which of its entries may be absent.
+        reply: a correct one.
+        declared: the schema, which tells which entries may be absent.
     """
     yield from _of_names(dict(reply), declared)
     for name, value in reply.items():
@@ -32,8 +32,8 @@ def corruptions(reply: Mapping[str, Any], declared: Schema) -> Iterator[Corrupte
 
 
 def _of_names(entries: dict[str, Any], declared: Schema) -> Iterator[Corrupted]:
-    """Entries too many, too few, or called otherwise."""
-    yield {**entries, "stowaway": torch.zeros(1)}, "an entry that was not asked for"
+    """Extra, missing or renamed entries."""
+    yield {**entries, "stowaway": torch.zeros(1)}, "an entry that is not declared"
     for name, value in entries.items():
         rest = {other: kept for other, kept in entries.items() if other != name}
         yield {**rest, f"{name}x": value}, f"the name {name}x in place of {name}"
@@ -42,14 +42,14 @@ def _of_names(entries: dict[str, Any], declared: Schema) -> Iterator[Corrupted]:
 
 
 def _of_leaves(entries: Mapping[str, Any]) -> Iterator[Corrupted]:
-    yield {**entries, "stowaway": torch.zeros(1)}, "an entry that was not asked for"
+    yield {**entries, "stowaway": torch.zeros(1)}, "an entry that is not declared"
     for name, value in entries.items():
         for bad, what in _of_value(value):
             yield {**entries, name: bad}, f"in {name} {what}"
 
 
 def _of_value(value: Any) -> Iterator[tuple[Any, str]]:
-    """Values of another kind, shape or size."""
+    """Values of another type, shape or size."""
     yield {"inner": value}, "named entries in place of a value"
     yield "many", "text"
     yield [value], "a list"

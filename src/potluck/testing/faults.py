@@ -1,8 +1,8 @@
-"""A disk on which a run can be killed, find no room, or lose its power at exactly one step.
+"""A disk on which a run is killed, runs out of space, or loses power at exactly one step.
 
     disk = Faulty(at=17, fault="kill")
     with suppress(Killed), using(disk):
-        run.play()
+        run.run()
 
 The steps are those of `potluck.engine.files.Disk`, counted from 0. `Faulty()` has no fault and counts.
 """
@@ -20,7 +20,7 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 class Killed(BaseException):
-    """The process is no more: whatever still runs only unwinds, and no file changes."""
+    """The process was killed: remaining code only unwinds, and no file changes."""
 
 
 class Faulty(Disk):
@@ -28,11 +28,10 @@ class Faulty(Disk):
 
     Args:
         at: the step; None for none.
-        fault: what happens there. "kill": the process ends just before the step; "torn": in the middle of it, so
-            that half of what was to be written is. "full": half is written and there is no room for more, then and
-            later. "lost": the power goes, and with it all that was not synced; "kept": the power goes, new names
-            have lasted and half of each content that was not synced; "mixed": the power goes, the last change of a
-            name has lasted and none before it.
+        fault: the fault at this step. "kill": the process ends just before the step; "torn": in the middle of it, so
+            that half of the content is written. "full": half is written and the disk is full from then on. "lost": the
+            power fails, and everything not synced is lost; "kept": the power fails, new names survive, and half of each
+            content that was not synced; "mixed": the power fails, the last renaming survives and none before it.
     """
 
     def __init__(self, at: int | None = None, fault: Fault = "kill") -> None:
@@ -40,12 +39,12 @@ class Faulty(Disk):
         self._at = at
         self._fault: Fault = fault
         self._dead = False
-        self._lasting: dict[Path, bytes | None] = {}  # what surely lasts of files touched; None: no file
+        self._lasting: dict[Path, bytes | None] = {}  # the durable content of files touched; None: no file
         self._unsynced: set[Path] = set()
-        self._latest: Path | None = None  # whose name was changed last
+        self._latest: Path | None = None  # the file renamed last
 
     def make_folder(self, path: Path) -> None:
-        """See `Disk`; a folder lasts once it is made."""
+        """See `Disk`; a folder is durable once it is made."""
         if self._fails("make folder", path):
             self._full(path)
         super().make_folder(path)
@@ -59,7 +58,7 @@ class Faulty(Disk):
         self._put(path, content, "ab")
 
     def sync(self, path: Path) -> None:
-        """Note what lasts from now on; this machine's power stays on."""
+        """Record what is durable from now on; nothing is really synced."""
         if self._fails("sync", path):
             self._full(path)
         if path.is_dir():
@@ -68,7 +67,7 @@ class Faulty(Disk):
             self._lasting = {**elsewhere, **torn}
             return
         self._unsynced.discard(path)
-        if self._lasting.get(path, b"") is not None:  # its name lasts already
+        if self._lasting.get(path, b"") is not None:  # its name is durable already
             self._lasting.pop(path, None)
 
     def sync_all(self, paths: Sequence[Path]) -> None:
@@ -109,7 +108,7 @@ class Faulty(Disk):
             self._lasting[path] = path.read_bytes() if path.is_file() else None
 
     def _fails(self, step: str, path: Path, put: tuple[Path, bytes, Literal["wb", "ab"]] | None = None) -> bool:
-        """Count a step; whether it finds no room. A killed process goes no further."""
+        """Count a step; return whether the disk is full. Raises in a killed process."""
         if self._dead:
             raise Killed
         number = len(self.steps)
@@ -140,7 +139,7 @@ class Faulty(Disk):
                 path.unlink()
 
     def _torn(self, path: Path) -> bytes:
-        """What may be left of a file that was not synced: what lasts, and half of what was added."""
+        """What may remain of a file that was not synced: the durable content, and half of the rest."""
         content, kept = path.read_bytes(), self._lasting.get(path) or b""
         kept = kept if content.startswith(kept) else b""
         return kept + _half(content[len(kept) :])

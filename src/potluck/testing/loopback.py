@@ -1,4 +1,4 @@
-"""A Flower grid without sockets: messages become bytes, are read again, and are answered when they are pulled for."""
+"""A Flower grid without sockets: messages become bytes, are read again, and are answered when they are pulled."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ Answer = Callable[[Message], Message]
 
 @dataclass
 class LoopbackNode:
-    """What a grid says of a node."""
+    """A grid's description of a node."""
 
     node_id: int
     name: str
@@ -27,11 +27,11 @@ class Loopback(Grid):
     """Nodes in this process.
 
     Args:
-        nodes: by name, what a node does with a message. Their numbers count down, so that they say nothing of names.
+        nodes: by name, a node's function of a message. Their numbers count down, so that they do not follow the names.
     """
 
     def __init__(self, nodes: Mapping[str, Answer]) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # where messages look
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # where Flower's messages look
         numbers = range(len(nodes), 0, -1)
         self.nodes = {number: LoopbackNode(number, name) for number, name in zip(numbers, nodes, strict=True)}
         self.silent: set[str] = set()
@@ -55,15 +55,15 @@ class Loopback(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Of those who are online."""
+        """The numbers of the nodes online."""
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[Any]:
-        """Those who are online."""
+        """The nodes online."""
         return list(self.nodes.values())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Take messages; nothing is done before somebody pulls."""
+        """Accept messages; they are answered when replies are pulled."""
         numbers: list[str] = []
         for message in messages:
             number = f"message-{len(self.sent)}"
@@ -75,7 +75,7 @@ class Loopback(Grid):
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Have the nodes answer, but for the silent ones."""
+        """Have all nodes but the silent ones answer."""
         with self._one_at_a_time:
             due = [self._waiting[number] for number in message_ids if number in self._waiting]
             return [self._answer(message) for message in due if self._name(message) not in self.silent]

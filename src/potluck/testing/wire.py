@@ -1,4 +1,4 @@
-"""What a method's docstring says of its messages, to be compared with what the engine counted.
+"""The Wire section of a method's docstring, for comparison with what the engine counted.
 
 Lines of the Wire section, entries with the size of one client's:
 
@@ -7,29 +7,31 @@ Lines of the Wire section, entries with the size of one client's:
     with      OVERRIDES also: down NAME FORMULA; up NAME FORMULA      further entries under other hyper-parameters
 
 A formula has +, * and brackets, and begins with "at most" if it is a bound. Sizes of tensors stand in bars and are
-bytes, as are `flag` and `integer`, a number of that kind in a tensor; other symbols are counts. A whole number alone
-counts plain numbers, of eight bytes each. The symbols are those of `SYMBOLS`; a hyper-parameter stands for its value,
-and `|x|` for the bytes that the method's state has under the name x.
+bytes, as are `flag` and `integer`, a number of that kind in a tensor; other symbols are counts. An integer alone counts
+plain numbers, of eight bytes each. The symbols are those of `SYMBOLS`; a hyper-parameter has its value, and `|x|` is
+the bytes of the entry x of the method's state.
 """
 
 import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Size, Tensor, get_default_dtype
 
+from potluck.core.errors import ConfigError
 from potluck.core.federation import Site
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.weights import buffers_of, learnt_of, parameters_of
 from potluck.engine.engine import Engine
-from potluck.methods.heterofl import level_within
 from potluck.models.contract import feature_shapes
+from potluck.parts.width import level_within
 from potluck.testing.limits import section
+from potluck.testing.worlds import quick
 
 _NUMBER_BYTES = 8
 _BOUND = "at most "
@@ -48,15 +50,15 @@ class Documented:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a formula is evaluated: one client of a run, with the method's state after the last round."""
+    """The context of a formula: one client of a run, with the method's state after the last round."""
 
     engine: Engine
     state: Any
     site: Site
 
-    def net(self, architecture: str | None = None, rate: float = 1.0) -> Any:
+    def net(self, architecture: str | None = None, width: float = 1.0) -> Any:
         """A net of this architecture, the server's if None."""
-        return self.engine.server(0).build(architecture, rate=rate)
+        return self.engine.server(0).build(architecture, width=width)
 
     @property
     def own(self) -> Any:
@@ -70,7 +72,7 @@ class Place:
 
     @property
     def level(self) -> float:
-        """The rate that the client trains."""
+        """The share of the channels that the client trains."""
         return level_within(self.engine.method.levels, self.site.capacity)  # type: ignore[attr-defined]
 
     @property
@@ -85,7 +87,7 @@ SYMBOLS: dict[str, Callable[[Place], int]] = {
     "|b|": lambda at: _bytes(buffers_of(at.own).values()),  # its buffers
     "|theta_i|": lambda at: _bytes(learnt_of(at.own).values()),  # both
     "|theta_g|": lambda at: _bytes(learnt_of(at.net()).values()),  # both of the server's model
-    "|slice|": lambda at: _bytes(parameters_of(at.net(rate=at.level)).values()),  # of the slice that the client trains
+    "|slice|": lambda at: _bytes(parameters_of(at.net(width=at.level)).values()),  # of the slice that the client trains
     "|s_in|": lambda at: _floats(at.features[0]),  # one example's features, before the intermediate layers
     "|s_out|": lambda at: _floats(at.features[1]),  # and after them
     "|h|": lambda at: _floats(at.features[1]),  # what the last layer reads
@@ -101,7 +103,7 @@ SYMBOLS: dict[str, Callable[[Place], int]] = {
 
 
 def documented(method: type[Method[Any]]) -> list[Documented]:
-    """What the Wire section says: of the defaults first, then of each line that begins with "with".
+    """The content of the Wire section: of the defaults first, then of each line that begins with "with".
 
     Raises:
         AssertionError: a line cannot be read, or a direction has none.
@@ -118,8 +120,31 @@ def documented(method: type[Method[Any]]) -> list[Documented]:
     return found
 
 
+def applying(method: type[Method[Any]], overrides: Sequence[str]) -> Documented:
+    """The entries documented for these hyper-parameters: of the defaults, and of each "with" whose overrides they have.
+
+    Raises:
+        AssertionError: as `documented`.
+    """
+    plain, *others = documented(method)
+    subject, found = quick(method, overrides), {"down": dict(plain.down), "up": dict(plain.up)}
+    for other in others:
+        if _changes_nothing(method, subject, (*overrides, *other.overrides)):
+            found["down"] |= {name: size for name, size in other.down.items() if plain.down.get(name) != size}
+            found["up"] |= {name: size for name, size in other.up.items() if plain.up.get(name) != size}
+    return Documented(tuple(overrides), **found)
+
+
+def _changes_nothing(method: type[Method[Any]], subject: Method[Any], overrides: Sequence[str]) -> bool:
+    """Whether these overrides make the same method; mutually exclusive options do not."""
+    try:
+        return quick(method, overrides) == subject
+    except ConfigError:
+        return False
+
+
 def check_size(formula: str, sent: int, places: Iterable[Place]) -> str | None:
-    """What is wrong with the bytes that were sent, all clients' together; None if that is nothing.
+    """What is wrong with the number of bytes sent by all clients together; None if nothing.
 
     Raises:
         AssertionError: the formula cannot be evaluated.
@@ -134,7 +159,7 @@ def evaluated(formula: str, place: Place) -> int:
     """The bytes of one client's entry.
 
     Raises:
-        AssertionError: the formula has a symbol that stands for nothing, or is no formula.
+        AssertionError: the formula has an unknown symbol, or cannot be parsed.
     """
     if formula.isdigit():
         return _NUMBER_BYTES * int(formula)
@@ -143,7 +168,7 @@ def evaluated(formula: str, place: Place) -> int:
         return _folded(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, KeyError) as error:
         raise AssertionError(
-            f"Wire: {formula!r} is no formula; expected symbols, numbers, +, * and brackets"
+            f"Wire: {formula!r} is not a formula; expected symbols, numbers, +, * and brackets"
         ) from error
 
 
@@ -171,7 +196,10 @@ def _value(symbol: str, formula: str, place: Place) -> int:
     for name in symbol.split("."):
         value = getattr(value, name, None)
     known = ", ".join(SYMBOLS)
-    assert isinstance(value, int), f"Wire: {formula!r} has {symbol!r}, which stands for nothing; known: {known}"
+    assert isinstance(value, int), (
+        f"Wire: {formula!r} has {symbol!r}, which is not a symbol; known: {known}, hyper-parameters,"
+        " and |NAME| for the entry NAME of the method's state"
+    )
     return int(value)
 
 

@@ -1,9 +1,9 @@
-"""Toy federations: small enough to play a round in milliseconds, different enough to catch mistakes."""
+"""Toy federations: small enough for a round in milliseconds, varied enough to catch mistakes."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -14,15 +14,18 @@ from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site, empty_like
 from potluck.core.fit import LocalTraining
-from potluck.core.method import Method, Need
+from potluck.core.method import Method
+from potluck.core.needs import Need
 from potluck.core.rng import fold_in
+from potluck.core.scale import FULL, Scale
 from potluck.core.tree import pack
 from potluck.engine.engine import Engine
 from potluck.experiment.config import merged, override, typed, without_none
-from potluck.models.contract import StagedNet
+from potluck.models.contract import StagedNet, of_depth
 
 CLASSES = 4
 _FEATURES, _WIDTH = 10, 16
+_DEPTH_TO_CUT = 3
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,20 @@ class World:
     """The shape of a toy federation; a method's Limits section sets these by name after `on`.
 
     Attributes:
-        clients: how many.
-        architectures: how many different depths they have.
+        clients: the number of clients.
+        architectures: the number of different depths.
+        depth: hidden stages after the first of the shallowest architecture.
         capacity: of every client; None for a mixture.
-        labels: classes that each client holds.
+        labels: the number of classes that each client holds.
         batchnorm: whether the nets have BatchNorm.
-        frozen: whether the nets' builders freeze something, see `toy_net`.
-        rounds: to play.
-        optimizer: of all local training; None for the method's own.
+        frozen: whether the nets' builders freeze layers, see `toy_net`.
+        rounds: the number of rounds.
+        optimizer: the optimiser of all local training; None for the method's own.
     """
 
     clients: int = 4
     architectures: int = 2
+    depth: int = 1
     capacity: float | None = None
     labels: int = CLASSES
     batchnorm: bool = False
@@ -50,17 +55,19 @@ class World:
     optimizer: str | None = None
 
     def fit_for(self, method: Method[Any]) -> "World":
-        """This world with one architecture if the method demands it."""
-        return replace(self, architectures=1) if Need.ONE_ARCHITECTURE in method.needs() else self
+        """This world with one architecture if the method requires it, and with depths to choose if it cuts some."""
+        needs = method.needs()
+        depth = max(self.depth, _DEPTH_TO_CUT) if Need.DEPTH_PREFIXES in needs else self.depth
+        return replace(self, depth=depth, architectures=1 if Need.ONE_ARCHITECTURE in needs else self.architectures)
 
 
-def toy_net(depth: int, batchnorm: bool, frozen: bool = False, rate: float = 1.0) -> StagedNet:
-    """A staged net on ten features with `depth` hidden stages after the first, sliceable by `rate`.
+def toy_net(depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL) -> StagedNet:
+    """A staged net on ten features with `depth` hidden stages after the first.
 
-    With `frozen` the first stage is as if it were pre-trained, its BatchNorm in evaluation mode, and one bias behind it
-    is not trained either.
+    With `frozen` the first stage is frozen, as if it were pre-trained, with its BatchNorm in evaluation mode, and so is
+    one bias behind it.
     """
-    width = ceil(rate * _WIDTH)
+    width = scale.of(_WIDTH)
     stages = {"stem": _stage(_FEATURES, width, batchnorm)}
     stages |= {f"hidden{i}": _stage(width, width, batchnorm) for i in range(1, depth + 1)}
     net = StagedNet(stages, nn.Linear(width, CLASSES))
@@ -70,7 +77,7 @@ def toy_net(depth: int, batchnorm: bool, frozen: bool = False, rate: float = 1.0
             assert norm.running_mean is not None
             nn.init.normal_(norm.running_mean)
         net.get_parameter("stages.hidden1.0.bias").requires_grad_(False)
-    return net
+    return of_depth(net, scale.depth, CLASSES, (_FEATURES,))
 
 
 def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:
@@ -79,12 +86,13 @@ def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:
 
 
 def toy_federation(world: World, seed: int = 0) -> Federation:
-    """Clients with unequal amounts of a linear four-class problem, public inputs, and a common test set."""
+    """Clients with unequal amounts of data from a linear four-class problem, public inputs, a common test set."""
     generator = fold_in(seed, "toy world").generator()
     boundary = torch.randn(_FEATURES, CLASSES, generator=generator)
     draw = partial(_draw, boundary, generator)
     architectures = {
-        f"toy{d}": partial(toy_net, d, world.batchnorm, world.frozen) for d in range(1, world.architectures + 1)
+        f"toy{d}": partial(toy_net, world.depth + d - 1, world.batchnorm, world.frozen)
+        for d in range(1, world.architectures + 1)
     }
     sites = {
         i: Site(
@@ -118,8 +126,8 @@ def _draw(boundary: Tensor, generator: torch.Generator, count: int, classes: Seq
 def quadratics() -> Federation:
     """Two clients with losses a/2 (w - b)^2, (a, b) = (1, 1) and (4, -1): least squares in one weight.
 
-    The optimum of their mean is (1 * 1 - 4 * 1) / (1 + 4) = -0.6. Local training from it drifts, since each
-    client heads for its own optimum at its own pace.
+    The optimum of their mean is (1 * 1 - 4 * 1) / (1 + 4) = -0.6. Local training drifts away from it, since each client
+    moves to its own optimum at its own rate.
     """
     sites: dict[ClientId, Site] = {}
     for i, (a, b) in enumerate([(1.0, 1.0), (4.0, -1.0)]):
@@ -158,8 +166,13 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
     return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
 
 
-def play(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
-    """Play rounds with everyone, or with the cohorts given; the last state."""
+def assigned(variant: Mapping[str, Any]) -> tuple[str, ...]:
+    """A variant of a method as `key=value` overrides."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in variant.items())
+
+
+def run_rounds(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | None = None) -> Any:
+    """Run rounds with all clients, or with the given cohorts; return the last state."""
     state = engine.start()
     for number in range(1, rounds + 1):
         ids = sorted(engine.federation.sites) if cohorts is None else next(cohorts)

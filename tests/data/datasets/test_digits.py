@@ -32,8 +32,8 @@ def test_the_held_out_part_never_changes() -> None:
 def test_prepared_inputs_are_standardised() -> None:
     digits = load("digits", augmentation="none")
     assert digits.description == describe("digits")
-    inputs, _ = digits.train.batch(torch.arange(len(digits.train)))
+    inputs, _, _ = digits.train.batch(torch.arange(len(digits.train)))
     assert abs(inputs.mean()) < 0.005
     assert abs(inputs.std() - 1) < 0.005
-    augmented, _ = digits.train.batch(torch.arange(4), fold_in(0))
+    augmented, _, _ = digits.train.batch(torch.arange(4), fold_in(0))
     assert torch.equal(augmented, inputs[:4])

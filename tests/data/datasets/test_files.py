@@ -47,7 +47,7 @@ def test_folder(folder: Path) -> None:
     assert pets.test_targets.tolist() == [1]
     expected = np.asarray(Image.open(folder / "train" / "dog" / "0.png")).transpose(2, 0, 1)
     assert torch.equal(pets.train_inputs[2], torch.from_numpy(expected.copy()))
-    inputs, _ = pets.train.batch(torch.arange(5))
+    inputs, _, _ = pets.train.batch(torch.arange(5))
     torch.testing.assert_close(inputs, pets.train_inputs / 255)
 
 

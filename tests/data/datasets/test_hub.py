@@ -114,7 +114,7 @@ def test_no_second_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_augmentation_is_a_choice() -> None:
     paper, none = load("cifar10"), load("cifar10", augmentation="none")
     positions = torch.arange(12)
-    plain, _ = paper.train.batch(positions)
+    plain, _, _ = paper.train.batch(positions)
     assert torch.equal(none.train.batch(positions)[0], plain)
     assert torch.equal(none.train.batch(positions, fold_in(0))[0], plain)
     assert not torch.equal(paper.train.batch(positions, fold_in(0))[0], plain)
@@ -235,7 +235,8 @@ def test_a_row_that_names_a_file_of_this_machine_does_not_open_it(hub: Path, tmp
 
 def test_damaged_local_copy(hub: Path, cache: Path) -> None:
     (hub / CIFAR / "test-00000-of-00001.parquet").write_bytes(b"PAR1 no longer")
-    with pytest.raises(DataError, match=r"^cifar10: .*test-00000-of-00001.parquet: cannot be read \(.*get it anew$"):
+    found = r"^cifar10: .*test-00000-of-00001.parquet: cannot be read \(.*\); download it again$"
+    with pytest.raises(DataError, match=found):
         load("cifar10")
     assert len(list(cache.iterdir())) == 1
 
@@ -247,12 +248,12 @@ def test_neither_local_nor_reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         load("cifar100")
     assert str(caught.value) == (
         "cifar100: uoft-cs/cifar100 is not on this machine (POTLUCK_DATA is unset) "
-        "and cannot be had from the Hugging Face hub (ConnectionError: Name or service not known); "
+        "and is not available from the Hugging Face hub (ConnectionError: Name or service not known); "
         "connect to the hub, or let POTLUCK_DATA name a folder that holds uoft-cs/cifar100/cifar100/"
         "train-*.parquet, or set HF_HUB_OFFLINE=1 if it is in the Hugging Face cache"
     )
     monkeypatch.setenv("POTLUCK_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=f"cinic10: flwrlabs/cinic10 is not in POTLUCK_DATA={tmp_path} and cannot"):
+    with pytest.raises(DataError, match=f"cinic10: flwrlabs/cinic10 is not in POTLUCK_DATA={tmp_path} and is not"):
         load("cinic10")
 
 

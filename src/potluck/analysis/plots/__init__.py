@@ -1,1 +1,1 @@
-"""Pictures of stored runs. Matplotlib is imported inside the functions that draw."""
+"""Plots of stored runs. Matplotlib is imported inside the functions that draw."""

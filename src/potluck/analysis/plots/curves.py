@@ -1,5 +1,6 @@
-"""Learning curves: accuracy over rounds, and over the megabytes that they cost."""
+"""Learning curves: the primary metric over rounds, and over the megabytes that they cost."""
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from typing import Any
 
 from potluck.analysis.groups import Group, enumerated, group, heading
 from potluck.analysis.read import StoredRun, last
-from potluck.analysis.tables import CurvePoint, accuracy, curve, personal_of
-from potluck.records import RoundRecord
+from potluck.analysis.tables import CurvePoint, curve, metric_of
+from potluck.records import ACCURACY, Measure, Metric, RoundRecord
 
 Figure = Any  # matplotlib's, which is imported only inside the functions that draw
 Axes = Any
@@ -20,10 +21,10 @@ _DOTS_PER_INCH = 150
 _INK, _FAINT = "#333333", "#6b6b6b"
 # Okabe and Ito's palette, which people with any colour vision can tell apart; without yellow, too light for a line.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_DASHES = ("-", "--", ":", "-.")  # a further round of the colours gets another dash
+_DASHES = ("-", "--", ":", "-.")  # further lines repeat the colours with another dash
 _MARKED_POINTS = 12
 _LABEL_GAP = 0.065  # of the panel's height: one line of text
-_NARROWEST = 0.1  # of the accuracies that a panel spans
+_NARROWEST = 0.1  # the least span of a panel, in shares
 _STYLE = {
     "font.size": 9,
     "text.color": _INK,
@@ -49,7 +50,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of a panel: what it is called, where it goes and how it looks."""
+    """One line of a panel: label, points and style."""
 
     label: str
     points: list[CurvePoint]
@@ -62,35 +63,38 @@ class _Line:
 def draw_curves(runs: Sequence[StoredRun]) -> Figure:
     """The learning curves of runs, as a picture of two panels.
 
-    The left panel shows the accuracy on clients' own test parts over rounds: of one experiment a line for each
+    The left panel shows the primary metric on clients' own test parts over rounds: of one experiment a line for each
     architecture and for the mean over clients; of several experiments a line for each. The right panel shows
-    accuracy over the megabytes sent until then. Seeds of an experiment are averaged, with a band around.
+    it over the megabytes sent until then. Seeds of an experiment are averaged, with a band around.
 
     Args:
         runs: one or more.
 
     Returns:
-        A matplotlib figure that no window and no global state knows of.
+        A matplotlib figure that belongs to no window and no global state.
+
+    Raises:
+        CheckpointError: the runs have several primary metrics.
     """
     from matplotlib.figure import Figure as NewFigure
 
-    groups = group(runs)
+    groups, metric = group(runs), metric_of(runs)
     with _style():
         figure = NewFigure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
         over_rounds, over_traffic = figure.subplots(1, 2, sharey=True)
         alone = len(groups) == 1
         left = _experiment_lines(groups[0]) if alone else _method_lines(groups)
         right = _measure_lines(groups[0]) if alone else left
-        _draw(over_rounds, left, lambda point: point.round)
-        _draw(over_traffic, right, lambda point: point.megabytes)
+        _draw(over_rounds, left, lambda point: point.round, metric.percent)
+        _draw(over_traffic, right, lambda point: point.megabytes, metric.percent)
         over_rounds.set_title(f"{'' if alone else 'mean over clients '}on own test parts, over rounds")
         over_traffic.set_title("mean over clients, over traffic" if alone else "the same, over traffic")
-        _finish(over_rounds, over_traffic)
+        _finish(over_rounds, over_traffic, metric)
         _label_ends(over_rounds, left)
-        _label_ends(over_traffic, right if alone else [])  # beside the left panel every line has its label already
+        _label_ends(over_traffic, right if alone else [])  # the left panel already labels every line
         _caption(figure, groups)
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it would move the panels a little with every further drawing
+        figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
     return figure
 
 
@@ -102,7 +106,7 @@ def save(figure: Figure, path: Path) -> None:
 
 @contextmanager
 def _style() -> Generator[None]:
-    """Matplotlib's defaults and ours, whatever a user has configured, and without a trace afterwards."""
+    """Matplotlib's defaults and ours, whatever the user has configured; restored afterwards."""
     from matplotlib import style
 
     with style.context(["default", _STYLE]):
@@ -110,24 +114,28 @@ def _style() -> Generator[None]:
 
 
 def _experiment_lines(members: Group) -> list[_Line]:
-    """A line an architecture, unless there is one only, and the mean over clients in black."""
+    """A line for each architecture, unless there is only one, and the mean over clients in black."""
     records = [record for run in members.runs if (record := last(run))]
-    names = list(dict.fromkeys(name for record in records for name in record.accuracy_personal_by_architecture or {}))
-    lines = [_Line(name, curve(members.runs, personal_of(name)), *_look(index)) for index, name in enumerate(names)]
+    metric = members.runs[0].metric.name
+    names = list(dict.fromkeys(name for record in records for name in record.by_architecture("personal", metric)))
+
+    def of(name: str) -> Callable[[RoundRecord], float | None]:
+        return lambda record: record.by_architecture("personal", metric).get(name)
+
+    lines = [_Line(name, curve(members.runs, of(name)), *_look(index)) for index, name in enumerate(names)]
     return [*(lines if len(lines) > 1 else []), _mean_line("mean over clients", members)]
 
 
 def _method_lines(groups: Sequence[Group]) -> list[_Line]:
     return [
-        _Line(members.label, curve(members.runs, _personal), *_look(index), band=True)
+        _Line(members.label, _curve(members, "personal"), *_look(index), band=True)
         for index, members in enumerate(groups)
     ]
 
 
 def _measure_lines(members: Group) -> list[_Line]:
-    """What the clients' models, and the server's, do on which test data."""
-    common = curve(members.runs, lambda record: accuracy(record, "common"))
-    whole = curve(members.runs, lambda record: accuracy(record, "global"))
+    """The curves of the clients' models and of the server's."""
+    common, whole = _curve(members, "common"), _curve(members, "global")
     lines = [
         _mean_line("own test parts", members),
         _Line("common test set", common, _FAINT, "--"),
@@ -137,45 +145,49 @@ def _measure_lines(members: Group) -> list[_Line]:
 
 
 def _mean_line(label: str, members: Group) -> _Line:
-    return _Line(label, curve(members.runs, _personal), "black", width=2.2, band=True)
+    return _Line(label, _curve(members, "personal"), "black", width=2.2, band=True)
 
 
-def _personal(record: RoundRecord) -> float | None:
-    return accuracy(record, "personal")
+def _curve(members: Group, measure: Measure) -> list[CurvePoint]:
+    metric = members.runs[0].metric.name
+    return curve(members.runs, lambda record: record.value(measure, metric))
 
 
 def _look(index: int) -> tuple[str, str]:
     return _COLOURS[index % len(_COLOURS)], _DASHES[index // len(_COLOURS) % len(_DASHES)]
 
 
-def _draw(axes: Axes, lines: Sequence[_Line], place: Callable[[CurvePoint], float]) -> None:
+def _draw(axes: Axes, lines: Sequence[_Line], place: Callable[[CurvePoint], float], shares: bool) -> None:
     for line in lines:
         at = [place(point) for point in line.points]
-        means = [point.accuracy.mean for point in line.points]
+        means = [point.value.mean for point in line.points]
         marker = "o" if len(at) <= _MARKED_POINTS else None
         axes.plot(at, means, color=line.colour, linestyle=line.dash, linewidth=line.width, marker=marker)
         if line.band:
-            spreads = [point.accuracy.std or 0.0 for point in line.points]
-            low = [max(0.0, mean - std) for mean, std in zip(means, spreads, strict=True)]
-            high = [min(1.0, mean + std) for mean, std in zip(means, spreads, strict=True)]
+            spreads = [point.value.std or 0.0 for point in line.points]
+            least, most = (0.0, 1.0) if shares else (-math.inf, math.inf)
+            low = [max(least, mean - std) for mean, std in zip(means, spreads, strict=True)]
+            high = [min(most, mean + std) for mean, std in zip(means, spreads, strict=True)]
             axes.fill_between(at, low, high, color=line.colour, alpha=0.15, linewidth=0)
 
 
-def _finish(over_rounds: Axes, over_traffic: Axes) -> None:
-    """Name the axes; rounds and megabytes start at nothing and end with the data."""
+def _finish(over_rounds: Axes, over_traffic: Axes, metric: Metric) -> None:
+    """Label the axes; rounds and megabytes start at 0 and end with the data."""
     from matplotlib.ticker import MaxNLocator
 
-    over_rounds.set(xlabel="round", ylabel="accuracy")
+    label = metric.label if metric == ACCURACY else f"{metric.label} ({metric.direction})"
+    over_rounds.set(xlabel="round", ylabel=label)
     over_traffic.set(xlabel="megabytes sent, down and up, all clients")
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
-    over_rounds.yaxis.set_major_formatter(_percent)
-    over_rounds.set_ylim(_accuracy_limits(*over_rounds.get_ylim()))
+    if metric.percent:
+        over_rounds.yaxis.set_major_formatter(_percent)
+        over_rounds.set_ylim(_share_limits(*over_rounds.get_ylim()))
     for axes in (over_rounds, over_traffic):
         ends = [max(line.get_xdata(), default=0) for line in axes.lines]
         axes.set_xlim(0, max(ends, default=0) * 1.03 or 1)
     if not any(len(line.get_xdata()) for line in over_rounds.lines):
         over_rounds.set_ylim(0, 1)
-        over_rounds.text(0.5, 0.5, "no test accuracy recorded", transform=over_rounds.transAxes, ha="center")
+        over_rounds.text(0.5, 0.5, f"no test {metric.label} recorded", transform=over_rounds.transAxes, ha="center")
 
 
 def _percent(share: float, _: int) -> str:
@@ -183,8 +195,8 @@ def _percent(share: float, _: int) -> str:
     return f"{round(100 * share, 2):g}%"
 
 
-def _accuracy_limits(bottom: float, top: float) -> tuple[float, float]:
-    """Around the data, but wide enough that a small difference looks small, and within what a share can be."""
+def _share_limits(bottom: float, top: float) -> tuple[float, float]:
+    """Limits around the data, wide enough that a small difference looks small, and within 0 to 1 for shares."""
     lacking = max(0.0, _NARROWEST - (top - bottom)) / 2
     return max(0.0, bottom - lacking), min(1.02, top + lacking)
 
@@ -192,8 +204,8 @@ def _accuracy_limits(bottom: float, top: float) -> tuple[float, float]:
 def _label_ends(axes: Axes, lines: Sequence[_Line]) -> None:
     """Write each line's label right of the panel, as high as the line ends, pushed apart where two would touch."""
     bottom, top = axes.get_ylim()
-    ends = sorted((line for line in lines if line.points), key=lambda line: line.points[-1].accuracy.mean)
-    heights = _apart([(line.points[-1].accuracy.mean - bottom) / (top - bottom) for line in ends])
+    ends = sorted((line for line in lines if line.points), key=lambda line: line.points[-1].value.mean)
+    heights = _apart([(line.points[-1].value.mean - bottom) / (top - bottom) for line in ends])
     for line, height in zip(ends, heights, strict=True):
         weight = "bold" if line.colour == "black" else "normal"
         axes.text(
@@ -214,9 +226,9 @@ def _apart(heights: Sequence[float]) -> list[float]:
 
 
 def _caption(figure: Figure, groups: Sequence[Group]) -> None:
-    """What is shown, above it; how it was averaged, below."""
+    """The heading above the panels, and below them how lines were averaged."""
     clients = enumerated(sorted({members.runs[0].client_count for members in groups}))
-    title = f"{heading(groups)}, {clients} clients: accuracy of the clients' models"
+    title = f"{heading(groups)}, {clients} clients: {groups[0].runs[0].metric.label} of the clients' models"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.supxlabel(_averaging(groups), x=0.01, ha="left", fontsize=8, color=_FAINT)
 

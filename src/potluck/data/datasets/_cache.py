@@ -1,4 +1,4 @@
-"""Decoded images on disk, so that they are decoded once a machine and not once a run."""
+"""A cache of decoded images on disk, so that they are decoded once on a machine and not in every run."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ def cache_folder() -> Path:
 
 
 def cached(path: Path, decode: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The inputs and targets stored at `path`; decoded and stored if they are not there, or are damaged."""
+    """The inputs and targets stored at `path`; decoded and stored if missing or damaged."""
     if path.is_file():
         try:
             return _read(path)
@@ -44,7 +44,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _write(path: Path, inputs: Tensor, targets: Tensor) -> None:
-    """Write under another name, then rename: who looks meanwhile sees the old file or all of the new."""
+    """Write under another name, then rename, so that other processes see the old file or the whole new one."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -54,7 +54,7 @@ def _write(path: Path, inputs: Tensor, targets: Tensor) -> None:
             unfinished = Path(scratch) / path.name
             save_file({"inputs": inputs, "targets": targets}, unfinished, {"digest": digest(inputs, targets)})
             os.replace(unfinished, path)
-    except (SafetensorError, OSError) as error:  # safetensors says in its own way that a disk is full
+    except (SafetensorError, OSError) as error:  # safetensors raises its own error if the disk is full
         raise DataError(
             f"{path.parent}: decoded images cannot be stored here ({error}); "
             "set XDG_CACHE_HOME to a folder that can be written"
@@ -62,7 +62,7 @@ def _write(path: Path, inputs: Tensor, targets: Tensor) -> None:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What reading a file raises that is cut off, altered or no archive at all."""
+    """The errors of reading a file that is truncated, altered or not an archive."""
     from safetensors import SafetensorError
 
     return (SafetensorError, OSError, ValueError)

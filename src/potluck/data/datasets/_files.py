@@ -1,4 +1,4 @@
-"""One's own data from disk: a folder of images or an `.npz` file."""
+"""Your own data from disk: a folder of images or an `.npz` file."""
 
 import math
 import unicodedata
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from potluck.core.errors import DataError
 from potluck.core.machine import check_fits
+from potluck.core.task import CLASSIFICATION, Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, opened, plain, stacked
 
@@ -38,7 +40,7 @@ class FolderSource:
         return Description(self.path.resolve().name, tuple(as_inputs(image, "").shape[1:]), len(names), names)
 
     def load(self, augmentation: str) -> Dataset:
-        """All images; grey if every one is, else RGB. There is nothing to augment."""
+        """All images; grey if all are, else RGB. They are not augmented."""
         parts = [_list_images(self.path, part) for part in ("train", "test")]
         headers = [[_header(file) for file, _ in files] for files in parts]
         mode = "RGB" if any(mode == "RGB" for part in headers for mode, _ in part) else "L"
@@ -64,37 +66,78 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class NpzSource:
-    """An `.npz` file with the arrays x_train, y_train, x_test and y_test, and if it likes `classes`, their names."""
+    """An `.npz` file with the arrays x_train, y_train, x_test and y_test, and optionally `classes`, their names.
+
+    Targets are integer labels, or of the form that the task requires; inputs of tasks by position may be integer
+    tokens.
+    """
 
     path: Path
+    task: Task = CLASSIFICATION
 
     def describe(self) -> Description:
-        """Reads the arrays' headers, labels and names."""
+        """Reads the arrays' headers, targets and names; also inputs if they are tokens."""
         shape, kind = _headers(self.path)["x_train"]
-        sample = as_inputs(np.zeros((1, *shape[1:]), kind), f"{self.path}: x_train")
-        arrays = _read_arrays(self.path, ("y_train", _NAMES))
-        return Description(self.path.stem, tuple(sample.shape[1:]), *_counted(arrays, self.path))
+        sample = self._inputs(np.zeros((1, *shape[1:]), kind), "x_train")
+        names = ("y_train", _NAMES, *(("x_train",) if self.task.by_position else ()))
+        counted = self._counted(_read_arrays(self.path, names))
+        return Description(self.path.stem, tuple(sample.shape[1:]), *counted, task=self.task)
 
     def load(self, augmentation: str) -> Dataset:
-        """All arrays; classes are those named, or 0 to the largest training label. There is nothing to augment."""
+        """All arrays; classes are those named, or 0 to the largest training label. They are not augmented."""
         _headers(self.path)
         arrays = _read_arrays(self.path, (*_ARRAYS, _NAMES))
-        num_classes, names = _counted(arrays, self.path)
-        train_inputs = as_inputs(arrays["x_train"], f"{self.path}: x_train")
+        num_classes, names = self._counted(arrays)
+        train_inputs = self._inputs(arrays["x_train"], "x_train")
         return Dataset(
             name=self.path.stem,
             train_inputs=train_inputs,
-            train_targets=as_targets(arrays["y_train"], f"{self.path}: y_train"),
-            test_inputs=as_inputs(arrays["x_test"], f"{self.path}: x_test"),
-            test_targets=as_targets(arrays["y_test"], f"{self.path}: y_test"),
+            train_targets=self._targets(arrays["y_train"], "y_train"),
+            test_inputs=self._inputs(arrays["x_test"], "x_test"),
+            test_targets=self._targets(arrays["y_test"], "y_test"),
             num_classes=num_classes,
             preprocess=plain(train_inputs),
             classes=names,
+            task=self.task,
         )
+
+    def _inputs(self, array: np.ndarray, name: str) -> Tensor:
+        """Tokens unchanged if the task may have them; else images or features."""
+        if self.task.by_position and np.issubdtype(array.dtype, np.integer):
+            return torch.from_numpy(array.astype(np.int64))
+        return as_inputs(array, f"{self.path}: {name}")
+
+    def _targets(self, array: np.ndarray, name: str) -> Tensor:
+        """Targets in the task's type; whether they are valid is checked later."""
+        where = f"{self.path}: {name}"
+        if self.task.has_labels:
+            return as_targets(array, where)
+        if array.dtype.kind not in "buif":
+            raise DataError(f"{where}: expected {self.task.targets_for()}, found {array.dtype}; convert them")
+        if self.task.by_position:
+            if array.dtype.kind not in "iu":
+                raise DataError(f"{where}: expected whole numbers of shape (n, t), found {array.dtype}; convert them")
+            return torch.from_numpy(array.astype(np.int64))
+        flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 and self.task.name == "regression" else array
+        with np.errstate(over="ignore"):
+            return torch.from_numpy(flat.astype(np.float32))
+
+    def _counted(self, arrays: dict[str, np.ndarray]) -> tuple[int, tuple[str, ...] | None]:
+        """The width of an output, and the classes' names, if any."""
+        if self.task.has_classes or _NAMES in arrays:
+            return _counted(arrays, self.path)
+        targets = self._targets(arrays["y_train"], "y_train")
+        if len(targets) == 0:
+            raise DataError(f"{self.path}: training part: no examples; give at least one")
+        if wrong := self.task.form_fault(targets):
+            raise DataError(f"{self.path}: y_train: they {wrong}; {self.task.name} expects {self.task.targets_for()}")
+        width = self.task.width_for(targets)
+        tokens = self.task.name == "next_token" and arrays["x_train"].dtype.kind in "iu"
+        return (max(width, int(arrays["x_train"].max()) + 1) if tokens else width), None
 
 
 def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of every array, none of which is read; they fit in memory, and the file holds what they claim."""
+    """Shape and type of every array, unread; checks that they fit in memory and that the file has their bytes."""
     with _opened_archive(path) as archive:
         found = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
         missing = [name for name in _ARRAYS if name not in found]
@@ -113,7 +156,7 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             if (claimed := math.prod(shape) * kind.itemsize) != held:
                 raise DataError(
                     f"{path}: {name} says that it is {kind} of shape {shape}, {claimed:,} bytes, and holds {held:,}; "
-                    "write it anew with numpy.savez"
+                    "write it again with numpy.savez"
                 )
             headers[name] = shape, kind
     kinds = [headers[name][1] for name in ("x_train", "x_test")]
@@ -133,8 +176,8 @@ def _header_of(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those arrays of an archive that are in it; never unpickles."""
-    # Opened here because numpy leaves a file open that turns out to be no archive.
+    """The arrays of an archive, of those named, that it contains; never unpickles."""
+    # Opened here because numpy leaves a file open that is not an archive.
     with _opened_archive(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in names if name in archive}
 
@@ -146,7 +189,7 @@ def _opened_archive(path: Path) -> Generator[zipfile.ZipFile]:
             yield archive
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # whatever damage makes zipfile, zlib and numpy raise
+    except Exception as error:  # any error that damage causes in zipfile, zlib and numpy
         raise _no_archive(path) from error
 
 
@@ -155,7 +198,7 @@ def _no_archive(path: Path) -> DataError:
 
 
 def _counted(arrays: dict[str, np.ndarray], path: Path) -> tuple[int, tuple[str, ...] | None]:
-    """How many classes there are, and their names if they have any."""
+    """The number of classes, and their names, if any."""
     if _NAMES in arrays:
         names = arrays[_NAMES]
         if names.ndim != 1 or names.dtype.kind != "U":
@@ -164,7 +207,7 @@ def _counted(arrays: dict[str, np.ndarray], path: Path) -> tuple[int, tuple[str,
     targets = as_targets(arrays["y_train"], f"{path}: y_train")
     if len(targets) == 0:
         raise DataError(f"{path}: training part: no examples; give at least one")
-    return max(int(targets.max()), 0) + 1, None  # if all are negative, loading says so
+    return max(int(targets.max()), 0) + 1, None  # loading reports it if all are negative
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -172,7 +215,7 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    """The classes' names, spelt alike on systems that compose letters otherwise."""
+    """The classes' names in one Unicode form, since file systems differ in theirs."""
     return tuple(unicodedata.normalize("NFC", name) for name in _class_names(path / "train"))
 
 
@@ -195,7 +238,7 @@ def _list_images(path: Path, part: str) -> list[tuple[Path, int]]:
 
 
 def _header(file: Path) -> tuple[str, tuple[int, int]]:
-    """What an image is, from its header alone: "L" (grey) or "RGB", and (height, width)."""
+    """An image's mode, "L" (grey) or "RGB", and (height, width), from its header alone."""
     with opened(file, str(file)) as image:
         return "L" if image.mode in ("1", "L") else "RGB", (image.height, image.width)
 

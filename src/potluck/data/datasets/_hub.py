@@ -25,8 +25,8 @@ from potluck.data.datasets._cache import cache_folder, cached
 from potluck.data.datasets._images import as_inputs, as_targets, opened, stacked
 from potluck.data.transforms import Pipeline
 
-_VERSION = 1
-"""Part of a cache file's name: raise it when decoding changes."""
+VERSION = 1
+"""Part of a cache file's name; increase it when decoding changes."""
 
 _PATIENCE_SECONDS = 10
 
@@ -36,17 +36,16 @@ class HubSource:
     """An image classification data set of the hub.
 
     Attributes:
-        name: how Potluck calls it.
+        name: its name in Potluck.
         repository: `<owner>/<name>` on the hub.
-        configuration: the configuration, which is also the folder of its parquet files; None if there is one
-            only.
+        configuration: the configuration, which is also the folder of its parquet files; None if there is only one.
         image_shape: (channels, height, width) of a stored image; one channel is grey, three are RGB.
         num_classes: labels lie in 0 .. num_classes - 1.
-        preprocess: what the papers do to the images.
+        preprocess: the papers' preprocessing of images.
         image: name of the column with images.
         label: name of the column with labels.
         test_split: the split that is tested on.
-        classes: names of the classes in order; None where they are known by number.
+        classes: names of the classes in order; None if they are known by number.
     """
 
     name: str
@@ -61,15 +60,15 @@ class HubSource:
     classes: tuple[str, ...] | None = None
 
     def describe(self) -> Description:
-        """Known without any data."""
+        """The description, without reading any data."""
         prepared = self.preprocess(torch.zeros(1, *self.image_shape, dtype=torch.uint8), None)
         return Description(self.name, tuple(prepared.shape[1:]), self.num_classes, self.classes)
 
     def load(self, augmentation: str) -> Dataset:
-        """Both splits, from the cache of decoded images if they are there.
+        """Both splits, from the cache of decoded images if possible.
 
         Raises:
-            DataError: the data set is neither local nor to be had from the hub, or is not what it should be.
+            DataError: the data set is neither local nor available from the hub, or is invalid.
         """
         train_inputs, train_targets = self._split("train")
         test_inputs, test_targets = self._split(self.test_split)
@@ -87,10 +86,10 @@ class HubSource:
     def _split(self, split: str) -> tuple[Tensor, Tensor]:
         """Images (n, channels, height, width), uint8, and targets (n,) of one split."""
         files = self._local_files(split)
-        # A local copy that changes is decoded again: what is in its files is part of the key.
+        # A changed local copy is decoded again, since its files' content is part of the key.
         origin = [(file.name, _content_digest(file)) for file in files] or "hub"
         key = (
-            _VERSION,
+            VERSION,
             self.repository,
             self.configuration,
             split,
@@ -106,7 +105,7 @@ class HubSource:
 
     @property
     def _mode(self) -> str:
-        """The PIL mode that images are brought to; some of Tiny-ImageNet's are grey among coloured ones."""
+        """The PIL mode to which images are converted; a few of Tiny-ImageNet's are grey."""
         return "L" if self.image_shape[0] == 1 else "RGB"
 
     def _local_files(self, split: str) -> list[Path]:
@@ -133,21 +132,21 @@ class HubSource:
                 return self._read_rows(rows, where)
             except (DataError, MemoryError):
                 raise
-            except Exception as error:  # whatever damage makes pyarrow and datasets raise
-                raise DataError(f"{where}: cannot be read ({_one_line(error)}); get it anew") from error
+            except Exception as error:  # any error that damage causes in pyarrow and datasets
+                raise DataError(f"{where}: cannot be read ({_one_line(error)}); download it again") from error
 
     def _open_hub(self, split: str) -> Any:
         """The split as `datasets` gives it, downloaded if need be into the Hugging Face cache.
 
-        That cache is worth its space here: other tools share it, and with HF_HUB_OFFLINE=1 it serves without
-        a network.
+        The Hugging Face cache is kept, since other tools share it, and with HF_HUB_OFFLINE=1 it works without a
+        network.
         """
         import datasets
         import huggingface_hub
 
         try:
             if not huggingface_hub.constants.HF_HUB_OFFLINE:
-                # Without a network load_dataset tries for half a minute; this question fails at once.
+                # Without a network load_dataset tries for half a minute; this request fails at once.
                 huggingface_hub.HfApi().dataset_info(self.repository, timeout=_PATIENCE_SECONDS)
             return datasets.load_dataset(self.repository, self.configuration, split=split)
         # An error of datasets, of huggingface_hub, or of whichever HTTP library their versions use.
@@ -159,7 +158,7 @@ class HubSource:
         looked = f"not in POTLUCK_DATA={named}" if named else "not on this machine (POTLUCK_DATA is unset)"
         folder = "/".join(filter(None, [self.repository, self.configuration]))
         return DataError(
-            f"{self.name}: {self.repository} is {looked} and cannot be had from the Hugging Face hub "
+            f"{self.name}: {self.repository} is {looked} and is not available from the Hugging Face hub "
             f"({_one_line(error)}); connect to the hub, or let POTLUCK_DATA name a folder that holds "
             f"{folder}/{split}-*.parquet, or set HF_HUB_OFFLINE=1 if it is in the Hugging Face cache"
         )
@@ -181,7 +180,7 @@ class HubSource:
         return as_inputs(stacked(images, where), where), as_targets(np.array(labels), where)
 
     def _pixels(self, stored: Mapping[str, Any] | None, where: str) -> np.ndarray:
-        """One image, decoded here so that nothing but its own bytes is ever opened, and no size but the right one."""
+        """One image, decoded here so that only its own bytes are opened, and only if its size is right."""
         from PIL import ImageOps
 
         content = None if stored is None else stored.get("bytes")
@@ -197,7 +196,7 @@ class HubSource:
 
 
 def _may_hold_images(kind: Any) -> bool:
-    """Whether a column's type, in the terms of `datasets`, is that of images: declared ones, or their bytes."""
+    """Whether a column's type in `datasets` is an image type, or a struct with an image's bytes."""
     import datasets
 
     inner = kind.get("bytes") if isinstance(kind, dict) else kind
@@ -210,14 +209,14 @@ def _content_digest(file: Path) -> str:
         with file.open("rb") as content:
             return file_digest(content, blake2b).hexdigest()
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({_one_line(error)}); get it anew") from error
+        raise DataError(f"{file}: cannot be read ({_one_line(error)}); download it again") from error
 
 
 def _open_local(files: list[Path], split: str, scratch: str) -> Any:
     """Parquet files as a streamed data set.
 
-    Streamed, because otherwise `datasets` writes all rows as Arrow files first, a second copy that nobody
-    reads again; what little it still writes goes to the `scratch` folder.
+    Streamed, because otherwise `datasets` first writes all rows as Arrow files, a second copy that is never used again;
+    the little that it still writes goes to the `scratch` folder.
     """
     import datasets
 
@@ -227,9 +226,9 @@ def _open_local(files: list[Path], split: str, scratch: str) -> Any:
 
 @contextmanager
 def _without_progress_bars() -> Generator[None]:
-    """Silence the bars of `datasets` and of the hub's downloads, and put the user's choice back.
+    """Silence the progress bars of `datasets` and of the hub's downloads inside the block.
 
-    Even a silent bar starts a thread that stays, and beside a second thread no workers are forked.
+    Even a silent bar starts a thread that remains, and workers are not forked beside a second thread.
     """
     import datasets.utils
     import huggingface_hub.utils

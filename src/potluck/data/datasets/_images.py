@@ -1,4 +1,4 @@
-"""Images as uint8 tensors (n, channels, height, width), whatever they came as."""
+"""Conversion of images to uint8 tensors (n, channels, height, width)."""
 
 import warnings
 from collections.abc import Generator, Iterable, Sequence
@@ -21,10 +21,10 @@ _CHANNELS = (1, 3, 4)
 
 @contextmanager
 def opened(source: Path | IO[bytes], where: str) -> Generator["Image"]:
-    """An image that is not decoded yet.
+    """An image, opened but not decoded yet.
 
     Raises:
-        DataError: it cannot be read, or has more pixels than PIL takes for honest; `where` opens the message.
+        DataError: it cannot be read, or has more pixels than PIL's limit; `where` opens the message.
     """
     from PIL import Image
 
@@ -37,12 +37,12 @@ def opened(source: Path | IO[bytes], where: str) -> Generator["Image"]:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(f"{where}: more than {Image.MAX_IMAGE_PIXELS:,} pixels; scale it down") from error
-    except Exception as error:  # whatever damage makes PIL's decoders raise
+    except Exception as error:  # any error that damage causes in PIL's decoders
         raise DataError(f"{where}: cannot be read as an image; replace or remove it") from error
 
 
 def stacked(arrays: Iterable[np.ndarray], where: str) -> np.ndarray:
-    """Arrays of one shape and type, one an example, as one array.
+    """Arrays of the same shape and type, one for each example, stacked.
 
     Raises:
         DataError: shapes differ, or there is none; `where` opens the message.
@@ -55,7 +55,7 @@ def stacked(arrays: Iterable[np.ndarray], where: str) -> np.ndarray:
 
 
 def check_one_shape(shapes: Sequence[tuple[int, ...]], where: str) -> None:
-    """Raise DataError unless all shapes are one; `where` opens the message."""
+    """Check that all shapes are equal; `where` opens the DataError's message."""
     found = sorted(set(shapes))
     if len(found) > 1:
         raise DataError(f"{where}: inputs of different shapes, {found[0]} and {found[-1]}; bring all to one shape")
@@ -71,7 +71,7 @@ def as_inputs(array: np.ndarray, where: str) -> Tensor:
         DataError: another type or number of axes; `where` opens the message.
     """
     if np.issubdtype(array.dtype, np.floating):
-        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which no data set may be
+        with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused later
             return torch.from_numpy(array.astype(np.float32))
     if array.dtype != np.uint8:
         raise DataError(f"{where}: expected uint8 images or float features, found {array.dtype}; convert them")
@@ -88,18 +88,25 @@ def as_inputs(array: np.ndarray, where: str) -> Tensor:
 
 
 def as_targets(labels: np.ndarray, where: str) -> Tensor:
-    """Whole-number labels (n,) or (n, 1) as int64 (n,).
+    """Integer labels (n,) or (n, 1) as int64 (n,).
 
     Raises:
-        DataError: the labels are no whole numbers; `where` opens the message.
+        DataError: the labels are not integers; `where` opens the message.
     """
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{where}: expected whole-number labels, found {labels.dtype}; number the classes from 0")
+        other = (
+            "; for numbers to predict, name the task: federation.task = 'regression'"
+            if labels.dtype.kind == "f"
+            else ""
+        )
+        raise DataError(
+            f"{where}: expected whole-number labels, found {labels.dtype}; number the classes from 0{other}"
+        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     return torch.from_numpy(labels.astype(np.int64))
 
 
 def plain(inputs: Tensor) -> Pipeline | None:
-    """Preprocessing of data that no paper speaks of: images are scaled to 0 .. 1, features left alone."""
+    """Preprocessing of data that is in no paper: images are scaled to 0 .. 1, features unchanged."""
     return Pipeline(prepare=(Normalise(),)) if inputs.dtype == torch.uint8 else None

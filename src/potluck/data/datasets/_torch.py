@@ -1,4 +1,4 @@
-"""One's own data from any map-style torch data set."""
+"""Your own data from any map-style torch data set."""
 
 from typing import Any, Protocol
 
@@ -31,14 +31,14 @@ def from_torch(
     Args:
         train: items (input, label). An input is a PIL image, an array (height, width[, channels]) of bytes, a
             tensor (channels, height, width) of bytes, or float features of any one shape. A random transform
-            inside the data set is drawn once and stays: leave it out, or give it as `preprocess`.
+            inside the data set is drawn only once: leave it out, or give it as `preprocess`.
         test: as `train`.
-        num_classes: by default the largest training label and one.
-        name: how runs and records call it.
-        preprocess: by default images are scaled to 0 .. 1 and features kept.
+        num_classes: by default the largest training label plus one.
+        name: the name in runs and records.
+        preprocess: by default images are scaled to 0 .. 1 and features unchanged.
 
     Raises:
-        DataError: there are no items, inputs differ in shape or are of another type, or a label is no class.
+        DataError: there are no items, inputs differ in shape or are of another type, or a label is not a class.
     """
     train_inputs, train_targets = _read(train, f"{name}: training part")
     test_inputs, test_targets = _read(test, f"{name}: test part")

@@ -1,6 +1,6 @@
 """CIFAR-100, fine labels: 500 for training and 100 for testing in each of 100 classes (Krizhevsky, 2009).
 
-Images are 3 x 32 x 32. FeDepth crops (padding 4), flips and normalises; the other papers do not say.
+Images are 3 x 32 x 32. FeDepth crops (padding 4), flips and normalises; the other papers do not specify it.
 """
 
 from potluck.data.datasets._hub import HubSource

@@ -4,7 +4,7 @@ Of its three splits of 90,000 images the papers train on `train` and test on `te
 CIFAR-10, test images too: never use CINIC-10 as public data for, or before, a model that is evaluated on
 CIFAR-10.
 
-The papers tell only that images are flipped; cropping and cutting out are taken over from CIFAR-10. InCo's
+The papers state only that images are flipped; cropping and cutting out are those of CIFAR-10. InCo's
 code flips test images at random as well; here test images stay as they are.
 """
 

@@ -1,8 +1,7 @@
 """Handwritten digits that come with scikit-learn: 1,797 images of 8 x 8 pixels (Alpaydin and Kaynak, 1998).
 
 Pixels are kept exactly as they are, whole numbers from 0 to 16, and divided by 16 when prepared. There is no
-official test part: a stratified fifth is held out by a draw that belongs to the data set and follows no run's
-seed.
+official test part: a stratified fifth is held out by a fixed draw that does not depend on a run's seed.
 """
 
 import torch
@@ -18,12 +17,12 @@ _PREPROCESS = Pipeline(prepare=(Normalise(mean=(0.306,), std=(0.377,), largest=1
 
 
 def describe() -> Description:
-    """Known without any data."""
+    """The description, without reading any data."""
     return Description("digits", input_shape=(1, 8, 8), num_classes=10)
 
 
 def load(augmentation: str) -> Dataset:
-    """Images 1 x 8 x 8. No paper uses this data set, so there is nothing to augment."""
+    """Images 1 x 8 x 8. No paper uses this data set, so they are not augmented."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

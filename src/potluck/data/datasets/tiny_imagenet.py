@@ -2,7 +2,7 @@
 
 The test split has no labels, so the validation split is tested on. The few grey images become RGB. Classes
 are numbered by sorted WordNet identifier, as on the hub, which is not the order of `wnids.txt`. FedORION,
-which uses this data set, speaks of no augmentation and not of another size.
+which uses this data set, mentions no augmentation and no other size.
 """
 
 from potluck.data.datasets._hub import HubSource

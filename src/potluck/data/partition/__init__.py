@@ -1,4 +1,4 @@
-"""Ways to divide a training set among clients: one file a scheme, found by its file name.
+"""Ways to divide a training set among clients: one file for each scheme, found by file name.
 
 Give the scheme's parameters to its class, then the labels, the number of clients and a key to the object:
 `get_partition("dirichlet")(alpha=0.3)(targets, 20, key)`. Other distributions add schemes through the
@@ -17,13 +17,16 @@ _GROUP = "potluck.partitions"
 
 
 class Partition(Protocol):
-    """A frozen dataclass of a scheme's parameters that divides examples when called."""
+    """A frozen dataclass of a scheme's parameters that divides examples when called.
+
+    One that ignores labels has `by_label: ClassVar[bool] = False`; only these work for tasks without labels.
+    """
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
-        """Disjoint, sorted, non-empty int64 indices into `targets`, one tensor a client.
+        """Disjoint, sorted, non-empty int64 indices into `targets`, one tensor for each client.
 
         Raises:
-            DataError: the examples cannot be divided among so many clients in this way.
+            DataError: the examples cannot be divided among this many clients in this way.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What the schemes share: a check that a division is possible, and dealing out by sizes."""
+"""Shared by the schemes: a check that a division is possible, and division by sizes."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from potluck.core.fields import require
 
 
 def check_enough(examples: int, clients: int, each: int = 1) -> None:
-    """Raise DataError unless every client can have `each` examples."""
+    """Check that every client can have `each` examples."""
     require(clients >= 1, "clients", "at least 1", clients)
     if clients > examples:
         raise DataError(f"{clients} clients but only {examples} examples; ask for fewer clients or give more data")
@@ -36,12 +36,12 @@ def deal(members: list[np.ndarray], sizes: np.ndarray, rng: np.random.Generator)
     """
     held: list[list[np.ndarray]] = [[] for _ in range(sizes.shape[1])]
     for indices, row in zip(members, sizes, strict=True):
-        pieces = np.split(rng.permutation(indices), np.cumsum(row))[:-1]  # the last piece is what nobody gets
+        pieces = np.split(rng.permutation(indices), np.cumsum(row))[:-1]  # the last piece is left over
         for client, piece in zip(held, pieces, strict=True):
             client.append(piece)
     return [sorted_indices(np.concatenate(pieces)) for pieces in held]
 
 
 def sorted_indices(indices: np.ndarray) -> Tensor:
-    """Ascending int64 indices: batches are shuffled anyway, and sorted parts can be compared."""
+    """Ascending int64 indices; batches are shuffled anyway, and sorted parts can be compared."""
     return torch.from_numpy(np.sort(indices).astype(np.int64))

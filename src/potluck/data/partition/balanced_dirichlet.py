@@ -1,8 +1,8 @@
 """Clients of exactly equal size, each with its own Dirichlet mixture of classes (FeDepth's `balanced-dir`).
 
 One client after another draws floor(n / clients) of the examples that are left, without replacement, each
-weighted by the client's preference for its class. Late clients get what is left, so their mixtures stray from
-what they drew. The remainder, fewer examples than clients, is left out.
+weighted by the client's preference for its class. Late clients get the remaining examples, so their mixtures deviate
+from the drawn ones. The remainder, fewer examples than clients, is left out.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from potluck.core.fields import Checked, above
 from potluck.core.rng import Key
 from potluck.data.partition._division import check_enough, sorted_indices
 
-_LEAST_WEIGHT = 1e-12  # a client whose classes are used up still draws its number, from the others
+_LEAST_WEIGHT = 1e-12  # a client whose classes are used up still gets its number, from other classes
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BalancedDirichlet(Checked):
     alpha: Annotated[float, above(0)] = 0.5
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
-        """One part a client, all of the same size."""
+        """One part for each client, all of the same size."""
         check_enough(len(targets), clients)
         rng = np.random.default_rng(key.seed)
         classes, label = np.unique(targets.numpy(), return_inverse=True)

@@ -8,8 +8,8 @@ follow. That makes sizes more even and depends on the order of the classes, so i
 Proportions are drawn again until every client has `min_examples`, as in the papers' codes, which ask for 10
 (NIID-Bench, InCo, DepthFL) or 50 (FeDepth).
 
-Departure: those codes draw for ever where hardly any draw gives every client its minimum (thirty clients at an alpha
-of 0.01, say). Here, after `TRIES` draws, the one that lacks the fewest examples is completed: each client below its
+Departure: those codes draw without end if hardly any draw gives every client its minimum (thirty clients at an alpha of
+0.01, say). Here, after `TRIES` draws, the one that lacks the fewest examples is completed: each client below its
 minimum takes what it lacks from the client that then holds most, of the class that this one holds most of.
 """
 
@@ -25,10 +25,10 @@ from potluck.core.rng import Key
 from potluck.data.partition._division import check_enough, deal, members_by_class
 
 TRIES = 10_000
-"""Draws before one is completed: some three seconds for ten classes and a hundred clients."""
+"""The most draws before one is completed: some three seconds for ten classes and a hundred clients."""
 
 _SHARES = (
-    100_000_000  # that all draws together have at most: a thousand draws for a hundred classes, a thousand clients
+    100_000_000  # the most numbers of all draws together: a thousand draws for a hundred classes and a thousand clients
 )
 _AT_ONCE = 64
 
@@ -41,7 +41,7 @@ class Dirichlet(Checked):
 
     Attributes:
         alpha: concentration; small is skewed (0.1), large is nearly even (100).
-        min_examples: least size of a client.
+        min_examples: the least number of examples of a client.
         capped: whether clients that hold their equal share stop receiving.
     """
 
@@ -50,7 +50,7 @@ class Dirichlet(Checked):
     capped: bool = True
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
-        """One part a client; together they cover all examples."""
+        """One part for each client; together they cover all examples."""
         check_enough(len(targets), clients, self.min_examples)
         rng = np.random.default_rng(key.seed)
         members = members_by_class(targets)
@@ -58,18 +58,18 @@ class Dirichlet(Checked):
         return deal(members, self._enough_for_all(class_sizes, clients, rng), rng)
 
     def _enough_for_all(self, class_sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """How many of each class each client gets, (classes, clients), nobody less than `min_examples`."""
+        """The number of each class for each client, (classes, clients), at least `min_examples` for each client."""
         tries = max(1, min(TRIES, _SHARES // (len(class_sizes) * clients)))
         nearest, fewest = np.zeros((0, 0)), np.inf
         tried, count = 0, 1
         while tried < tries:
-            # Only sizes are tried again: which examples fill them is independent of them, and drawn once.
+            # Only sizes are drawn repeatedly; the examples that fill them are drawn once, independently.
             before = rng.bit_generator.state
             sizes = self._draw_sizes(class_sizes, clients, rng, count)
             lacking = np.maximum(self.min_examples - sizes.sum(axis=1), 0).sum(axis=1)
             best = int(lacking.argmin())
             if lacking[best] == 0:
-                rng.bit_generator.state = before  # and to where one draw after the other would have led
+                rng.bit_generator.state = before  # so that the generator is where single draws would have left it
                 return self._draw_sizes(class_sizes, clients, rng, best + 1)[best]
             if lacking[best] < fewest:
                 nearest, fewest = sizes[best], lacking[best]
@@ -84,7 +84,7 @@ class Dirichlet(Checked):
         return nearest
 
     def _draw_sizes(self, class_sizes: np.ndarray, clients: int, rng: np.random.Generator, count: int) -> np.ndarray:
-        """How many of each class each client would get in `count` draws, (count, classes, clients)."""
+        """The number of each class for each client in `count` draws, (count, classes, clients)."""
         shares = rng.dirichlet(np.full(clients, self.alpha), size=(count, len(class_sizes)))
         if not self.capped:
             return _cut(shares, class_sizes)
@@ -92,7 +92,7 @@ class Dirichlet(Checked):
         held = np.zeros((count, clients), dtype=np.int64)
         for row, class_size in enumerate(class_sizes):
             open_shares = np.where(held * clients < class_sizes.sum(), shares[:, row], 0.0)
-            full = open_shares.sum(axis=1) == 0  # every client with a share is: the smallest take the class evenly
+            full = open_shares.sum(axis=1) == 0  # if all with a share are, the smallest take the class evenly
             open_shares[full] = held[full] == held[full].min(axis=1, keepdims=True)
             sizes[:, row] = _cut(open_shares / open_shares.sum(axis=1, keepdims=True), class_size)
             held += sizes[:, row]
@@ -100,16 +100,16 @@ class Dirichlet(Checked):
 
 
 def _cut(shares: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
-    """Whole numbers near shares * class size, (..., clients): rounded down, the last takes the rest."""
+    """Integers near shares * class size, (..., clients): rounded down, the last takes the rest."""
     ends = np.floor(np.cumsum(shares, axis=-1) * np.expand_dims(class_sizes, -1)).astype(np.int64)
     ends[..., -1] = class_sizes
     return np.diff(ends, axis=-1, prepend=0)
 
 
 def _complete(sizes: np.ndarray, least: int) -> None:
-    """Give every client at least `least` examples, in place, by taking from those who hold most.
+    """Give every client at least `least` examples, in place, by taking from the clients with most.
 
-    It ends wherever there are `least` for each: while one client lacks some, another has more than it must.
+    It ends if there are `least` for each: while one client lacks some, another has more than `least`.
     """
     held = sizes.sum(axis=0)
     for client in np.flatnonzero(held < least):

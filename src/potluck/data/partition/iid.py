@@ -4,6 +4,7 @@ All examples are given out; sizes differ by at most one. (HeteroFL drops the rem
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -14,10 +15,12 @@ from potluck.data.partition._division import check_enough, sorted_indices
 
 @dataclass(frozen=True)
 class IID:
-    """Shuffle and cut in nearly equal parts."""
+    """Shuffle and cut into nearly equal parts."""
+
+    by_label: ClassVar[bool] = False
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
-        """One part a client; together they cover all examples."""
+        """One part for each client; together they cover all examples."""
         check_enough(len(targets), clients)
         order = np.random.default_rng(key.seed).permutation(len(targets))
         return [sorted_indices(part) for part in np.array_split(order, clients)]

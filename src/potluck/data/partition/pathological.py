@@ -1,11 +1,11 @@
-"""Every client holds a few classes only, dealt like cards (SplitMix; FeDepth's `pat`).
+"""Every client holds only a few classes, dealt like cards (SplitMix; FeDepth's `pat`).
 
-A shuffled deck of the classes is dealt round the clients, `classes` cards each, and shuffled anew when it is
-used up; then each class is split evenly among its holders. Each client so holds exactly `classes` classes,
-and the numbers of holders of any two classes differ by at most one. Examples of a class that nobody was dealt
-(fewer cards than classes) are left out; otherwise all are given out.
+A shuffled deck of the classes is dealt to the clients, `classes` cards each, and reshuffled when it is used up; then
+each class is split evenly among its holders. Each client thus holds exactly `classes` classes, and the numbers of
+holders of any two classes differ by at most one. Examples of a class that no client was dealt (fewer cards than
+classes) are left out; otherwise all are used.
 
-Departure: where `classes` does not divide the number of classes, a client's hand can straddle two decks, and
+Departure: if `classes` does not divide the number of classes, a client's hand can straddle two decks, and
 the papers' code may deal it the same class twice. Here the new deck is ordered so that it does not.
 """
 
@@ -23,7 +23,7 @@ from potluck.data.partition._division import check_enough, deal, members_by_clas
 
 @dataclass(frozen=True)
 class Pathological(Checked):
-    """Label skew by a fixed number of classes a client.
+    """Label skew by a fixed number of classes for each client.
 
     Attributes:
         classes: how many classes each client holds.
@@ -32,7 +32,7 @@ class Pathological(Checked):
     classes: Annotated[int, at_least(1)] = 2
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:
-        """One part a client, covering all examples of the classes that were dealt."""
+        """One part for each client, covering all examples of the classes that were dealt."""
         check_enough(len(targets), clients)
         rng = np.random.default_rng(key.seed)
         members = members_by_class(targets)
@@ -48,7 +48,7 @@ class Pathological(Checked):
         return deal(members, sizes, rng)
 
     def _deal_classes(self, num_classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Who holds which class, bool (classes, clients)."""
+        """Which client holds which class, bool (classes, clients)."""
         held = np.zeros((num_classes, clients), dtype=bool)
         deck: list[int] = []
         for client in range(clients):
@@ -56,7 +56,7 @@ class Pathological(Checked):
             missing = self.classes - len(hand)
             if missing:
                 fresh = [int(label) for label in rng.permutation(num_classes)]
-                # Stable: what is already in the hand goes to the back of the new deck, in its shuffled order.
+                # Stable sort: classes already in the hand go to the back of the new deck, in its shuffled order.
                 fresh.sort(key=hand.__contains__)
                 hand, deck = hand + fresh[:missing], fresh[missing:]
             held[hand, client] = True
@@ -64,7 +64,7 @@ class Pathological(Checked):
 
 
 def _split_evenly(members: list[np.ndarray], held: np.ndarray) -> np.ndarray:
-    """How many of each class each holder gets, (classes, clients); the first holders take the remainder."""
+    """The number of each class for each holder, (classes, clients); the first holders take the remainder."""
     sizes = np.zeros(held.shape, dtype=np.int64)
     for row, indices in enumerate(members):
         holders = np.flatnonzero(held[row])

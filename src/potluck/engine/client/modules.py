@@ -1,4 +1,4 @@
-"""Modules used again: building one draws weights that are overwritten at once, which takes longer than copying some."""
+"""A pool of reusable modules: constructing one initialises weights that are overwritten immediately."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 
 
 class ModulePool:
-    """One live module or more of each architecture, for one client after the other.
+    """The modules of each architecture, lent to one client after the other.
 
     Args:
-        build: a module of an architecture with the run's initial weights.
+        build: builds a module of an architecture with the run's initial weights.
     """
 
     def __init__(self, build: Callable[[str], nn.Module]) -> None:
@@ -24,7 +24,7 @@ class ModulePool:
         self._free: dict[str, list[nn.Module]] = {}
 
     def take(self, architecture: str, weights: Weights | None = None) -> nn.Module:
-        """A module with these weights, or the run's initial ones; what is frozen in it is as it was built.
+        """A module with these weights, or the run's initial ones; frozen tensors are as built.
 
         Raises:
             ValueError: the weights do not fit.
@@ -41,21 +41,21 @@ class ModulePool:
         return load(free.pop(), {**weights, **self._frozen[architecture]})
 
     def give_back(self, architecture: str, net: nn.Module) -> None:
-        """Take a module back if nothing but its weights has changed, and none of its tensors escapes `take`'s copy."""
+        """Return a module to the pool if only its weights have changed, all of which `take` overwrites."""
         look = self._looks.get(architecture)
         if look is not None and _look(net) == look:
             self._free[architecture].append(net)
 
 
 def _all_copied(net: nn.Module) -> bool:
-    """Whether the state dict holds all tensors."""
+    """Whether the state dict covers all tensors."""
     return {name for name, _ in net.named_buffers()} <= net.state_dict().keys()
 
 
 def _look(net: nn.Module) -> list[object]:
-    """What one module of an architecture has in common with another, unless somebody has changed it.
+    """A fingerprint of everything but the weights; equal for two unmodified modules of one architecture.
 
-    Asked after every call, so it reads each layer's own dict once.
+    Taken after every call, so it reads each layer's own dict once.
     """
     found: list[object] = []
     for name, layer in net.named_modules():
@@ -68,7 +68,7 @@ def _look(net: nn.Module) -> list[object]:
 
 
 def _setting(value: object) -> object:
-    """A plain value, the size of a container such as that of hooks, the kind of anything else."""
+    """A plain value, the size of a container such as that of hooks, or the type of anything else."""
     if isinstance(value, _PLAIN):
         return value
     return (type(value), len(value)) if isinstance(value, (dict, list, set)) else type(value)

@@ -1,31 +1,34 @@
-"""The clients' side of an exchange: take up what a client kept, run its handler and train, or evaluate its model.
+"""The clients' side of an exchange: restore a client's state, run its handler, or evaluate its model.
 
-Every executor and the distributed engine run clients through here, so that a client behaves the same wherever
-it is.
+Every executor and every node runs clients through here, so that a client behaves the same everywhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial, reduce
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from potluck.core.digest import digest
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
-from potluck.core.fit import Fit, FitReport
-from potluck.core.inference import predict
+from potluck.core.fit import Fit, Request
+from potluck.core.inference import predictions
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.modes import to_training
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
+from potluck.core.scale import FULL, Scale
+from potluck.core.task import Sums, added
 from potluck.core.tree import pack, unpack
 from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, weights_of
 from potluck.engine.client.modules import ModulePool
-from potluck.engine.client.session import Answer, Call, Session, failure, full_name
-from potluck.engine.client.training import train
+from potluck.engine.client.requests import carry_out
+from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
+from potluck.engine.numerics.device import CPU, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
 Part = Literal["validation", "own", "common"]
@@ -34,32 +37,35 @@ Part = Literal["validation", "own", "common"]
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What would the client's inference model say? Its payload and record are as in a `Call`."""
+    """A request to evaluate the client's inference model; payload and record are as in a `Call`.
+
+    Attributes:
+        round: the last completed round; 0 before the first.
+    """
 
     client: ClientId
     payload: bytes
     record: bytes | None
     parts: tuple[Part, ...]
+    round: int = 0
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What it says. Of a client's own examples no more is told than how often it is right.
+    """The result of an evaluation. Of a client's private data it contains only the task's sums.
 
     Attributes:
-        model: a name that only equal models share.
-        shares: by part, the share of its examples whose class is predicted; a part without examples has none.
-        payload: packed, the class (n,) predicted for each example of the common test set, int64, if that was asked.
+        model: a fingerprint, the same only for equal models.
+        payload: packed, the task's sums over each requested part that has examples.
     """
 
     client: ClientId
     model: str
-    shares: Mapping[Part, float]
     payload: bytes
 
-    @property
-    def common(self) -> Tensor | None:
-        """The class (n,) predicted for each example of the common test set, int64; None if that was not asked."""
+    @cached_property
+    def sums(self) -> Mapping[Part, Sums]:
+        """The decoded payload."""
         return unpack(self.payload)
 
 
@@ -78,7 +84,7 @@ class ClientRuntime:
         self._modules = ModulePool(self.build)
 
     def execute(self, job: Job) -> Outcome:
-        """Run a call, or answer a question."""
+        """Carry out a call or an evaluation."""
         if isinstance(job, Call):
             return self.run(job)
         try:
@@ -87,32 +93,32 @@ class ClientRuntime:
             return failure(job.client, "evaluation", error)
 
     def run(self, call: Call) -> Answer | Failure:
-        """Carry out a call. What the client keeps is returned; storing it is for whoever accepts the answer.
+        """Carry out a call. The client's state is returned in the answer; the caller that accepts it stores it.
 
         Raises:
             ContractError: the method broke its contract.
-            WireError: what the handler returned or keeps cannot be written down.
+            WireError: what the handler returned or keeps cannot be serialised.
         """
         session = self.open(call)
         if isinstance(session, Failure):
             return session
         found = session.advance()
-        while isinstance(found, Fit):
+        while isinstance(found, Request):
             try:
-                report = self.train(found, session.fit_key)
+                answer = self.carry_out(found, session.request_key)
             except Exception as error:
                 return session.failed(error)
-            found = session.advance(report)
+            found = session.advance(answer)
         return found
 
     def open(self, call: Call) -> Session | Failure:
-        """A call ready to go; a failure if the client cannot take up what it kept.
+        """A session ready to run; a failure if the client's state cannot be restored.
 
         Raises:
-            ContractError: the handler is none that runs on clients.
+            ContractError: the handler is not marked `@on_client`.
         """
         try:
-            client = self._open(call.client, call.record, call.key)
+            client = self._open(call.client, call.record, call.key, call.round)
         except Exception as error:
             return failure(call.client, self.full_name(call.handler), error)
         give_back = partial(self._modules.give_back, self._federation.sites[call.client].architecture, client.model)
@@ -123,36 +129,60 @@ class ClientRuntime:
         return full_name(self._method, handler)
 
     def evaluate(self, request: EvalRequest) -> EvalResult:
-        """Let the client's inference model predict."""
+        """Evaluate the client's inference model."""
         site = self._federation.sites[request.client]
         examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
-        model = self.inference_model(request.client, Message.decode(request.payload), request.record)
-        shares: dict[Part, float] = {}
-        classes: Tensor | None = None
-        for part in request.parts:
-            if (chosen := examples[part]) is not None and len(chosen):
-                found = self.classes(model, chosen)
-                shares[part] = share_right(found, chosen)
-                classes = found if part == "common" else classes
-        return EvalResult(request.client, name_of(model), shares, pack(classes))
+        message = Message.decode(request.payload)
+        model = self.inference_model(request.client, message, request.record, request.round)
+        chosen = {part: found for part in request.parts if (found := examples[part]) is not None and len(found)}
+        sums = {part: self.sums(model, found) for part, found in chosen.items()}
+        return EvalResult(request.client, name_of(model), pack(sums))
 
-    def train(self, fit: Fit, key: Key) -> FitReport:
-        """Carry out a fit as the run computes."""
-        return train(fit, key, self.computing)
+    def carry_out(self, request: Request, key: Key) -> Any:
+        """Carry out a request of a handler or the server."""
+        return carry_out(request, key, self.computing)
 
-    def classes(self, model: nn.Module, examples: Examples) -> Tensor:
-        """The class (n,) that a model predicts for each example."""
-        with torch.inference_mode(), self.computing.arranged(model), self.computing.cast():
-            return predict(model, examples).argmax(1)
+    def sums(self, model: nn.Module, examples: Examples) -> Sums:
+        """The task's sums over a model's predictions for the examples, of which there is at least one."""
+        task, computing = self._federation.task, self.computing
+        with torch.no_grad(), computing.applied(model), computing.cast():
+            found = predictions(model, resident(examples, computing.place), computing.to_layout)
+            total = reduce(added, (task.sums(outputs, targets) for outputs, targets in found))
+        return {name: tensor.to(CPU) for name, tensor in total.items()}
 
-    def inference_model(self, client_id: ClientId, message: Message, record: bytes | None) -> nn.Module:
-        """The model that a client would use now; whatever the handler changes is forgotten."""
+    def inference_model(
+        self, client_id: ClientId, message: Message, record: bytes | None, round_number: int
+    ) -> nn.Module:
+        """The model that a client would deploy after a round; changes that the handler makes are discarded."""
         key = fold_in(self._seed, "inference", client_id)
-        client = self._open(client_id, record, key)
+        client = self._open(client_id, record, key, round_number)
         with isolated(key.fold("handler")):
-            return self._method.inference_model(client, message)
+            found = self._method.inference_model(client, message)
+            if not isinstance(found, Generator):
+                return found
+            return self._inferred(found, key)
 
-    def _open(self, client_id: ClientId, record: bytes | None, key: Key) -> Client:
+    def _inferred(self, work: Generator[Request, Any, nn.Module], key: Key) -> nn.Module:
+        """The model that the handler returns after its requests.
+
+        Raises:
+            ContractError: it yielded anything but `Predict`, `Gradient` or `Measure`.
+        """
+        answer, number = None, 0
+        try:
+            while True:
+                request = work.send(answer)
+                if not isinstance(request, Request) or isinstance(request, Fit):
+                    raise ContractError(
+                        f"{self.full_name('inference_model')} yielded {type(request).__name__};"
+                        " expected a Predict, Gradient or Measure"
+                    )
+                answer = self.carry_out(request, key.fold("request", number))
+                number += 1
+        except StopIteration as stop:
+            return stop.value
+
+    def _open(self, client_id: ClientId, record: bytes | None, key: Key, round_number: int) -> Client:
         site = self._federation.sites[client_id]
         kept = {"state": {}} if record is None else unpack(record)
         return Client(
@@ -166,39 +196,44 @@ class ClientRuntime:
             public=self._federation.public,
             criterion=self._federation.criterion,
             num_classes=self._federation.num_classes,
+            architecture=site.architecture,
+            round=round_number,
             keeps_model=self._method.keeps_model,
             _build=self.build,
+            _module=self.module,
+            _stored=kept.get("modules", {}),
+            _moments=kept.get("moments", {}),
         )
 
     def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:
-        """The client's own network: as it was kept, or with the client's or the run's initial weights.
+        """The client's network: with its kept weights, or else the client's or the run's initial ones.
 
-        What is frozen is equal at all clients, also where it was drawn.
+        Frozen tensors are equal at all clients, even if drawn at random.
         """
         if kept is None and self._method.keeps_model:
             net = self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
             return load(net, frozen_of(self.build(architecture)), partial=True) if frozen_names(net) else net
         return self._modules.take(architecture, kept)
 
-    def build(self, architecture: str | None = None, *, rate: float = 1.0) -> nn.Module:
+    def build(self, architecture: str | None = None, scale: Scale = FULL) -> nn.Module:
         """A module with the run's initial weights for this architecture, the same on server and clients.
 
-        What is frozen in a narrower net is a leading slice of the full one's.
+        Frozen tensors of a narrower or shallower net are parts of the full net's.
         """
         name = architecture or self._federation.server_architecture
         key = fold_in(self._seed, "common model", name)
-        net = self._federation.build(name, key, rate)
-        if rate != 1.0 and (frozen := frozen_of(net)):
+        net = self._federation.build(name, key, scale)
+        if scale != FULL and (frozen := frozen_of(net)):
             shapes = {name: tensor.shape for name, tensor in frozen.items()}
             load(net, cut(frozen_of(self._federation.build(name, key)), shapes), partial=True)
         return net
 
+    def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """A module of the method's own, with initial weights determined by the run's seed and the module's name."""
+        with isolated(fold_in(self._seed, "module", name)):
+            return to_training(build())
+
 
 def name_of(model: nn.Module) -> str:
-    """A name that only models of equal layers and equal weights share."""
+    """A fingerprint, the same only for models of equal layers and equal weights."""
     return digest(pack([repr(model), weights_of(model)]))
-
-
-def share_right(classes: Tensor, examples: Examples) -> float:
-    """Share of the examples whose class was predicted."""
-    return float(torch.eq(classes, examples.labels).double().mean())

@@ -1,14 +1,15 @@
-"""One handler at work on one client: it runs from `Fit` to `Fit`, and whoever holds the session trains in between."""
+"""One call of a handler on one client: it runs from request to request, which the session's owner carries out."""
 
 import math
 import traceback
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from potluck.core.errors import EntryError, WireError
+from potluck.core.errors import DivergenceError, EntryError, WireError
 from potluck.core.federation import ClientId
-from potluck.core.fit import Fit, FitReport, watching
+from potluck.core.fit import Fit, FitReport, Request, watching
 from potluck.core.message import Message
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import Key, Stream
@@ -18,17 +19,18 @@ from potluck.core.weights import frozen_names, weights_of
 
 
 class ContractError(TypeError):
-    """A method broke the contract of methods; a bug in its file, never a client's failure."""
+    """A method broke its contract: a bug in its file, not a client's failure."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request to run one handler on one client: names and bytes, nothing shared.
+    """A request to run one handler on one client: names and bytes, no shared objects.
 
     Attributes:
         payload: the encoded message.
-        record: what the client kept; None if that is nothing.
-        key: of all the call's draws.
+        record: the client's state; None if it has none.
+        key: of all draws in the call.
+        round: the round that it belongs to, from 1.
     """
 
     handler: str
@@ -36,18 +38,20 @@ class Call:
     payload: bytes
     record: bytes | None
     key: Key
+    round: int = 0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """The result of a call.
 
     Attributes:
         payload: the encoded reply.
-        record: what the client keeps; None if there is nothing.
+        record: the client's new state; None if it has none.
         losses: mean loss of each fit on the client's own training examples.
-        releases: private releases that were made for it.
-        released: all that the client has made in the run, by a count of its own; None if it keeps none.
+        releases: private releases made in this call.
+        released: all private releases of the client in the run, by its own count; None if it keeps none.
+        notes: numbers that the handler reported, by name.
     """
 
     client: ClientId
@@ -56,19 +60,20 @@ class Answer:
     losses: tuple[float, ...]
     releases: int = 0
     released: int | None = None
+    notes: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Session:
-    """A call on its way.
+    """A call in progress.
 
     Args:
-        method: whose handler it is.
+        method: the method whose handler runs.
         call: the request.
-        client: the client, with what it kept.
-        give_back: called when the client's answer is written down and its model is not needed any more.
+        client: the client, with its state.
+        give_back: called when the answer is encoded and the client's model is no longer needed.
 
     Raises:
-        ContractError: the handler is none that runs on clients.
+        ContractError: the handler is not marked `@on_client`.
     """
 
     def __init__(self, method: Method[Any], call: Call, client: Client, give_back: Callable[[], None]) -> None:
@@ -79,76 +84,91 @@ class Session:
         self._client = client
         self._give_back = give_back
         self._work: Any = None
-        self._fit: Fit | None = None
+        self._request: Request | None = None
         self._losses: list[float] = []
-        self._fits = 0
-        self._built: list[Fit] = []
+        self._answered = Counter[str]()
+        self._built: list[Request] = []
         self._stream = Stream(call.key.fold("handler"))
         if not runs_on_client(self._handler):
             raise ContractError(f"{self._name} is not marked @on_client, so it cannot be sent to clients")
 
     @property
-    def fit_key(self) -> Key:
-        """Of the draws of the fit that is asked for."""
-        return self.call.key.fold("fit", self._fits)
+    def request_key(self) -> Key:
+        """The key of the current request's draws."""
+        assert self._request is not None
+        return self.call.key.fold(self._request.kind, self._answered[self._request.kind])
 
-    def advance(self, report: FitReport | None = None) -> Fit | Answer | Failure:
-        """Run the handler to its next `Fit`, or to its end.
+    @property
+    def _place(self) -> str:
+        """The current fit's name among the method's, under which its optimiser state is kept."""
+        return f"{self.call.handler}.{self._answered[Fit.kind]}"
+
+    def advance(self, answer: Any = None) -> Request | Answer | Failure:
+        """Run the handler to its next request or to its end.
 
         Args:
-            report: of the fit that it asked for the last time; None at the start.
+            answer: the result of its last request; None at the start.
 
         Raises:
-            ContractError: the handler forgot to yield a Fit, or returned no Message.
-            EntryError: it read an entry that its message has not.
-            WireError: what it returned or keeps cannot be written down.
+            ContractError: the handler forgot to yield a request, or returned no Message.
+            EntryError: it read an entry that its message lacks.
+            WireError: what it returned or keeps cannot be serialised.
         """
-        if report is not None and not math.isfinite(report.loss):
-            return Failure(self.call.client, self._name, f"its loss is {report.loss}", kind="divergence")
+        if isinstance(answer, FitReport) and not math.isfinite(answer.loss):
+            return Failure(self.call.client, self._name, f"its loss is {answer.loss}", kind="divergence")
         try:
-            return self._advance(report)
+            return self._advance(answer)
         except (ContractError, EntryError, WireError):  # bugs in the method's file, not the client's failures
             raise
         except Exception as error:
             return self.failed(error)
 
     def failed(self, error: Exception) -> Failure:
-        """The end of a session over an error in the client's work."""
+        """End the session with an error in the client's work."""
         return failure(self.call.client, self._name, error)
 
-    def _advance(self, report: FitReport | None) -> Fit | Answer:
-        if report is not None and self._fit is not None:
-            self._fits += 1
-            if self._fit.data is self._client.train:
-                self._losses.append(report.loss)
+    def _advance(self, answer: Any) -> Request | Answer:
+        if isinstance(self._request, Fit):
+            if self._request.moments is not None:
+                self._client._moments[self._place] = self._request.moments
+            if self._request.data.same_rows(self._client.train):
+                self._losses.append(answer.loss)
+        if self._request is not None:
+            self._answered[self._request.kind] += 1
         with watching() as built, self._stream.flowing():
             if self._work is None:
                 self._work = self._handler(self._client, Message.decode(self.call.payload))
-            found = self._next(report)
+            found = self._next(answer)
         self._built += built
-        if isinstance(found, Fit):
-            self._fit = found
+        if isinstance(found, Request):
+            self._request = found
+            if isinstance(found, Fit):
+                found.training = found.training.at(self.call.round)
+                found.moments = self._client._moments.get(self._place) if found.training.persist else None
             return found
-        if any(not fit.done for fit in self._built):
+        if forgotten := [type(request).__name__ for request in self._built if not request.done]:
             raise ContractError(
-                f"{self._name} built a Fit on client {self.call.client} but never yielded it: write `yield Fit(...)`"
+                f"{self._name} built a {forgotten[0]} on client {self.call.client} but never yielded it:"
+                f" write `yield {forgotten[0]}(...)`"
             )
-        made = self._client.releases
-        answer = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made)
+        made, notes = self._client.releases, dict(self._client.notes)
+        reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made, notes=notes)
         self._give_back()
-        return answer
+        return reply
 
-    def _next(self, report: FitReport | None) -> Fit | Message:
-        """What the handler asks for, or what it returned."""
+    def _next(self, answer: Any) -> Request | Message:
+        """The handler's next request, or what it returned."""
         found: Any = self._work
         if isinstance(self._work, Generator):
             try:
-                found = next(self._work) if report is None else self._work.send(report)
+                found = next(self._work) if self._request is None else self._work.send(answer)
             except StopIteration as stop:
                 found = stop.value
             else:
-                if not isinstance(found, Fit):
-                    raise ContractError(f"{self._name} yielded {type(found).__name__}; expected a Fit")
+                if not isinstance(found, Request):
+                    raise ContractError(
+                        f"{self._name} yielded {type(found).__name__}; expected a Fit, Predict, Gradient or Measure"
+                    )
                 return found
         if not isinstance(found, Message):
             client = self.call.client
@@ -156,12 +176,15 @@ class Session:
         return found
 
     def _record(self) -> bytes | None:
-        """What the client keeps."""
-        if not self._client.keeps_model and not self._client.state and self.call.record is None:
+        """The client's state, encoded."""
+        client = self._client
+        extra = {"modules": client.kept_modules, "moments": client._moments}  # unchanged
+        extra = {name: kept for name, kept in extra.items() if kept}
+        if not (client.keeps_model or client.state or extra or self.call.record is not None):
             return None
-        record: dict[str, Any] = {"state": self._client.state}
-        if self._client.keeps_model:
-            weights = weights_of(self._client.model)
+        record: dict[str, Any] = {"state": client.state, **extra}
+        if client.keeps_model:
+            weights = weights_of(client.model)
             record["model"] = {name: tensor for name, tensor in weights.items() if name not in self._frozen}
         return pack(record)
 
@@ -173,4 +196,7 @@ def full_name(method: Method[Any], handler: str) -> str:
 
 def failure(client: ClientId, handler: str, error: Exception) -> Failure:
     """A client's error as the outcome of its call."""
-    return Failure(client, handler, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, DivergenceError):
+        return Failure(client, handler, str(error), trace, kind="divergence")
+    return Failure(client, handler, f"{type(error).__name__}: {error}", trace)

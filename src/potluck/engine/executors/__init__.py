@@ -11,13 +11,13 @@ from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 
 @dataclass(frozen=True)
 class Task:
-    """A job that is not put together before its turn, so that not all messages are in memory at once.
+    """A job that is not built before its turn, so that not all messages are in memory at once.
 
     Attributes:
-        make: puts it together; called once, since what it sends is booked.
-        cost: how long it takes, in a unit of its own; asked for by those who divide work.
-        kind: tasks of one kind are likely to be alike.
-        most_bytes: how long an answer's payload may be, if that is known; no longer one will be accepted.
+        make: builds it; called once, since its message is counted as traffic.
+        cost: an estimate of its duration, in arbitrary units, for dividing work.
+        kind: tasks of the same kind can probably be stacked.
+        most_bytes: the most bytes of the answer's payload, if that is known; a longer one is refused.
     """
 
     make: Callable[[], Job]
@@ -30,40 +30,40 @@ class Executor(Protocol):
     """Carries out jobs that do not depend on one another.
 
     Attributes:
-        trusted: whether outcomes come from this run's own processes; others may say anything.
+        trusted: whether outcomes come from this run's own processes.
     """
 
     trusted: bool = True
 
     def start(self, host: ClientRuntime) -> None:
-        """Make ready for the jobs of this host; `run` does it if nobody did."""
+        """Prepare for the jobs of this host; `run` does so if it was not called."""
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
         ...
 
     def close(self) -> None:
-        """Let go of what `start` took."""
+        """Release what `start` acquired."""
 
 
 class Inner(Executor, Protocol):
-    """Carries jobs out in the process that asks; in a worker, the bundles that the exchange was divided into.
+    """Carries out jobs in the calling process; in a worker, the bundles into which the exchange was divided.
 
     Attributes:
-        at_once: of how many jobs together it makes more than of one after another.
+        at_once: how many jobs it can usefully process together.
     """
 
     at_once: int = 1
 
     def together(self, host: ClientRuntime, jobs: Iterable[Job]) -> list[Outcome]:
-        """One outcome a job of one bundle, which is not divided again."""
+        """One outcome for each job of one bundle, which is not divided further."""
         ...
 
 
 def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
-    """Places of tasks of one kind, up to `at_once` together; at least two bundles, so that two cores can share.
+    """Indices of tasks of one kind, up to `at_once` together; at least two bundles, for two cores.
 
-    How many processes there are does not matter, so that neither does it to what is computed together.
+    Bundles do not depend on the number of processes, and so neither do results.
     """
     by_kind: dict[str, list[int]] = {}
     for place, task in enumerate(tasks):
@@ -73,7 +73,7 @@ def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
 
 
 def longest_last(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
-    """`bundles`, to be taken from the end by whoever is idle."""
+    """`bundles` in ascending order of cost; idle processes take from the end."""
     cost = {place: task.cost() for place, task in enumerate(tasks)}
     return sorted(bundles(tasks, at_once), key=lambda bundle: (sum(cost[place] for place in bundle), -bundle[0]))
 

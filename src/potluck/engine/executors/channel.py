@@ -1,4 +1,4 @@
-"""Jobs to a process of our own, and outcomes back."""
+"""A channel that sends jobs to a worker process and returns outcomes."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -10,21 +10,21 @@ from potluck.engine.client.runtime import Job, Outcome
 from potluck.engine.frames import limit, nothing, receive, send
 
 _CARRIED = ("payload", "record")
-"""Attributes of jobs and outcomes that are long bytes."""
+"""Attributes of jobs and outcomes that hold large byte strings."""
 
 
 class _End(socket.socket):
-    """A socket that closes when it is forgotten: so workers end whose executor nobody closed."""
+    """A socket that closes on garbage collection, so workers exit even if nobody closed their executor."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class Channel:
-    """One end of a way between two processes; it closes when it is forgotten.
+    """One end of a duplex connection between two processes; closed on garbage collection.
 
-    What jobs and outcomes carry are frames, the same message for several clients one; the rest goes as
-    `multiprocessing` has it.
+    Large byte strings go as frames, a message to several clients as a single one; the rest is pickled as by
+    `multiprocessing`.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -37,28 +37,28 @@ class Channel:
         return cls(here), cls(there)
 
     def fileno(self) -> int:
-        """The end's number, to wait for it."""
+        """The file descriptor, to wait on."""
         return self._end.fileno()
 
     def close(self) -> None:
-        """Let the other side know that nobody is here."""
+        """Close this end, which the other side notices."""
         self._end.close()
 
     def limit(self, seconds: float) -> None:
-        """Have `send` and `receive` look around whenever nothing has moved for so many seconds."""
+        """Have `send` and `receive` call `waiting` whenever nothing has moved for this many seconds."""
         limit(self._end, seconds)
 
     def send(self, items: Sequence[Job | Outcome | Exception], waiting: Callable[[], None] = nothing) -> None:
-        """Send some, once the other side listens; `waiting` is called at every `limit`."""
+        """Send items; `waiting` is called at every `limit` until the other side reads."""
         frames: dict[int, bytes] = {}
         bare = [_bare(item, frames) for item in items]
         send(self._end, ForkingPickler.dumps((bare, list(frames))), *frames.values(), waiting=waiting)
 
     def receive(self, waiting: Callable[[], None] = nothing) -> list[Any]:
-        """What the other side has sent; `waiting` is called at every `limit`.
+        """Receive items; `waiting` is called at every `limit`.
 
         Raises:
-            EOFError: it has gone.
+            EOFError: the other side has closed.
         """
         bare, names = ForkingPickler.loads(receive(self._end, waiting))  # pyright: ignore[reportAttributeAccessIssue]
         frames = {name: receive(self._end, waiting) for name in names}
@@ -66,7 +66,7 @@ class Channel:
 
 
 def _bare(item: Job | Outcome | Exception, frames: dict[int, bytes]) -> tuple[Any, dict[str, int]]:
-    """An item without what it carries, which joins the frames, and their names by attribute."""
+    """An item without its large byte strings, which are added to `frames`, and their frames by attribute."""
     if isinstance(item, Exception):
         return item, {}
     carried = {part: value for part in _CARRIED if (value := getattr(item, part, None)) is not None}

@@ -1,9 +1,10 @@
-"""Which executor carries out a run's jobs, and why."""
+"""The choice of a run's executor, and the reason for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 from potluck.core.errors import ConfigError
@@ -12,18 +13,19 @@ from potluck.engine.executors.ray import RayActors
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked, always, pays, small_products
 from potluck.engine.executors.workers import Workers, can_fork, cores, why_not
+from potluck.engine.numerics.device import CPU
 
 ExecutorName = Literal["auto", "sequential", "workers", "stacked", "ray"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An executor and what the run's manifest says of it.
+    """An executor, and its description in the run's manifest.
 
     Attributes:
-        name: how clients are carried out: one by one, or those that are alike as one.
-        processes: that do so at the same time; 0 for as many as the cluster has cores.
-        reason: why so.
+        name: how clients' work is carried out: one by one, or stacked.
+        processes: the number of processes; 0 for one for each core of the cluster.
+        reason: why this executor was chosen.
     """
 
     executor: Executor
@@ -37,25 +39,35 @@ class Choice:
         return {"executor": self.name, "processes": self.processes, "executor_reason": self.reason}
 
 
-def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module]) -> Choice:
-    """The executor of this name.
+def choose_executor(
+    name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module], device: torch.device = CPU
+) -> Choice:
+    """The executor with this name.
 
-    "auto" stacks clients where all nets are small and without convolutions, and takes workers where they can be
-    forked and there are cores for them. "stacked" tries to stack every net, in workers too if there are cores. "ray"
+    "auto" stacks clients if all nets are small and without convolutions, and uses workers if processes can be forked
+    and there are several cores. "stacked" tries to stack every net, also in workers if there are several cores. "ray"
     has its workers on a cluster.
 
     Args:
-        name: of the executor.
-        workers: how many processes; None for one a core.
-        threads: of torch; with more than one there are no workers.
-        nets: one of each architecture.
+        name: the executor's name.
+        workers: the number of processes; None for one for each core.
+        threads: torch's threads; with more than one there are no workers.
+        nets: one network of each architecture.
+        device: where networks are computed; forked processes cannot share an accelerator.
 
     Raises:
-        ConfigError: workers are asked for on a system that cannot fork, or Ray is and is not installed.
+        ConfigError: workers are requested on a system that cannot fork or beside an accelerator, or Ray is requested
+            and not installed.
     """
     if name == "ray":
         return Choice(RayActors(workers), "ray", workers or 0, "run.executor is ray")
-    against = f"run.threads is {threads}" if threads > 1 else why_not()
+    if device != CPU and (name == "workers" or (workers or 1) > 1):
+        found = "run.executor: found 'workers'" if name == "workers" else f"run.workers: found {workers}"
+        raise ConfigError(
+            f"{found} with run.computing.device = '{device}', which forked processes cannot share; expected one"
+            " process: run.executor 'sequential', 'stacked' or 'auto', without run.workers"
+        )
+    against = _against_workers(threads, device)
     if name == "workers" and not can_fork():
         raise ConfigError("run.executor: found 'workers', but this system cannot fork; expected 'sequential' or 'auto'")
     alone = name == "sequential" or (name != "workers" and against is not None)
@@ -70,3 +82,10 @@ def choose_executor(name: ExecutorName, workers: int | None, threads: int, nets:
         reasons.append(against if alone and against else f"{cores()} cores")
     label = "stacked" if stacks else "sequential" if alone else "workers"
     return Choice(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))
+
+
+def _against_workers(threads: int, device: torch.device) -> str | None:
+    """Why there are no workers; None if there can be."""
+    if device != CPU:
+        return f"networks are computed on {device}"
+    return f"run.threads is {threads}" if threads > 1 else why_not()

@@ -1,7 +1,7 @@
-"""Clients on the machines of one's own Ray cluster: actors that hold data and live modules (extra `ray`).
+"""Clients on the machines of your own Ray cluster, in actors that hold data and modules (extra `ray`).
 
-For simulations that outgrow one machine. Calls and answers are the same bytes as elsewhere, so results are those of the
-sequential executor to the last bit. A machine that is lost is no client's failure: its clients are taken elsewhere.
+For simulations that outgrow one machine. Calls and answers are the same bytes as elsewhere, so results equal the
+sequential executor's to the last bit. Losing a machine is no client's failure: its clients run elsewhere.
 """
 
 import importlib.util
@@ -20,19 +20,20 @@ from potluck.engine.executors.work import Bundle, Work
 from potluck.engine.numerics.allocator import keep_freed_memory
 
 _TRIES = 3
-"""How often a bundle is taken up: machines may be lost."""
+"""How many times a bundle is tried, since machines may be lost."""
 
 
 class RayActors(Executor):
-    """Actors on Ray's cluster at `RAY_ADDRESS`, or on one of this machine's own, that take the longest work first.
+    """Actors on the Ray cluster at `RAY_ADDRESS`, or on a local one, that take the longest work first.
 
     Attributes:
-        present: actors that have taken up their host.
-        coming: those that have not, by the reference that says when; where a machine was lost, perhaps never.
+        present: actors that have received their host.
+        coming: actors still starting, by the reference that resolves when they are ready, which after the loss of a
+            machine may be never.
 
     Args:
-        count: of actors; None for one a core of the cluster.
-        inner: what each of them carries its jobs out with.
+        count: the number of actors; None for one for each core of the cluster.
+        inner: the executor inside each actor.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -50,7 +51,7 @@ class RayActors(Executor):
         self.coming: dict[Any, Any] = {}
 
     def start(self, host: ClientRuntime) -> None:
-        """Bring method, federation and data to the actors, unless they are there already."""
+        """Send method, federation and data to the actors, unless they have them already."""
         if self._host is host and (self.present or self.coming):
             return
         self.close()
@@ -65,7 +66,7 @@ class RayActors(Executor):
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
 
         Raises:
-            Exception: whatever a job raised.
+            Exception: the exception that a job raised.
         """
         self.start(host)
         flight = _Flight(self, Work(host, tasks, self._inner.at_once, _TRIES))
@@ -73,7 +74,7 @@ class RayActors(Executor):
             yield flight.outcome(place)
 
     def close(self) -> None:
-        """End the actors, and a cluster that was begun here."""
+        """End the actors, and the cluster if it was started here."""
         actors = [*self.present, *self.coming.values()]
         if not actors:
             return
@@ -86,12 +87,12 @@ class RayActors(Executor):
             self._began = False
 
     def call_one(self) -> None:
-        """Ask for an actor, wherever there is room; it may take until a machine comes back."""
+        """Request an actor on any machine with room; it may start only when a machine returns."""
         actor = _ray().remote(num_cpus=1)(_Actor).remote(self._shared)
         self.coming[actor.ready.remote()] = actor
 
     def receive(self, reference: Any) -> None:
-        """Take in an actor that was coming; another one is asked for if its machine was lost meanwhile."""
+        """Add an actor that was starting; request another if its machine was lost meanwhile."""
         actor = self.coming.pop(reference)
         try:
             _ray().get(reference)
@@ -101,13 +102,13 @@ class RayActors(Executor):
             self.present.append(actor)
 
     def lose(self, actor: Any) -> None:
-        """Another actor is asked for in this one's place; those who are left go on meanwhile."""
+        """Request another actor to replace this one; the remaining ones continue meanwhile."""
         self.present.remove(actor)
         self.call_one()
 
     def _connected(self) -> Any:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what will be its default
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning about a future default
         ray = _ray()
         if not ray.is_initialized():
             ray.init(log_to_driver=False, configure_logging=False, include_dashboard=False)
@@ -124,7 +125,7 @@ class _Actor:
         self._host, self._inner = shared
 
     def ready(self) -> None:
-        """Nothing to say; that is the point."""
+        """Return once the actor is ready."""
 
     def execute(self, jobs: list[Job]) -> list[Outcome]:
         """One outcome a job."""
@@ -132,7 +133,7 @@ class _Actor:
 
 
 class _Flight:
-    """The work of one exchange, and who has which of its bundles."""
+    """The work of one exchange, and which actor has which of its bundles."""
 
     def __init__(self, pool: RayActors, work: Work) -> None:
         self._pool = pool
@@ -140,7 +141,7 @@ class _Flight:
         self._busy: dict[Any, tuple[Any, Bundle]] = {}
 
     def outcome(self, place: int) -> Outcome:
-        """Of one task, when it is there."""
+        """The outcome of one task, awaited if need be."""
         while place not in self._work.done:
             self._hand_out()
             (reference, *_), _ = _ray().wait([*self._busy, *self._pool.coming], num_returns=1)
@@ -151,14 +152,14 @@ class _Flight:
         return self._work.done.pop(place)
 
     def _hand_out(self) -> None:
-        """Give every idle actor the longest bundle that is left."""
+        """Give every idle actor the longest remaining bundle."""
         busy = [actor for actor, _ in self._busy.values()]
         for actor in self._pool.present:
             if actor not in busy and (bundle := self._work.take()):
                 self._busy[actor.execute.remote(bundle.jobs)] = actor, bundle
 
     def _take(self, reference: Any) -> None:
-        """Note what an actor has; ask for another in its place if it was lost."""
+        """Store an actor's outcomes; replace the actor if it was lost."""
         ray = _ray()
         actor, bundle = self._busy.pop(reference)
         try:
@@ -171,14 +172,14 @@ class _Flight:
 
 
 def _ray() -> Any:
-    """The module, which takes a second to import."""
+    """Ray's module, which takes a second to import."""
     import ray
 
     return ray
 
 
 def _take_along_files() -> None:
-    """Have methods and models from single files travel as they are: other machines cannot import them."""
+    """Have methods and models from single files pickled by value, since other machines cannot import them."""
     from ray import cloudpickle
 
     for name, module in list(sys.modules.items()):

@@ -1,15 +1,16 @@
-"""Clients side by side: fits of one shape are trained as one batched computation."""
+"""Stacked execution: fits of the same shape are trained as one batched computation."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from torch import nn
 
-from potluck.core.fit import Fit, FitReport
+from potluck.core.fit import Fit, Request
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Task, bundles
-from potluck.engine.numerics.numerics import PLAIN
+from potluck.engine.executors.held import Held
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
 
@@ -17,42 +18,43 @@ log = logging.getLogger(__name__)
 Rule = Callable[[Fit], bool]
 
 MOST_WEIGHTS = 50_000
-"""Of a net that is worth stacking by `torch.func.vmap`: ten nets of three linear layers, batches of 16, were 2.3 times
-as fast together as in turn with 16 thousand weights each, 1.1 with 55, 0.5 with 200 (one busy core of an AMD EPYC
-with AVX-512).
+"""The most weights of a net worth stacking by `torch.func.vmap`: ten nets of three linear layers, batches of 16, were
+2.3 times as fast together as in turn with 16 thousand weights each, 1.1 with 55, 0.5 with 200 (one busy core of an AMD
+EPYC with AVX-512).
 """
 
 MOST_WEIGHTS_END_TO_END = 250_000
-"""Of a net of linear layers alone, trained on nothing but the task: there it was 2.4, 1.9, 1.2 and, with 480 thousand
-weights, 0.9 times.
+"""The most weights of a net of linear layers alone, trained on the task alone: there the factors were 2.4, 1.9, 1.2
+and, with 480 thousand weights, 0.9.
 """
 
 
 def small_products(net: nn.Module) -> bool:
-    """Where stacking may win on a CPU: nets without convolutions, whose matrix products are too small to fill it."""
+    """Whether stacking may pay on a CPU: for nets without convolutions and with small matrix products."""
     return _small(net, MOST_WEIGHTS_END_TO_END if only_linear(net) else MOST_WEIGHTS)
 
 
 def pays(fit: Fit) -> bool:
-    """Where it does win."""
+    """Whether stacking pays."""
     end_to_end = only_linear(fit.net) and all(map(task_criterion, fit.losses))
     return _small(fit.net, MOST_WEIGHTS_END_TO_END if end_to_end else MOST_WEIGHTS)
 
 
 def always(fit: Fit) -> bool:
-    """Wherever it can be done."""
+    """Whether stacking is possible at all."""
     return True
 
 
 class Stacked(Inner):
-    """Opens many clients at once, trains those that ask for the same kind of fit together, and goes on in waves.
+    """Opens many clients at once, trains those that request the same kind of fit together, and continues in waves.
 
-    Fits that cannot be stacked are trained one by one, and the log says once why.
+    Fits that cannot be stacked are trained one by one, and the log says once why. All other requests are carried out
+    one by one.
 
     Args:
-        rule: with which fits to try it.
-        at_once: clients open at a time. Who is stacked with whom depends on it and on the order of clients, not on
-            the machine.
+        rule: which fits to try to stack.
+        at_once: clients open at a time. Which clients are stacked together depends on it and on the order of clients,
+            not on the machine.
     """
 
     def __init__(self, rule: Rule = always, at_once: int = 10) -> None:
@@ -62,18 +64,20 @@ class Stacked(Inner):
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
-        done: dict[int, Outcome] = {}
-        for bundle in bundles(tasks, self.at_once):
-            done |= zip(bundle, self.together(host, (tasks[place].make() for place in bundle)), strict=True)
-        return iter([done[place] for place in range(len(tasks))])
+        done, left = Held(), bundles(tasks, self.at_once)
+        for place in range(len(tasks)):
+            while place not in done:
+                bundle = left.pop(0)
+                done.update(zip(bundle, self.together(host, (tasks[place].make() for place in bundle)), strict=True))
+            yield done.pop(place)
 
     def together(self, host: ClientRuntime, jobs: Iterable[Job]) -> list[Outcome]:
-        """One outcome a job. Fits of one kind that the jobs ask for at the same time are trained as one."""
+        """One outcome for each job. Fits of the same kind that jobs request at the same time are trained as one."""
         done: dict[int, Outcome] = {}
-        waiting: dict[int, tuple[Session, Fit]] = {}
+        waiting: dict[int, tuple[Session, Request]] = {}
 
-        def settle(place: int, session: Session, found: Fit | Outcome) -> None:
-            if isinstance(found, Fit):
+        def settle(place: int, session: Session, found: Request | Outcome) -> None:
+            if isinstance(found, Request):
                 waiting[place] = session, found
             else:
                 done[place] = found
@@ -87,24 +91,24 @@ class Stacked(Inner):
                 done[place] = session
         while waiting:
             wave, waiting = waiting, {}
-            for places in _groups({place: fit for place, (_, fit) in wave.items()}):
-                for place, report in zip(places, self._train(host, [wave[place] for place in places]), strict=True):
+            for places in _groups({place: request for place, (_, request) in wave.items()}):
+                for place, answer in zip(places, self._answers(host, [wave[place] for place in places]), strict=True):
                     session, _ = wave[place]
-                    failed = isinstance(report, Exception)
-                    settle(place, session, session.failed(report) if failed else session.advance(report))
+                    failed = isinstance(answer, Exception)
+                    settle(place, session, session.failed(answer) if failed else session.advance(answer))
         return [done[place] for place in sorted(done)]
 
-    def _train(self, host: ClientRuntime, members: list[tuple[Session, Fit]]) -> list[FitReport | Exception]:
-        """What became of each fit of a group."""
-        fits = [fit for _, fit in members]
+    def _answers(self, host: ClientRuntime, members: list[tuple[Session, Request]]) -> list[Any]:
+        """The result of each request of a group: its answer, or an exception."""
+        fits = [request for _, request in members if isinstance(request, Fit)]
         if len(fits) > 1 and self._rule(fits[0]):
             try:
-                if host.computing != PLAIN:
+                if not host.computing.stacks:
                     raise CannotStack("run.computing is not plain")
-                return [*train_stacked(fits, [session.fit_key for session, _ in members])]
+                return [*train_stacked(fits, [session.request_key for session, _ in members], host.computing)]
             except (CannotStack, ValueError) as error:
                 self._tell(f"{type(fits[0].net).__name__} is trained one client at a time: {error}")
-        return [_alone(host, session, fit) for session, fit in members]
+        return [_alone(host, session, request) for session, request in members]
 
     def _tell(self, why: str) -> None:
         if why not in self._told:
@@ -117,18 +121,18 @@ def _small(net: nn.Module, most: int) -> bool:
     return not convolves and sum(parameter.numel() for parameter in net.parameters()) <= most
 
 
-def _alone(host: ClientRuntime, session: Session, fit: Fit) -> FitReport | Exception:
+def _alone(host: ClientRuntime, session: Session, request: Request) -> Any:
     try:
-        return host.train(fit, session.fit_key)
+        return host.carry_out(request, session.request_key)
     except Exception as error:
         return error
 
 
-def _groups(fits: dict[int, Fit]) -> list[list[int]]:
-    """The places of fits that can be trained as one, in order of appearance."""
+def _groups(requests: dict[int, Request]) -> list[list[int]]:
+    """Indices of fits that can be trained as one, in order of appearance; every other request is a group of its own."""
     groups: list[tuple[object, list[int]]] = []
-    for place, fit in fits.items():
-        kind = kind_of(fit)
+    for place, request in requests.items():
+        kind = kind_of(request) if isinstance(request, Fit) else place
         found = next((group for other, group in groups if other == kind), None)
         if found is None:
             groups.append((kind, [place]))

@@ -1,10 +1,10 @@
-"""The tasks of one exchange, shared out to processes that may come to an end over them.
+"""The tasks of one exchange, divided among processes that may die while they carry them out.
 
-Clients that are trained as one computation differ in their last bits with who is among them. So who is together
-depends on the federation alone: not on how many processes there are, and not on whether one of them was killed. What a
-process had when it ended is carried out again as the same bundle. A bundle that ends one process after another is
-looked into: each of its tasks is carried out alone, the ones that end their process are failures, and the others are
-carried out again together. Their bits are those of a run in which the failed clients failed before their first `Fit`.
+The last bits of clients trained as one computation depend on which clients these are. So the bundles depend on the
+federation alone: not on the number of processes, and not on whether one of them was killed. The bundle of a process
+that died is carried out again as it was. A bundle that kills one process after another is searched: each of its tasks
+is carried out alone, those that kill their process are failures, and the others are carried out again together. Their
+bits are those of a run in which the failed clients failed before their first `Fit`.
 """
 
 import logging
@@ -15,6 +15,7 @@ from potluck.core.roles import Failure
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call
 from potluck.engine.executors import Task, longest_last
+from potluck.engine.executors.held import Held
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +25,11 @@ class Bundle:
     """Tasks that one process carries out together.
 
     Attributes:
-        places: of the tasks.
-        jobs: in the order of the places; empty before the bundle is taken for the first time.
-        losses: processes that have ended over it.
-        search: what it is carried out for, if to find out whether it is this one task that ends its process.
-        cleared: whether each of its tasks, alone, has left its process alive.
+        places: indices of the tasks.
+        jobs: in the order of `places`; empty before the bundle is first taken.
+        losses: how many processes have died while they carried it out.
+        search: the search that it is part of, if it is a single task tried alone.
+        cleared: whether each of its tasks, tried alone, left its process alive.
     """
 
     places: list[int]
@@ -39,14 +40,14 @@ class Bundle:
 
     @property
     def clients(self) -> str:
-        """Whose tasks they are, in words."""
+        """The clients of the tasks, as text."""
         names = ", ".join(str(job.client) for job in self.jobs)
         return f"client {names}" if len(self.jobs) == 1 else f"clients {names}"
 
 
 @dataclass(eq=False)
 class _Search:
-    """Which tasks of a bundle end their process? Each is carried out alone."""
+    """A search for the tasks of a bundle that kill their process: each is carried out alone."""
 
     bundle: Bundle
     outcomes: dict[int, Outcome] = field(default_factory=dict[int, Outcome])
@@ -54,29 +55,29 @@ class _Search:
 
 
 class Work:
-    """The bundles of one exchange: those left, and what came of the others.
+    """The bundles of one exchange: those left, and the outcomes of the others.
 
-    Every task is put together once, however often it is carried out, so that its bytes are booked once.
+    Every task's job is built once, however often it is carried out, so that its traffic is counted once.
 
     Attributes:
-        done: outcomes by place of the task.
+        done: outcomes by index of the task, beyond a cap in files.
 
     Args:
-        host: whose tasks they are.
-        tasks: of the exchange.
-        at_once: how many are carried out together at most.
-        tries: how often a bundle is taken up; one that has ended so many processes is the cause of it.
+        host: the runtime that the tasks are for.
+        tasks: the tasks of the exchange.
+        at_once: the most tasks in a bundle.
+        tries: how many processes a bundle may kill before it is held to be the cause.
     """
 
     def __init__(self, host: ClientRuntime, tasks: Sequence[Task], at_once: int, tries: int) -> None:
-        self.done: dict[int, Outcome] = {}
+        self.done = Held()
         self._host = host
         self._tasks = tasks
         self._tries = tries
         self._left = [Bundle(places) for places in longest_last(tasks, at_once)]
 
     def take(self) -> Bundle | None:
-        """The longest bundle that is left, its jobs put together; None if there is none."""
+        """The longest remaining bundle, its jobs built; None if there is none."""
         if not self._left:
             return None
         bundle = self._left.pop()
@@ -85,20 +86,20 @@ class Work:
         return bundle
 
     def finish(self, bundle: Bundle, outcomes: Sequence[Outcome]) -> None:
-        """Note what came of a bundle."""
+        """Store the outcomes of a bundle."""
         found = dict(zip(bundle.places, outcomes, strict=True))
         if bundle.search is None:
-            self.done |= found
+            self.done.update(found)
         else:
             self._note(bundle.search, found)
 
     def lose(self, bundle: Bundle, who: str, how: str) -> None:
-        """The process that had a bundle has come to an end.
+        """Handle the death of the process that had a bundle.
 
         Args:
-            bundle: is carried out again, looked into, or failed.
-            who: the process, by name, for the log.
-            how: it ended; the reason of a failure, so without anything that differs from run to run.
+            bundle: is carried out again, searched, or failed.
+            who: the process's name, for the log.
+            how: how it died, which becomes the reason of a failure and so must not differ from run to run.
         """
         bundle.losses += 1
         if bundle.losses < self._tries:
@@ -111,7 +112,7 @@ class Work:
         elif len(bundle.jobs) == 1 or bundle.cleared:
             then = "no more tries"
             together = f" {self._tries} times with {bundle.clients} together, and not alone" if bundle.cleared else ""
-            self.done |= self._failures(bundle, how + together)
+            self.done.update(self._failures(bundle, how + together))
         else:
             then = "each is tried alone, to find the one that ends it"
             search = _Search(bundle)
@@ -120,15 +121,15 @@ class Work:
         log.warning("%s, at work for %s, was lost: %s; %s", who, bundle.clients, how, then)
 
     def _note(self, search: _Search, found: Mapping[int, Outcome]) -> None:
-        """What came of one task alone. After the last, those that end no process are carried out together."""
+        """Handle the outcome of one task alone; after the last, the tasks that kill no process form a bundle again."""
         search.outcomes.update(found)
         bundle = search.bundle
         if len(search.outcomes) < len(bundle.jobs):
             return
-        self.done |= {place: search.outcomes[place] for place in search.guilty}
+        self.done.update({place: search.outcomes[place] for place in search.guilty})
         others = {p: job for p, job in zip(bundle.places, bundle.jobs, strict=True) if p not in search.guilty}
         if len(others) == 1:  # it was alone already
-            self.done |= {place: search.outcomes[place] for place in others}
+            self.done.update({place: search.outcomes[place] for place in others})
         elif others:
             self._left.append(Bundle([*others], [*others.values()], cleared=not search.guilty))
 
@@ -137,5 +138,5 @@ class Work:
 
 
 def lost(host: ClientRuntime, job: Job, reason: str) -> Failure:
-    """The failure of a job whose process is gone."""
+    """The failure of a job whose process has died."""
     return Failure(job.client, host.full_name(job.handler) if isinstance(job, Call) else "evaluation", reason)

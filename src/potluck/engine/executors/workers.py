@@ -1,9 +1,8 @@
 """Clients on all cores: one process a core, one thread each, forked from this one.
 
-A worker inherits method, federation and data as they are in memory, so nothing of them is sent or copied; calls and
-answers are bytes and go through sockets. What a client computes does not depend on which worker it is given to, on how
-many there are, or on whether one is killed, so the results are those of the inner executor in this process, to the
-last bit.
+A worker inherits method, federation and data in memory, so none of them is sent or copied; calls and answers are bytes
+and go through sockets. What a client computes does not depend on which worker runs it, on how many there are, or on
+whether one is killed, so results equal those of the inner executor in this process to the last bit.
 """
 
 import logging
@@ -32,28 +31,30 @@ from potluck.engine.numerics.allocator import keep_freed_memory
 log = logging.getLogger(__name__)
 
 _TRIES = 2
-"""How often a bundle is taken up: a process may be killed from outside once."""
+"""How many times a bundle is tried, since a process may be killed from outside once."""
 
 _LOOK_EVERY = 5.0
-"""Seconds without a word from any worker, after which one that was stopped is named."""
+"""Seconds of silence from all workers after which a stopped one is named."""
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def can_fork() -> bool:
-    """Whether this system copies a process with all its memory."""
+    """Whether this system can fork."""
     return "fork" in get_all_start_methods()
 
 
 def why_not() -> str | None:
-    """Why workers cannot be forked here, or would gain nothing; None if they can and would."""
+    """Why workers cannot be forked here, or would gain nothing; None if neither holds."""
     if cores() == 1:
         return "there is one core"
     if not can_fork():
         return "this system cannot fork"
+    if torch.accelerator.is_available():
+        return "torch has an accelerator, and a fork cannot train after a process that trained"
     if threading.active_count() > 1:
         return "other threads run in this process, whose locks a fork would copy"
     return None
@@ -61,7 +62,7 @@ def why_not() -> str | None:
 
 @dataclass
 class _Worker:
-    """One process, this end of its channel, and what it works on."""
+    """One process, this end of its channel, and its current bundle."""
 
     process: BaseProcess
     channel: Channel
@@ -70,26 +71,26 @@ class _Worker:
 
     @property
     def exit_reason(self) -> str:
-        """How the process ended."""
+        """How the process ended, as text."""
         self.process.join()
         code = self.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"its worker process {how}" + ("; is there enough memory?" if code == -signal.SIGKILL else "")
 
     def look(self) -> None:
-        """Say so if the process was stopped, once."""
+        """Warn once if the process was stopped."""
         before, self.stopped = self.stopped, _is_stopped(self.process.pid)
         if self.stopped and not before and self.bundle:
             pid = self.process.pid
             log.warning(
-                "worker process %s, at work for %s, was stopped, and the round waits for it: `kill -CONT %s` lets it"
-                " go on, `kill -KILL %s` gives its work to another",
+                "worker process %s, at work for %s, was stopped, and the round waits for it: `kill -CONT %s`"
+                " resumes it, `kill -KILL %s` gives its work to another",
                 *(pid, self.bundle.clients, pid, pid),
             )
 
 
 def _is_stopped(pid: int | None) -> bool:
-    """Whether a child of this process was stopped and not yet continued; where that can be asked."""
+    """Whether a child of this process is stopped; False if the system cannot tell."""
     if pid is None or not hasattr(os, "waitid"):
         return False
     with suppress(ChildProcessError):
@@ -101,8 +102,8 @@ class Workers(Executor):
     """Forked processes that take the longest work first.
 
     Args:
-        count: of processes.
-        inner: what each of them carries its jobs out with, bundle by bundle.
+        count: the number of processes.
+        inner: the executor inside each process, which carries out bundle after bundle.
     """
 
     def __init__(self, count: int, inner: Inner | None = None) -> None:
@@ -112,20 +113,20 @@ class Workers(Executor):
         self._workers: list[_Worker] = []
 
     def start(self, host: ClientRuntime) -> None:
-        """Fork, unless workers of this host are there already."""
+        """Fork workers, unless this host's are running already."""
         if self._host is host and self._workers:
             return
         self.close()
         self._host = host
         import_optimizers()
         for _ in range(self._count):
-            self._workers.append(self._fork(host))  # each has to know of those before it
+            self._workers.append(self._fork(host))  # each has to close the channels of those before it
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
 
-        A process that was killed costs nothing: its bundle is carried out again. A job that ends one process after
-        another is a failure.
+        Killing a process loses nothing: its bundle is carried out again. A job that kills one process after another is
+        a failure.
 
         Raises:
             Exception: whatever a job raised.
@@ -144,7 +145,7 @@ class Workers(Executor):
                 self.close()
 
     def close(self) -> None:
-        """End the processes, also those that were stopped."""
+        """End the processes, stopped ones included."""
         for worker in self._workers:
             worker.channel.close()
             worker.process.kill()
@@ -153,15 +154,15 @@ class Workers(Executor):
         self._workers = []
 
     def _hand_out(self, work: Work) -> None:
-        """Give every idle worker the longest bundle that is left."""
+        """Give every idle worker the longest remaining bundle."""
         for worker in self._workers:
             if worker.bundle is None and (bundle := work.take()):
                 worker.bundle = bundle
-                with suppress(ConnectionError):  # it died while it was idle; whoever listens to it will notice
+                with suppress(ConnectionError):  # it died while idle, which is noticed when its channel is read
                     worker.channel.send(bundle.jobs, worker.look)
 
     def _ready(self) -> list[_Worker]:
-        """Wait until at least one busy worker has something to say, or has died."""
+        """Wait until at least one busy worker has sent something or has died."""
         busy = {worker.channel.fileno(): worker for worker in self._workers if worker.bundle}
         found = wait(list(busy), _LOOK_EVERY)
         if not found:
@@ -170,7 +171,7 @@ class Workers(Executor):
         return [busy[number] for number in found if isinstance(number, int)]
 
     def _take_back(self, worker: _Worker, work: Work) -> None:
-        """Note what a worker has; put another in its place if it died."""
+        """Store a worker's outcomes; replace the worker if it died."""
         bundle = worker.bundle
         assert bundle is not None
         try:
@@ -185,7 +186,7 @@ class Workers(Executor):
         work.finish(bundle, found)
 
     def _replace(self, worker: _Worker) -> None:
-        """Put another worker in a dead one's place."""
+        """Replace a dead worker."""
         assert self._host is not None
         worker.channel.close()
         self._workers[self._workers.index(worker)] = self._fork(self._host)
@@ -196,8 +197,9 @@ class Workers(Executor):
         ours = [here, *(worker.channel for worker in self._workers)]
         process = context.Process(target=_work, args=(host, self._inner, there, ours), daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking beside other threads. "auto" has asked `why_not`, and who names workers
-            # takes the risk; a dead one's successor starts beside the progress bar's thread, which has no lock of ours.
+            # Python 3.12 warns of forking beside other threads. "auto" has checked `why_not`; users who choose
+            # "workers" accept the risk. A replacement for a dead worker may be forked while the progress-bar thread
+            # runs, which holds none of our locks.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
@@ -206,19 +208,19 @@ class Workers(Executor):
 
 
 def import_optimizers() -> None:
-    """Have torch load what its first optimiser step loads, a second's work, once for all workers."""
+    """Load, once for all workers, what torch loads at a first optimiser step, which takes a second."""
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.zeros(1)
     torch.optim.Adam([weight], fused=True).step()
 
 
 def _work(host: ClientRuntime, inner: Inner, parent: Channel, others: list[Channel]) -> None:
-    """A worker's life: carry out bundles until the parent has gone."""
-    for terminal in (signal.SIGINT, signal.SIGHUP):  # it speaks to the process that forked us
+    """A worker's main loop: carry out bundles until the parent is gone."""
+    for terminal in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C is for the parent
         signal.signal(terminal, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:
-        other.close()  # or we would keep their channels open when that process is gone
+        other.close()  # or their channels would stay open after the parent is gone
     torch.set_num_threads(1)
     keep_freed_memory()
     with suppress(EOFError, ConnectionError):
@@ -232,11 +234,11 @@ def _work(host: ClientRuntime, inner: Inner, parent: Channel, others: list[Chann
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note; in words, if it is of a kind that cannot be sent."""
+    """The error with its traceback as a note; as text if it cannot be pickled."""
     error.add_note(f"In a worker process:\n{traceback.format_exc()}")
     try:
         sent = ForkingPickler.dumps(error)
-        ForkingPickler.loads(sent)  # some leave and do not arrive # pyright: ignore[reportAttributeAccessIssue]
+        ForkingPickler.loads(sent)  # not all can be unpickled # pyright: ignore[reportAttributeAccessIssue]
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

@@ -1,1 +1,1 @@
-"""How numbers are computed: precision, memory layout, kernels, what they cost."""
+"""Numerics: device, precision, memory layout, and estimates of cost."""

@@ -1,4 +1,4 @@
-"""How much work a network is: for dividing jobs of unequal length, never for results."""
+"""Estimates of a network's cost, for dividing jobs of unequal length; results never depend on them."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from potluck.core.modes import mode
 def forward_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
     """Floating-point operations of a forward pass of one example, counted by torch; at least 1.
 
-    A net that does not run on zeros of this shape counts as many as it has parameters.
+    For a net that does not run on zeros of this shape, the number of its parameters.
     """
     counter = FlopCounterMode(display=False)
     try:

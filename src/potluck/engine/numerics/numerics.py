@@ -1,18 +1,19 @@
-"""How networks are computed: precision and memory layout. Every choice changes last bits, so a run records it."""
+"""How networks are computed: device, precision and memory layout. Each changes last bits and is recorded."""
 
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.fields import Checked
+from potluck.core.fields import Checked, require
 from potluck.core.modes import threads
+from potluck.engine.numerics.device import CPU, description, device_named, moved, placed
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,45 @@ class Numerics(Checked):
         precision: "fp32", or "bf16": convolutions and matrix products in bfloat16, everything else, with the weights
             and what crosses the wire, in float32.
         layout: of images and convolutions' weights in memory, "contiguous" or "channels_last".
+        device: "cpu"; an accelerator by torch's name, such as "cuda", "cuda:1", "mps" or "xpu"; or "auto" for the
+            machine's accelerator, if any. Draws always come from CPU generators, except those inside a network, such as
+            Dropout's.
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
     layout: Literal["contiguous", "channels_last"] = "contiguous"
+    device: str = "cpu"
 
-    def facts(self) -> dict[str, float]:
-        """What was measured of the choices on this machine, for the manifest."""
-        return {"bf16_time_over_fp32": round(bf16_time_over_fp32(), 2)} if self.precision == "bf16" else {}
+    def __post_init__(self) -> None:
+        require(_is_device(self.device), "device", "'cpu', 'auto', 'cuda', 'cuda:1', 'mps' or 'xpu'", self.device)
+
+    @property
+    def place(self) -> torch.device:
+        """The torch device.
+
+        Raises:
+            ConfigError: this machine does not have it.
+        """
+        return CPU if self.device == "cpu" else device_named(self.device)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether clients may be stacked: only with the default precision and layout."""
+        return (self.precision, self.layout) == ("fp32", "contiguous")
+
+    def facts(self) -> dict[str, float | str]:
+        """Facts about these choices on this machine, for the manifest."""
+        found: dict[str, float | str] = {}
+        if self.place != CPU:
+            found["device"] = description(self.place)
+        elif self.precision == "bf16":
+            found["bf16_time_over_fp32"] = round(bf16_time_over_fp32(), 2)
+        return found
 
     def notes(self) -> list[str]:
-        """What to know of the choices on this machine before they are paid for, a line each."""
-        times = self.facts().get("bf16_time_over_fp32", 0.0)
-        if times < _WORTH_SAYING:
+        """Warnings about these choices on this machine, a line each, before the first round."""
+        times = self.facts().get("bf16_time_over_fp32")
+        if not isinstance(times, float) or times < _WORTH_SAYING:
             return []
         return [
             f"run.computing.precision is bf16, and on this processor a training step in bf16 takes {times:.1f} times as"
@@ -43,34 +70,37 @@ class Numerics(Checked):
         ]
 
     @contextmanager
-    def arranged(self, net: nn.Module) -> Generator[None]:
-        """Apply the chosen memory layout to the net's weights inside the block."""
-        if self.layout == "contiguous":
-            yield
-            return
-        try:
-            net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-            yield
-        finally:
-            net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+    def applied(self, *nets: nn.Module) -> Generator[None]:
+        """Move the nets to the device and their weights to the chosen layout inside the block."""
+        with placed(self.place, *nets):
+            if self.layout == "contiguous":
+                yield
+                return
+            try:
+                for net in nets:
+                    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+                yield
+            finally:
+                for net in nets:
+                    net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
 
-    def cast(self) -> torch.autocast:
+    def cast(self) -> AbstractContextManager[Any]:
         """Around forward passes."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16")
+        return torch.autocast(self.place.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def laid_out(self, inputs: Tensor) -> Tensor:
-        """Inputs (batch, ...), images in the chosen layout."""
+    def to_layout(self, inputs: Tensor) -> Tensor:
+        """Inputs (batch, ...) on the device, images in the chosen layout."""
         if self.layout == "channels_last" and inputs.dim() == 4:
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return moved(inputs, self.place)
 
 
 @cache
 def bf16_time_over_fp32() -> float:
-    """How many times as long a training step takes on one core of this machine in bfloat16 as in float32.
+    """The duration of a training step in bfloat16 relative to float32, on one core of this machine.
 
-    Torch computes in bfloat16 on every processor, some of which have no instructions for it. Flags for those differ
-    from system to system, so a convolution and a matrix product are timed, forwards and backwards.
+    Torch computes in bfloat16 on every processor, but some have no instructions for it. How to detect these differs
+    between systems, so a convolution and a matrix product are timed, forwards and backwards.
     """
     images, kernels = torch.ones(8, 64, 16, 16), torch.ones(64, 64, 3, 3, requires_grad=True)
     weights = torch.ones(64, 64, requires_grad=True)
@@ -86,11 +116,22 @@ def bf16_time_over_fp32() -> float:
     tries: list[tuple[float, float]] = []
     with threads(1):
         while len(tries) < 2 or (len(tries) < 10 and sum(map(sum, tries)) < _PROBE_SECONDS):
-            tries.append((seconds("bf16"), seconds("fp32")))  # by turns: others use the machine, too
+            tries.append((seconds("bf16"), seconds("fp32")))  # alternating, since other processes use the machine too
     bf16, fp32 = (min(times) for times in zip(*tries, strict=True))
     return bf16 / fp32
 
 
+def _is_device(name: str) -> bool:
+    """Whether torch could have a device of this name, here or elsewhere."""
+    if name == "auto":
+        return True
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
 PLAIN = Numerics()
 _PROBE_SECONDS = 0.2
-_WORTH_SAYING = 1.25  # times fp32's; below lies what a busy machine makes of equal times
+_WORTH_SAYING = 1.25  # times fp32's; a busy machine can make equal times differ by less

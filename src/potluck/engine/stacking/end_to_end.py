@@ -1,7 +1,7 @@
-"""Clients' batches laid end to end, through one net whose weights all sit in linear layers.
+"""Clients' batches laid end to end, through one net all of whose weights are in linear layers.
 
-Everything but a linear layer works on rows there and need not know whose they are. A linear layer takes one batched
-product with all clients' weights side by side, which small matrices gain more from than from `torch.func.vmap`.
+All other layers of such a net work row by row, whichever client a row belongs to. A linear layer computes one batched
+product with all clients' weights, which is faster for small matrices than `torch.func.vmap`.
 """
 
 from collections.abc import Generator
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-3
 
 
 def only_linear(net: nn.Module) -> bool:
-    """Whether all weights sit in plain linear layers, each with its own, and nothing else is kept."""
+    """Whether all weights are in plain linear layers, none shared, and there are no buffers."""
     layers = _linear_layers(net).values()
     held = {id(parameter) for layer in layers for parameter in layer.parameters()}
     own = sum(len(list(layer.parameters())) for layer in layers) == len(held)
@@ -30,7 +30,7 @@ def only_linear(net: nn.Module) -> bool:
 
 
 def task_criterion(objective: Objective) -> Criterion | None:
-    """The criterion of the task's own objective; None for any other, also one derived from it, which may do more."""
+    """The criterion of the task's own objective; None for any other objective, including subclasses of it."""
     if isinstance(objective, Supervised) and type(objective) is Supervised:
         return objective.criterion
     return None
@@ -52,17 +52,17 @@ def outputs_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> Tens
 def losses_end_to_end(criterion: Criterion, outputs: Tensor, targets: Tensor) -> Tensor:
     """Every client's loss (clients,) on outputs (clients, batch, ...) and targets (clients, batch, ...)."""
     if criterion is nn.functional.cross_entropy and outputs.dim() == 3 and targets.dim() == 2:
-        # The usual one: by row first, since `vmap` takes it apart into more steps than a small net's whole pass has.
+        # The usual criterion, by row first: `vmap` would split it into more steps than a small net's whole pass has.
         by_row = nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
         return by_row.view(targets.shape).mean(1)
     return vmap(criterion)(outputs, targets)
 
 
 def goes_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> bool:
-    """Whether the first two clients' outputs together are what they are alone.
+    """Whether the first two clients' outputs together equal their outputs alone.
 
-    They are not where rows meet, or where the net makes draws. A forward function can do anything, so this is tried
-    on a batch that is there anyway; arguments as above.
+    They do not if rows interact, or if the net draws at random. A forward function can do anything, so this is tried on
+    the first batch; arguments as above.
     """
     pair = {name: weight[:2].detach() for name, weight in weights.items()}
     with torch.no_grad():
@@ -78,7 +78,7 @@ def goes_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> bool:
 
 @contextmanager
 def _side_by_side(net: nn.Module, weights: Weights, clients: int) -> Generator[None]:
-    """Inside, the linear layers read rows that belong to so many clients in turn, and take each one's weights."""
+    """Inside the block, linear layers read rows of `clients` clients in turn and use each client's weights."""
     layers = _linear_layers(net)
     try:
         for name, layer in layers.items():
@@ -86,7 +86,7 @@ def _side_by_side(net: nn.Module, weights: Weights, clients: int) -> Generator[N
         yield
     finally:
         for layer in layers.values():
-            layer.__dict__.pop("forward", None)  # the class's own is found again
+            layer.__dict__.pop("forward", None)  # restores the class's own forward
 
 
 def _products(clients: int, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def _products(clients: int, weight: Tensor, bias: Tensor | None, input: Tensor) 
 
 
 class _Products(torch.autograd.Function):
-    """Many linear layers in one call; autograd's own would lay out the weights' gradients the other way round."""
+    """Many linear layers in one call; autograd's own would lay out the gradients of weights transposed."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,7 +106,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of what was put in, given (clients, batch, out)."""
+        """Gradients of the inputs, from those of the outputs (clients, batch, out)."""
         (gradient,), (rows, weight), needed = gradients, ctx.saved_tensors, ctx.needs_input_grad
         return (
             torch.bmm(gradient, weight) if needed[0] else None,

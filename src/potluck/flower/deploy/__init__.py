@@ -1,1 +1,1 @@
-"""Processes, keys and the gate between machines."""
+"""Deployment: Flower's processes, keys, and the gate."""

@@ -1,8 +1,8 @@
-"""The door to a SuperLink: from outside only the nodes' requests pass.
+"""The gate to a SuperLink: from outside, only nodes' requests pass.
 
-Flower answers nodes, people who start runs and its own helpers at one port, and knows only the nodes by their keys.
-Whoever reached that port could have any code run. So it listens on this machine alone, and this gate, which nodes
-reach, passes on what a node needs and nothing else.
+Flower serves nodes, users who start runs and its own processes at one port, and authenticates only the nodes. Anyone
+who reached that port could have any code run. So the SuperLink listens on this machine alone, and this gate, which
+nodes reach, forwards what a node needs and nothing else.
 """
 
 import json
@@ -34,34 +34,36 @@ _NODES = re.compile(rb"/v1/fleet/[a-z-]+")
 _NOT_FOR_NODES = "only requests of nodes pass here"
 _UNKNOWN_KEY = "its key is not registered"
 HEALTH, KEY_HEADER = "/health", "flwr-public-key"
-"""Where a node may ask whether it is known, and how Flower's requests show a node's key."""
+"""The path at which a node may check whether it is registered, and the header with a node's key in Flower's
+requests."""
 
 LONGEST_PART = 2**23
-"""Bytes of a request that brings a part of a message; Flower makes parts of 5 MiB."""
+"""The most bytes of a request that carries a part of a message; Flower makes parts of 5 MiB."""
 
 LONGEST_REQUEST = 2**18
-"""Bytes of any other. One of them names the parts of a message, 70 bytes each: enough for replies of 18 GiB."""
+"""The most bytes of any other request. One of them names the parts of a message, 70 bytes each: enough for replies of
+18 GiB."""
 
 _PARTS = "/v1/fleet/push-object"
 _OF_ONE_CONNECTION = {b"connection", b"host", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
-_AGAIN_AFTER = 60.0  # seconds until the same refusal is told again
+_AGAIN_AFTER = 60.0  # seconds until the same refusal is reported again
 
 
 class Gate:
-    """Serves a public address in a thread of its own.
+    """Serves a public address in its own thread.
 
     Args:
-        address: `host:port` to listen at.
+        address: the `host:port` to listen at.
         inside: the SuperLink's address.
         keys: folder of `potluck keys`; None for no encryption.
-        say: told once a minute of who was refused, and why.
+        say: called at most once a minute with each refusal and its reason.
     """
 
     def __init__(self, address: tuple[str, int], inside: str, keys: Path | None, say: Say) -> None:
         self._address = address
-        doorman = _ProxyApp(inside, keys, _Once(say))
+        proxy = _ProxyApp(inside, keys, _RateLimited(say))
         config = uvicorn.Config(
-            doorman,
+            proxy,
             host=address[0],
             port=address[1],
             log_level=logging.CRITICAL,
@@ -72,7 +74,7 @@ class Gate:
         )
         config.load()
         if keys is not None:
-            config.ssl = _context(keys, doorman.tell)
+            config.ssl = _context(keys, proxy.tell)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="gate", daemon=True)
 
@@ -91,14 +93,14 @@ class Gate:
         self._thread.join()
 
     def _serve(self) -> None:
-        with suppress(SystemExit):  # uvicorn's word for a port that is taken
+        with suppress(SystemExit):  # how uvicorn reports a port that is taken
             self._server.run()
 
 
 class _ProxyApp:
     """The gate as an ASGI application."""
 
-    def __init__(self, inside: str, keys: Path | None, tell: "_Once") -> None:
+    def __init__(self, inside: str, keys: Path | None, tell: "_RateLimited") -> None:
         self.tell = tell
         self._members = None if keys is None else _Members(keys)
         trust = ssl.create_default_context(cafile=str(keys / CA)) if keys is not None else False
@@ -106,7 +108,7 @@ class _ProxyApp:
         self._inside = httpx.AsyncClient(verify=trust, timeout=httpx.Timeout(300.0), trust_env=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or refuse it; ASGI's word for the end is the end of the connections inwards too."""
+        """Forward one request, or refuse it; at ASGI's shutdown, close the inner connections too."""
         if scope["type"] != "http":
             while (await receive())["type"] != "lifespan.shutdown":
                 await send({"type": "lifespan.startup.complete"})
@@ -147,7 +149,7 @@ class _ProxyApp:
             if reply.status_code in (401, 403):
                 self.tell(f"refused a node at {host}: {reason_in(await reply.aread())}")
             elif reply.status_code == 412:
-                self.tell(f"a node at {host} has to wait until the one that it was before counts as gone")
+                self.tell(f"a node at {host} has to wait until its previous connection counts as gone")
             await send(
                 {"type": "http.response.start", "status": reply.status_code, "headers": _between(reply.headers.raw)}
             )
@@ -163,7 +165,7 @@ class _ProxyApp:
 
 
 class _Members:
-    """The keys that are registered, read anew when files come or go."""
+    """The registered keys, read again when files are added or removed."""
 
     def __init__(self, keys: Path) -> None:
         self._keys = keys
@@ -171,7 +173,7 @@ class _Members:
         self._known: set[bytes] = set()
 
     def know(self, shown: bytes) -> bool:
-        """Whether this key, as a request shows it, is registered."""
+        """Whether this key, in the format of requests, is registered."""
         files = registered(self._keys)
         if files != self._files:
             self._known = {b64encode(key_of(public)) for public in files.values()}
@@ -179,8 +181,8 @@ class _Members:
         return shown in self._known
 
 
-class _Once:
-    """Tells everything at most once a minute, since a node that is refused knocks again and again."""
+class _RateLimited:
+    """Reports each message at most once a minute, since a refused node keeps trying."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -193,8 +195,8 @@ class _Once:
             self._say(line)
 
 
-def _context(keys: Path, tell: "_Once") -> ssl.SSLContext:
-    """The server's side of TLS; it tells of callers that speak something else."""
+def _context(keys: Path, tell: "_RateLimited") -> ssl.SSLContext:
+    """The server's side of TLS; reports callers that do not speak it."""
 
     class Listener(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -223,13 +225,13 @@ def _fault(error: ssl.SSLError) -> str:
 
 
 def _claimed(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """How long a request says that it is; one that does not say is counted as it comes."""
+    """The length that a request states; without one its bytes are counted as they arrive."""
     said = dict(headers).get(b"content-length", b"0")
     return int(said) if said.isdigit() and len(said) < 20 else 0
 
 
 class _TooLong(Exception):
-    """A request goes on beyond what any of Flower's would."""
+    """A request is longer than any of Flower's."""
 
 
 async def _body(receive: Receive, longest: int) -> AsyncIterator[bytes]:
@@ -254,7 +256,7 @@ async def _content(reply: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _between(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that go from one side to the other."""
+    """The headers that are forwarded."""
     return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION]
 
 
@@ -269,7 +271,7 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 def reason_in(body: bytes) -> str:
-    """Why a request was refused, by the body of the answer; on one line, whoever wrote it."""
+    """The reason for a refusal, from the body of the answer, sanitised to one line."""
     try:
         return one_line(str(json.loads(body)["detail"]))
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -1,10 +1,10 @@
-"""Who may talk to whom: a certificate for the server, a key for every node.
+"""Keys: a certificate for the server, a key for every node.
 
 keys/                      stays with the server
   ca.key  ca.crt           signs the server's certificate
   server.key  server.crt   the server shows it to nodes
-  registered/NAME.pub      nodes that may take part; without its file a node is out
-  nodes/NAME/              to be carried to the node, and nowhere else
+  registered/NAME.pub      nodes that may take part; delete a node's file to revoke it
+  nodes/NAME/              copy it to the node, and nowhere else
     ca.crt                 by which it knows the server
     node.key               by which the server knows it
 """
@@ -40,15 +40,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def certify(folder: Path, addresses: Sequence[str], days: int) -> None:
-    """Make the server's certificate, and what signs it if that is not there yet.
+    """Make the server's certificate, and the certificate authority that signs it if there is none yet.
 
     Args:
-        folder: of the keys.
+        folder: the folder of the keys.
         addresses: host names and IP addresses under which nodes reach the server; this machine's own are added.
-        days: until it ends.
+        days: days until it expires.
 
     Raises:
-        ConfigError: an address is none.
+        ConfigError: an address is not a host name or an IP address.
     """
     names = [_address(address) for address in dict.fromkeys([*addresses, *_LOCAL])]
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,10 +71,10 @@ def certify(folder: Path, addresses: Sequence[str], days: int) -> None:
 
 
 def add_node(folder: Path, name: str) -> Path:
-    """Make a node's key, register it, and return the folder that is to be carried there.
+    """Make a node's key, register it, and return the folder to copy to the node.
 
     Raises:
-        ConfigError: the name is taken, or no name; or there is no certificate yet.
+        ConfigError: the name is taken or invalid, or there is no certificate yet.
     """
     public, place = folder / _REGISTERED / f"{_named(name)}.pub", folder / _NODES / name
     if public.exists() or place.exists():
@@ -91,7 +91,7 @@ def add_node(folder: Path, name: str) -> Path:
 
 
 def revoke_node(folder: Path, name: str) -> None:
-    """Take a node out; a server that runs notices within seconds.
+    """Revoke a node; a running server notices within seconds.
 
     Raises:
         ConfigError: there is no such node.
@@ -110,10 +110,10 @@ def registered(folder: Path) -> dict[str, Path]:
 
 
 def key_of(public: Path) -> bytes:
-    """A registered key as a node's requests show it.
+    """A registered key in the format of a node's requests.
 
     Raises:
-        ConfigError: the file holds no key.
+        ConfigError: the file does not hold a public key.
     """
     try:
         return load_ssh_public_key(public.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -122,13 +122,13 @@ def key_of(public: Path) -> bytes:
 
 
 def public_key_of(place: Path) -> bytes:
-    """The key of a node with this folder, as its requests show it."""
+    """The key in a node's folder, in the format of its requests."""
     key = load_ssh_private_key((place / NODE_KEY).read_bytes(), None)
     return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_served(folder: Path) -> None:
-    """Whether a server can use these keys.
+    """Check that a server can use these keys.
 
     Raises:
         ConfigError: something is missing.
@@ -137,12 +137,12 @@ def check_served(folder: Path) -> None:
 
 
 def check_carried(folder: Path) -> None:
-    """Whether a node can use these keys.
+    """Check that a node can use these keys.
 
     Raises:
         ConfigError: something is missing.
     """
-    _check(folder, (CA, NODE_KEY), "carry here what `potluck keys` made in nodes/NAME on the server")
+    _check(folder, (CA, NODE_KEY), "copy nodes/NAME, which `potluck keys` made on the server, to this machine")
 
 
 def _check(folder: Path, names: Sequence[str], remedy: str) -> None:
@@ -177,7 +177,7 @@ def _certificate(
         .issuer_name(issuer or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks of small devices
+        .not_valid_before(now - timedelta(hours=1))  # tolerance for wrong clocks of small devices
         .not_valid_after(now + timedelta(days=days))
     )
 

@@ -1,4 +1,4 @@
-"""Flower's own programs as children of ours: quiet, at home in one folder, and gone when we are."""
+"""Flower's programs as child processes: quiet, confined to one folder, and ended with their parent."""
 
 import ctypes
 import os
@@ -11,21 +11,21 @@ from contextlib import suppress
 from pathlib import Path
 
 PYTHON = Path(sys.executable).name
-"""As a program, beside Flower's own."""
+"""Python, as a program beside Flower's."""
 
 _BIN = Path(sys.executable).parent
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def environment(home: Path) -> dict[str, str]:
-    """An environment in which Flower calls nobody, installs nothing and writes to `home` alone."""
+    """An environment in which Flower sends no telemetry, installs nothing and writes to `home` alone."""
     return os.environ | {
-        "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its programs by name
+        "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower finds its programs by name
         "FLWR_HOME": str(home.resolve()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; it looks every second otherwise
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; the default is every second
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
     }
@@ -34,16 +34,16 @@ def environment(home: Path) -> dict[str, str]:
 def start(
     program: str, arguments: Sequence[str], home: Path, log: Path, more: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start one of Flower's programs; what it says goes to the end of a file.
+    """Start one of Flower's programs; its output is appended to a file.
 
-    A pipe would not do: children that it leaves behind would keep it open.
+    A pipe would not work: orphaned children would keep it open.
 
     Args:
-        program: its name.
-        arguments: for it.
-        home: folder for Flower's own files.
+        program: the program's name.
+        arguments: its arguments.
+        home: the folder for Flower's own files.
         log: the file.
-        more: of its environment.
+        more: further environment variables.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -53,12 +53,12 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             preexec_fn=_dying_with_parent(),
-            start_new_session=True,  # the keyboard speaks to us, and we tell it
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
         )
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
-    """End a program and what it has started: politely, then not."""
+    """End a program and its children: by SIGTERM, then by SIGKILL."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -69,7 +69,7 @@ def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     with socket.socket() as found:
         found.bind((host, 0))
         return found.getsockname()[1]
@@ -87,7 +87,7 @@ def lines_after(log: Path, position: int) -> tuple[list[str], int]:
 
 
 def _dying_with_parent() -> Callable[[], None] | None:
-    """What has the kernel end a child whose parent was killed and could not; where there is no such thing, None."""
+    """A pre-exec hook that makes the kernel kill the child when its parent dies (Linux only; None elsewhere)."""
     if sys.platform != "linux":
         return None
     c = ctypes.CDLL(None)  # loaded before the fork

@@ -1,4 +1,4 @@
-"""A SuperLink, Flower's server, on this machine's loopback; nobody but us reaches all of it."""
+"""A SuperLink, Flower's server, which listens on this machine's loopback interface alone."""
 
 import json
 import ssl
@@ -20,18 +20,19 @@ _STARTS_WITHIN = 60.0  # seconds
 
 
 class FlowerError(PotluckError):
-    """One of Flower's programs did not do what it was asked."""
+    """One of Flower's programs failed."""
 
 
 class SuperLink:
-    """Flower's server, as a child of this process or as somebody else runs it.
+    """Flower's server, as a child of this process or run by somebody else.
 
-    A child's state is in memory: what has to survive is in the run's folder, and nodes come back by themselves.
+    A child's state is in memory: everything that must survive is in the run's folder, and nodes reconnect by
+    themselves.
 
     Args:
-        place: folder for its log and Flower's own files.
-        keys: folder of `potluck keys`; None for no encryption and nodes that anybody may start.
-        address: `host:port` of one that runs already. Who may take part is then the business of whoever runs it.
+        place: the folder for its log and Flower's own files.
+        keys: the folder of `potluck keys`; None for no encryption and unauthenticated nodes.
+        address: the `host:port` of one that runs already. Its operator then decides who may take part.
     """
 
     def __init__(self, place: Path, keys: Path | None, address: str | None = None) -> None:
@@ -67,7 +68,7 @@ class SuperLink:
             stop(self._process)
 
     def check(self) -> None:
-        """Whether it is still there.
+        """Check that it is still running.
 
         Raises:
             FlowerError: it is not.
@@ -76,7 +77,7 @@ class SuperLink:
             raise FlowerError(f"the SuperLink has ended; it says why in {self.log}")
 
     def register(self) -> list[str]:
-        """Let in whose keys are there now, take out whose are not; what has changed, in words."""
+        """Register new keys and remove revoked ones; return the changes, as text."""
         if self._keys is None or not self._is_ours:
             return []
         wanted, told = registered(self._keys), list[str]()
@@ -90,11 +91,11 @@ class SuperLink:
         return told
 
     def submit(self, app: Path) -> str:
-        """Start a run of an app's folder; Flower's number for it."""
+        """Start a run of the app in a folder; return Flower's number for it."""
         return str(self.ask("run", str(app), CONNECTION)["run-id"])
 
     def status(self, run: str) -> tuple[str, str]:
-        """How a run stands, such as `running` or `finished:failed`, and why."""
+        """A run's status, such as `running` or `finished:failed`, and the reason."""
         (found,) = self.ask("ls", CONNECTION, "--run-id", run)["runs"]
         return str(found["status"]), str(found.get("status-details") or "")
 
@@ -103,7 +104,7 @@ class SuperLink:
         self.ask("stop", run, CONNECTION)
 
     def ask(self, *arguments: str) -> dict[str, Any]:
-        """One of Flower's commands, and its answer.
+        """Run one of Flower's commands and return its answer.
 
         Raises:
             FlowerError: it failed.
@@ -152,7 +153,7 @@ class SuperLink:
 
 
 def _json_in(output: str) -> Mapping[str, Any]:
-    """The JSON object in what a command printed; nothing if there is none."""
+    """The JSON object in a command's output; empty if there is none."""
     try:
         return json.loads(output[output.index("{") :])
     except ValueError:

@@ -1,1 +1,1 @@
-"""A node's side: its service, its models and data, what it permits."""
+"""The node's side: its service, its models and data, and what it permits."""

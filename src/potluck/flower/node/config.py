@@ -1,4 +1,4 @@
-"""What a node's owner has told it."""
+"""A node's configuration, set by its owner."""
 
 import os
 from collections.abc import Mapping
@@ -6,45 +6,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.errors import ConfigError
+from potluck.core.errors import ConfigError, DataError
+from potluck.core.task import TASKS
+from potluck.data.dataset import Dataset
 from potluck.data.datasets import load
+from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.assemble import builder_of
 from potluck.experiment.config import ModelSpec
 
-NOTHING_OF_ITS_OWN = "a model or a capacity of one's own goes with data of one's own: potluck join --data ..."
+NOTHING_OF_ITS_OWN = "--model and --capacity need --data: a node with a model of its own has its own data"
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node's owner has told it.
+    """A node's configuration, set by its owner.
 
     Attributes:
-        state: folder for what the client keeps.
-        data: its own data, a folder of images or an `.npz` file; None if it takes its share of the experiment's.
-        model: its own model; None for the one that the experiment has for it.
+        state: the folder for the client's state.
+        data: its own data, a folder of images or an `.npz` file; None for its share of the experiment's.
+        model: its own model; None for the one that the experiment assigns.
         capacity: share of the full model that it can train; None for the experiment's.
-        code: Python files that the server may have this node run; its own model's needs no mention.
-        simulated: whether server and node are one program of one person, who need not be asked.
+        device: where its network is computed; see `potluck.engine.numerics.numerics.Numerics`.
+        code: Python files that the server may have this node run, besides its own model's.
+        simulated: whether server and node are one user's simulation, in which everything is permitted.
     """
 
     state: Path
     data: Path | None = None
     model: str | None = None
     capacity: float | None = None
+    device: str = "cpu"
     code: tuple[Path, ...] = ()
     simulated: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], words: Mapping[str, Any] | None = None) -> "NodeConfig":
+    def of(cls, config: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> "NodeConfig":
         """From a node's configuration, scalars by name.
 
-        A node in Flower's simulation has no owner but a number, and the server's words say where it may keep things.
+        A node in Flower's simulation has no owner but a number, and the server's header names the folder for its state.
 
         Raises:
-            ConfigError: it does not say where the client may keep things.
+            ConfigError: it has no folder for the client's state.
         """
-        if "state" not in config and "partition-id" in config and words and "simulated" in words:
-            return cls(Path(words["simulated"]) / str(config["partition-id"]), simulated=True)
+        if "state" not in config and "partition-id" in config and header and "simulated" in header:
+            return cls(Path(header["simulated"]) / str(config["partition-id"]), simulated=True)
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
@@ -53,32 +58,50 @@ class NodeConfig:
             data=None if data is None else Path(str(data)),
             model=None if model is None else str(model),
             capacity=None if capacity is None else float(capacity),
+            device=str(config.get("device", "cpu")),
             code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
         )
 
     def check(self) -> None:
-        """Whether data, model and code can be had, before a server asks for them.
+        """Check that device, data, model and code are available, before a server asks for them.
 
         Raises:
-            ConfigError: the model cannot be built, or there is one without data; a file is missing.
+            ConfigError: there is no such device; the model cannot be built, or there is one without data; a file is
+                missing.
             DataError: the data cannot be read.
         """
+        _ = Numerics(device=self.device).place
         if missing := [str(place) for place in self.code if not place.is_file()]:
             raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
         if self.data is None:
             if self.model is not None or self.capacity is not None:
                 raise ConfigError(NOTHING_OF_ITS_OWN)
             return
-        dataset = load(self.data, augmentation="none")
+        dataset = _of_any_task(self.data)
         if self.model is not None:
             builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
         if self.capacity is not None and not 0 < self.capacity <= 1:
             raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
 
-    def words(self) -> dict[str, str | float]:
-        """What `of` reads: the node's configuration."""
+    def as_config(self) -> dict[str, str | float]:
+        """The configuration in the form that `of` reads."""
         places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
-        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "code": code}
+        found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "device": self.device, "code": code}
         return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_any_task(place: Path) -> Dataset:
+    """The data, read for the first task that they suit; the server names the actual task later.
+
+    Raises:
+        DataError: they suit none.
+    """
+    refused: list[DataError] = []
+    for task in (None, *TASKS.values()):
+        try:
+            return load(place, augmentation="none", task=task)
+        except DataError as error:
+            refused.append(error)
+    raise refused[0]

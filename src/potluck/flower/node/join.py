@@ -1,4 +1,4 @@
-"""A node: Flower's program for one, kept alive, with what its owner has told it."""
+"""A node: Flower's program for nodes, kept running with the owner's configuration."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from potluck.flower.ourapp import stand_in_front
 Say = Callable[[str], None]
 
 _LOOK_EVERY = 0.5
-_AGAIN_AFTER = 10.0  # seconds; a server takes up to a minute to notice that a node was killed
+_AGAIN_AFTER = 10.0  # seconds; a server may take a minute to notice that a node was killed
 _CODE = re.compile(r"\[code: \d+\] (.*)")
 _GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
 _AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model"}
@@ -33,11 +33,11 @@ _AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model"}
 
 @dataclass(frozen=True)
 class Credentials:
-    """How to reach a server, and who one is.
+    """How to reach a server, and the node's identity.
 
     Attributes:
-        address: `host:port` of its gate.
-        keys: the folder that `potluck keys` made for this node; None to talk without encryption.
+        address: the `host:port` of its gate.
+        keys: the folder that `potluck keys` made for this node; None for no encryption.
     """
 
     address: str
@@ -53,20 +53,20 @@ class Credentials:
 
 
 class Unreachable(PotluckError):
-    """No server answers; it may come."""
+    """No server answers; one may later."""
 
 
 class Refused(PotluckError):
-    """The server does not want this node, or the node not this server; waiting does not help."""
+    """The server refuses this node, or the node this server; waiting does not help."""
 
 
 def probe(credentials: Credentials) -> None:
     """Check that a server is reachable with these credentials and has registered this node.
 
     Raises:
-        ConfigError: the address is none.
-        Unreachable: nobody answers.
-        Refused: somebody does, but does not want this node.
+        ConfigError: the address is not HOST:PORT.
+        Unreachable: no server answers.
+        Refused: a server answers, but refuses this node.
     """
     scheme, trust, shown = "http", False, {}
     if credentials.keys is not None:
@@ -77,7 +77,7 @@ def probe(credentials: Credentials) -> None:
             f"{scheme}://{credentials.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
         )
     except httpx.InvalidURL as error:
-        raise ConfigError(f"{credentials.address!r} is no address; expected HOST:PORT") from error
+        raise ConfigError(f"{credentials.address!r} is not an address; expected HOST:PORT") from error
     except httpx.RemoteProtocolError as error:
         raise Refused(
             f"{credentials.address} hung up on plain text; it expects encryption: potluck join"
@@ -89,13 +89,13 @@ def probe(credentials: Credentials) -> None:
         raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
 
 
-def stay(credentials: Credentials, home: NodeConfig, say: Say) -> None:
-    """Take part until interrupted. Whenever Flower's program ends, it is started again.
+def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
+    """Take part until interrupted. Flower's program is restarted whenever it ends.
 
-    It ends when the server is gone, and also while the server still counts a node as present that was killed.
+    It ends when the server is gone, and while the server still counts a killed predecessor of this node as present.
 
     Raises:
-        ConfigError: keys are missing, or the address is none.
+        ConfigError: keys are missing, or the address is not HOST:PORT.
         Refused: see `probe`.
     """
     socket_in(home.state)
@@ -121,12 +121,12 @@ def stay(credentials: Credentials, home: NodeConfig, say: Say) -> None:
 
 
 def _live(credentials: Credentials, home: NodeConfig, say: Say) -> str:
-    """One life of Flower's program beside the node's own worker; why it ended."""
-    log, words = home.state / "node.log", home.words()
+    """Run Flower's program beside the node's own worker until one ends; return why."""
+    log, words = home.state / "node.log", home.as_config()
     position = log.stat().st_size if log.is_file() else 0
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**words, "resident": True}.items())
     arguments = [*credentials.options(), "--port", str(free_port()), "--node-config", config]
-    # A node with data of its own has what it needs: the server's common test set is not fetched for it.
+    # A node with its own data needs no other: the server's common test set is not downloaded for it.
     more = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     ours_first = stand_in_front(home.state / "flower")
 
@@ -152,7 +152,7 @@ def _live(credentials: Credentials, home: NodeConfig, say: Say) -> str:
             if ended:
                 return reason
             if resident.poll() is not None:
-                say(f"the worker ended with code {resident.returncode}; another one takes its place")
+                say(f"the worker ended with code {resident.returncode}; starting another one")
                 resident = move_in()
             time.sleep(_LOOK_EVERY)
     finally:
@@ -166,5 +166,5 @@ def _misfortune(address: str, error: httpx.HTTPError) -> PotluckError:
         why = text.rpartition(": ")[2]
         return Refused(f"{address}: its certificate is not one of ours ({why}); is this the ca.crt of its keys?")
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
-        return Refused(f"{address}: it does not encrypt; if that is meant to be, join with --insecure")
+        return Refused(f"{address}: it does not encrypt; if that is intended, join with --insecure")
     return Unreachable(f"{address}: nobody answers ({text})")

@@ -1,7 +1,7 @@
-"""Which code and which data a server may name at a node: what is installed there, and what its owner has allowed.
+"""Which code and data a server may name at a node: what is installed there, and what its owner has allowed.
 
-A server sends an experiment's tables, and some of their values can name files: a method's, a model's, data. Nothing of
-that is opened here before it has passed; and where a file of code is allowed, it is the owner's own copy that runs.
+A server sends an experiment's tables, some of whose values can name files: of a method, a model, data. None of these is
+opened before it is permitted; and if a file of code is permitted, the owner's own copy runs.
 """
 
 from collections.abc import Mapping
@@ -19,44 +19,47 @@ from potluck.models import list_models
 _PUBLIC = ("none", "holdout")
 
 
-def permitted(tree: Mapping[str, Any], home: NodeConfig, client: ClientId, code: str | None) -> dict[str, Any]:
-    """A server's experiment as this node plays it: of the models its own and the common one alone.
+def permitted(tree: Mapping[str, Any], config: NodeConfig, client: ClientId, code: str | None) -> dict[str, Any]:
+    """A server's experiment as this node runs it, with only its own model and the common one.
 
     Args:
         tree: the experiment's tables.
-        home: what the owner said.
-        client: which one this node is.
+        config: the node's configuration.
+        client: the client that this node is.
         code: digest of the method's file, if it is a file.
 
     Raises:
-        ConfigError: it names code or data that this node does not give to a server.
+        ConfigError: it names code or data that this node does not permit.
     """
-    if home.simulated:
+    if config.simulated:
         return dict(tree)
     federation, method = dict(_table(tree, "federation")), dict(_table(tree, "method"))
-    method["name"] = _method(method.get("name"), home, code)
+    method["name"] = _method(method.get("name"), config, code)
     if (models := federation.get("models")) is not None:
         if not isinstance(models, list) or not models:
             raise ConfigError(f"the server's federation.models: expected a list of models, found {_shown(models)}")
-        federation["server_model"] = _model(federation.get("server_model", models[0]), home)
-        federation["models"] = [_model(models[client % len(models)], home) if home.model is None else home.model]
-    federation["dataset"] = _dataset(federation.get("dataset"), home)
+        federation["server_model"] = _model(federation.get("server_model", models[0]), config)
+        federation["models"] = [_model(models[client % len(models)], config) if config.model is None else config.model]
+    federation["dataset"] = _dataset(federation.get("dataset"), config)
     _check_public(federation)
-    if home.data is None and federation.get("data") is not None:
+    if config.data is None and federation.get("data") is not None:
         raise ConfigError(f"the server's federation.data names files; {_JOIN_WITH_DATA}")
     federation.pop("data", None)
-    return {**tree, "federation": federation, "method": method}
+    run = dict(_table({"run": {}, **tree}, "run"))
+    computing = _table({"computing": {}, **run}, "computing")
+    run["computing"] = {**computing, "device": config.device}  # the server's device may not exist here
+    return {**tree, "federation": federation, "method": method, "run": run}
 
 
-_JOIN_WITH_DATA = "which data a node has is for its owner to say: potluck join --data ..."
+_JOIN_WITH_DATA = "a node's owner chooses its data: potluck join --data ..."
 
 
-def _method(name: Any, home: NodeConfig, code: str | None) -> str:
+def _method(name: Any, config: NodeConfig, code: str | None) -> str:
     """A method that is installed, or the owner's copy of the server's file."""
     if isinstance(name, str) and name in list_methods():
         return name
     if isinstance(name, str) and name.endswith(".py") and code is not None:
-        own = next((place for place in home.code if digest(place.read_bytes()) == code), None)
+        own = next((place for place in config.code if digest(place.read_bytes()) == code), None)
         if own is not None:
             return str(own)
         raise ConfigError(
@@ -66,28 +69,28 @@ def _method(name: Any, home: NodeConfig, code: str | None) -> str:
     raise ConfigError(f"the server's method.name: {_shown(name)} is not installed here; all: potluck list")
 
 
-def _model(model: Any, home: NodeConfig) -> Any:
+def _model(model: Any, config: NodeConfig) -> Any:
     """A model that is installed, or in a file that the owner has allowed."""
     name = model.get("name") if isinstance(model, dict) else model
-    if isinstance(name, str) and (name == home.model or name in list_models()):
+    if isinstance(name, str) and (name == config.model or name in list_models()):
         return model
     path, _, _ = str(name).rpartition(":")
-    if path.endswith(".py") and Path(path).resolve() in {place.resolve() for place in home.code}:
+    if path.endswith(".py") and Path(path).resolve() in {place.resolve() for place in config.code}:
         return model
     if path.endswith(".py"):
         raise ConfigError(
             f"the server's experiment has the model {_shown(name)}; a node runs only code that its owner allows:"
-            f" potluck join --allow-code {Path(path).name[:80]}, or --model with a model of one's own"
+            f" potluck join --allow-code {Path(path).name[:80]}, or --model with the node's own model"
         )
     raise ConfigError(f"the server's federation.models: {_shown(name)} is not installed here; all: potluck list models")
 
 
-def _dataset(name: Any, home: NodeConfig) -> str:
-    """A data set that is installed; if the server's is a file, the node's own stands for it."""
+def _dataset(name: Any, config: NodeConfig) -> str:
+    """An installed data set; if the server's is a file, the node's own data replace it."""
     if isinstance(name, str) and name in list_datasets():
         return name
-    if home.data is not None:
-        return str(home.data)
+    if config.data is not None:
+        return str(config.data)
     raise ConfigError(f"the server's federation.dataset, {_shown(name)}, is not installed here; {_JOIN_WITH_DATA}")
 
 

@@ -1,6 +1,6 @@
-"""A node's worker that stays: it holds data and modules between messages, for which Flower starts a process each.
+"""A node's resident worker: it holds data and modules between messages, for each of which Flower starts a process.
 
-Both ends are here. They talk through a socket in the node's state folder, in frames of bytes: kind, words, payload.
+Both ends are here. They communicate through a socket in the node's state folder, in frames: type, header, payload.
 """
 
 import json
@@ -15,21 +15,21 @@ from typing import Any
 
 from potluck.core.errors import ConfigError, PotluckError, WireError
 from potluck.engine.frames import receive, send
-from potluck.flower import Parcel
-from potluck.flower.wire.envelope import LONGEST_WORDS, read_words
+from potluck.flower import Envelope
+from potluck.flower.wire.envelope import LONGEST_HEADER, read_header
 
 _SOCKET = "resident.sock"
-_LONGEST_KIND = 100  # bytes of the kind of a message
-_LONGEST = 100  # characters of a socket's path, by the system
+_LONGEST_KIND = 100  # bytes of the type of a message
+_LONGEST = 100  # characters of a socket's path, the system's limit
 _COMES_WITHIN = 60.0  # seconds: it imports torch
 
 
 class ResidentLost(PotluckError):
-    """The resident worker ended in the middle of a message."""
+    """The resident worker ended while it answered a message."""
 
 
 def socket_in(state: Path) -> Path:
-    """Where a node's resident listens.
+    """The path of the socket at which a node's resident worker listens.
 
     Raises:
         ConfigError: the path is longer than the system allows.
@@ -40,26 +40,26 @@ def socket_in(state: Path) -> Path:
     return path
 
 
-def hand_over(config: Mapping[str, Any], kind: str, parcel: Parcel) -> Parcel | None:
-    """Have the resident answer a message; None if this node has none.
+def delegate(config: Mapping[str, Any], kind: str, envelope: Envelope) -> Envelope | None:
+    """Have the resident worker answer a message; None if this node has none.
 
     Raises:
-        ResidentLost: it ended meanwhile.
+        ResidentLost: it ended before it answered.
     """
     if not config.get("resident"):
         return None
-    words, payload = parcel
+    header, payload = envelope
     with _reached(Path(str(config["state"]))) as resident:
         try:
-            send(resident, kind.encode(), json.dumps(words).encode(), payload)
-            found, payload = receive(resident, longest=LONGEST_WORDS), receive(resident)
+            send(resident, kind.encode(), json.dumps(header).encode(), payload)
+            found, payload = receive(resident, longest=LONGEST_HEADER), receive(resident)
         except (EOFError, ConnectionError) as error:
             raise ResidentLost("the node's worker ended in the middle of the job; is there enough memory?") from error
-    return read_words(found), payload
+    return read_header(found), payload
 
 
-def stay(config: Mapping[str, Any]) -> None:
-    """Be the resident of a node with this configuration, until terminated."""
+def serve_forever(config: Mapping[str, Any]) -> None:
+    """Run the resident worker of a node with this configuration until terminated."""
     from potluck.engine.numerics.allocator import keep_freed_memory
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.service import NodeService
@@ -73,17 +73,17 @@ def stay(config: Mapping[str, Any]) -> None:
         door.listen()
         while True:
             asking, _ = door.accept()
-            with asking, suppress(EOFError, ConnectionError, WireError):  # who asked may have gone, or be out of step
-                kind, words = (
+            with asking, suppress(EOFError, ConnectionError, WireError):  # the caller may be gone or out of step
+                kind, header = (
                     receive(asking, longest=_LONGEST_KIND).decode(errors="replace"),
-                    receive(asking, longest=LONGEST_WORDS),
+                    receive(asking, longest=LONGEST_HEADER),
                 )
-                answer, payload = service.answer(kind, (read_words(words), receive(asking)))
+                answer, payload = service.answer(kind, (read_header(header), receive(asking)))
                 send(asking, json.dumps(answer).encode(), payload)
 
 
 def _reached(state: Path) -> socket.socket:
-    """A connection to the resident, which may be on its way."""
+    """A connection to the resident worker, which may still be starting."""
     deadline = time.monotonic() + _COMES_WITHIN
     while True:
         there = socket.socket(socket.AF_UNIX)
@@ -99,4 +99,4 @@ def _reached(state: Path) -> socket.socket:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    stay(json.loads(sys.argv[1]))
+    serve_forever(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The node's side: one client at home, with its own data, model and memory, and what it keeps between rounds."""
+"""The node's service: one client with its own data, model and state."""
 
 import json
 import re
@@ -15,27 +15,27 @@ from potluck.core.rng import Key
 from potluck.data.datasets import list_datasets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
-from potluck.engine.inspection import check_class_targets, check_inputs
+from potluck.engine.inspection import check_inputs, check_targets
 from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
 from potluck.experiment.config import Experiment, ModelSpec, resolve
 from potluck.experiment.rehearsal import rehearse
-from potluck.flower import JOB, Parcel
+from potluck.flower import JOB, Envelope
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
 from potluck.flower.node.permitted import permitted
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.introduction import Introduction, Network
-from potluck.flower.wire.schemas import Client, Words, from_outcome, read, round_of, to_job
+from potluck.flower.wire.schemas import Client, Header, from_outcome, read, to_job
 
 
 class Node:
     """Carries out a run's jobs for one client.
 
     Args:
-        client: which one.
-        federation: in which it has data.
-        host: of the run's method.
-        store: of what the client keeps.
-        torch_threads: as the run has them, whatever this machine has.
+        client: the client's id.
+        federation: the federation, in which it alone has data.
+        host: the runtime of the run's method.
+        store: the store of the client's state.
+        torch_threads: torch's threads, as configured for the run.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Node:
         self._threads = torch_threads
 
     def execute(self, job: Job) -> Outcome:
-        """Do a job; what the client keeps is on disk before the outcome is returned."""
+        """Do a job; the client's state is on disk before the outcome is returned."""
         name = self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
         if job.client != self._client:
             return failure(job.client, name, ConfigError(f"this node is client {self._client}"))
@@ -56,16 +56,16 @@ class Node:
             known = None if job.record is None else self._store.read(job.record.decode("ascii"))
             with threads(self._threads):
                 outcome = self._host.execute(replace(job, record=known))
-        except Exception as error:  # a bug in the method's file too: the server says so where it is read
+        except Exception as error:  # including bugs in the method's file, which the server reports
             return failure(job.client, name, error)
         if not isinstance(outcome, Answer) or not isinstance(job, Call):
             return outcome
-        released = self._store.count(outcome.releases)  # before anything leaves, and whether or not it arrives
-        record = self._store.write(outcome.record, job.record, round_of(job))
+        released = self._store.count(outcome.releases)  # before anything is sent, whether or not it arrives
+        record = self._store.write(outcome.record, job.record, job.round)
         return replace(outcome, record=record, released=released)
 
     def introduce(self) -> Introduction:
-        """What the server has to know of the client; no more."""
+        """What the server needs to know of the client, and nothing more."""
         site = self._federation.sites[self._client]
         return Introduction(
             architecture=site.architecture,
@@ -79,8 +79,8 @@ class Node:
         )
 
 
-class _Setting(Words):
-    """What every message says beside its job."""
+class _Setting(Header):
+    """The entries of every message besides its job."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     experiment: dict[str, Any]
@@ -90,71 +90,71 @@ class _Setting(Words):
 
 
 class NodeService:
-    """Answers the messages to a node, with data and modules at hand from one to the next.
+    """Answers the messages to a node, and holds data and modules between them.
 
     Args:
-        home: what the node's owner has told it.
+        config: the node's configuration.
     """
 
-    def __init__(self, home: NodeConfig) -> None:
-        self._home = home
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
         self._setting: str | None = None
         self._found: tuple[Node, Introduction] | None = None
 
-    def answer(self, kind: str, parcel: Parcel) -> Parcel:
-        """What the node has to say to a message, whatever that is."""
+    def answer(self, kind: str, envelope: Envelope) -> Envelope:
+        """The node's answer to a message, whatever it contains."""
         try:
             if kind != JOB:
-                return self._node(parcel[0])[1].words(), b""
-            job = to_job(parcel)
+                return self._node(envelope[0])[1].header(), b""
+            job = to_job(envelope)
         except Exception as error:
             return refusal(error), b""
         try:
-            return from_outcome(self._node(parcel[0])[0].execute(job))
+            return from_outcome(self._node(envelope[0])[0].execute(job))
         except Exception as error:
             return from_outcome(failure(job.client, "the node", error))
 
-    def _node(self, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
-        """The node in this run; the one before is let go."""
-        said = read(_Setting, words, "not a message of Potluck's")
+    def _node(self, header: Mapping[str, Any]) -> tuple[Node, Introduction]:
+        """The node in this run; that of the previous run is dropped."""
+        said = read(_Setting, header, "not a message of Potluck's")
         setting = json.dumps([said.experiment, said.run, said.client, said.code])
         if self._found is None or setting != self._setting:
             self._found = None
-            self._found, self._setting = node_at(self._home, words), setting
+            self._found, self._setting = node_at(self._config, header), setting
         return self._found
 
 
-def node_at(home: NodeConfig, words: Mapping[str, Any]) -> tuple[Node, Introduction]:
-    """A node for what the server says in every message, and how it introduces itself.
+def node_at(config: NodeConfig, header: Mapping[str, Any]) -> tuple[Node, Introduction]:
+    """The node described by the header of the server's messages, and its introduction.
 
     Args:
-        home: what the owner said.
-        words: the experiment's tables, the run's name, which client this is, and a digest of the method's file.
+        config: the node's configuration.
+        header: the experiment's tables, the run's name, which client this is, and a digest of the method's file.
 
     Raises:
-        ConfigError: owner and server do not agree on a client, or on what this node may run and read, or its model
-            cannot be trained on its data.
+        ConfigError: owner and server disagree on the client or on what this node may run and read, or its model cannot
+            be trained on its data.
         DataError: the data cannot be read, are of another task, or hold NaN.
-        CheckpointError: data or model are not those that the run began with.
-        WireError: the words are not Potluck's.
+        CheckpointError: data or model have changed since the run began.
+        WireError: the header is not Potluck's.
     """
-    said = read(_Setting, words, "not a message of Potluck's")
-    store = NodeStore(home.state / _safe(said.run))
-    tree = permitted(said.experiment, home, said.client, said.code)
+    said = read(_Setting, header, "not a message of Potluck's")
+    store = NodeStore(config.state / _safe(said.run))
+    tree = permitted(said.experiment, config, said.client, said.code)
     experiment = resolve(tree, "the server's experiment")
-    federation, data = federation_at(home, experiment, said.client)
+    federation, data = federation_at(config, experiment, said.client)
     check_inputs(federation)
-    check_class_targets(federation)
+    check_targets(federation)
     rehearse(federation)
     host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(said.client, federation, host, store, experiment.run.threads)
-    model, introduction = model_of(home, experiment, said.client), node.introduce()
+    model, introduction = model_of(config, experiment, said.client), node.introduce()
     store.pin({"client": said.client, "data": data, "model": str(model), "capacity": introduction.capacity})
     return node, introduction
 
 
-def federation_at(home: NodeConfig, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
-    """A federation in which this client alone has data, and a checksum of these.
+def federation_at(config: NodeConfig, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
+    """A federation in which only this client has data, and their checksum.
 
     Raises:
         ConfigError: the experiment has no such client, or the owner's model cannot be built.
@@ -162,21 +162,21 @@ def federation_at(home: NodeConfig, experiment: Experiment, client: ClientId) ->
     """
     if client >= experiment.federation.clients:
         raise ConfigError(f"client {client}: the experiment has {experiment.federation.clients} clients")
-    if home.data is None:
-        if home.model is not None or home.capacity is not None:
+    if config.data is None:
+        if config.model is not None or config.capacity is not None:
             raise ConfigError(NOTHING_OF_ITS_OWN)
         whole = assemble(experiment)
         sites = {client: whole.federation.sites[client]}
         return replace(whole.federation, sites=sites), whole.data_checksum
-    dataset = load_own(experiment, client, home.data)
+    dataset = load_own(experiment, client, config.data)
     parts = own_parts(experiment, client, dataset)
-    own = model_of(home, experiment, client)
+    own = model_of(config, experiment, client)
     task = (dataset.num_classes, dataset.train.input_shape)
-    # A test set that the server has in a file is the server's alone; what stands here in its name is the node's own.
-    shared = home.simulated or experiment.federation.dataset in list_datasets()
+    # A test set in a file of the server's exists only there; here the node's own data replace it.
+    shared = config.simulated or experiment.federation.dataset in list_datasets()
     public, test = common_of(experiment) if shared else (None, None)
     capacities = experiment.federation.capacities or (1.0,)
-    capacity = capacities[client % len(capacities)] if home.capacity is None else home.capacity
+    capacity = capacities[client % len(capacities)] if config.capacity is None else config.capacity
     architectures, server_architecture = architectures_of(experiment, *task)
     federation = Federation(
         sites={client: Site(client, str(own), *parts, capacity=capacity)},
@@ -185,18 +185,19 @@ def federation_at(home: NodeConfig, experiment: Experiment, client: ClientId) ->
         num_classes=dataset.num_classes,
         public=public,
         test=test,
+        task=dataset.task,
     )
     return federation, dataset.checksum
 
 
-def model_of(home: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:
-    """The client's model: the owner's, or the one that the experiment deals it."""
+def model_of(config: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:
+    """The client's model: the owner's, or the one that the experiment assigns."""
     dealt = experiment.models[client % len(experiment.models)]
-    return dealt if home.model is None else ModelSpec(home.model, {})
+    return dealt if config.model is None else ModelSpec(config.model, {})
 
 
 def refusal(error: Exception) -> dict[str, str]:
-    """Words in place of an introduction."""
+    """The header that refuses to take part."""
     return {"refusal": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 

@@ -1,4 +1,4 @@
-"""What a node's client keeps between rounds, for as long as the server may come back to it."""
+"""The states of a node's client, kept for as long as the server may return to them."""
 
 import json
 import re
@@ -14,10 +14,10 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class NodeStore:
-    """What a client keeps, in files named by their content.
+    """A client's states, in files named by their content.
 
-    Of a round's records all stay until the next round's first job, so that the server can go back to where the round
-    began; then only the one stays that the job names.
+    All records of a round are kept until the next round's first job, so that the server can return to the start of the
+    round; then only the record that the job names is kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,10 +26,10 @@ class NodeStore:
         self._ledger = folder / "releases.json"
 
     def pin(self, facts: Mapping[str, Any]) -> None:
-        """Note what the client is made of, or compare it with what was noted when the run began.
+        """Store the facts about the client, or compare them with those stored when the run began.
 
         Raises:
-            CheckpointError: it has changed.
+            CheckpointError: they have changed.
         """
         place, found = self._folder / "client.json", dict(facts)
         if not place.is_file():
@@ -44,26 +44,26 @@ class NodeStore:
                 )
 
     def read(self, name: str) -> bytes:
-        """A record by its name.
+        """The record with this name.
 
         Raises:
             CheckpointError: it is missing or damaged.
         """
         path = self._folder / name
         if not _NAME.fullmatch(name) or not path.is_file():
-            raise CheckpointError(f"{path}: the client's state that the server names is not here")
+            raise CheckpointError(f"{path}: the client's state that the server names is missing")
         record = path.read_bytes()
         if digest(record) != name:
             raise CheckpointError(f"{path} is damaged")
         return record
 
     def write(self, record: bytes | None, base: bytes | None, round_number: int) -> bytes | None:
-        """Keep a record; its name.
+        """Store a record and return its name.
 
         Args:
-            record: what the client keeps; None if that is nothing.
-            base: name of the record that it started from.
-            round_number: of the job.
+            record: the client's state; None if it has none.
+            base: the name of the record that it started from.
+            round_number: the round of the job.
         """
         rounds: dict[str, int] = json.loads(self._journal.read_text()) if self._journal.is_file() else {}
         kept = {name: at for name, at in rounds.items() if at == round_number}
@@ -80,10 +80,10 @@ class NodeStore:
         return None if name is None else name.encode("ascii")
 
     def count(self, releases: int) -> int | None:
-        """Add to the private releases that this client has made in the run, wherever the server goes back to.
+        """Add to this client's count of private releases in the run, which never decreases.
 
         Returns:
-            All of them; None if there have never been any.
+            The total; None if there have never been any.
 
         Raises:
             CheckpointError: the count is damaged.

@@ -1,1 +1,1 @@
-"""The server's side: serving a run, its grid of nodes, what it pulls from them."""
+"""The server's side: serving a run, its nodes, and pulling their replies."""

@@ -1,4 +1,4 @@
-"""An executor whose clients are Flower's nodes: a message each, then patience until all answered, fail or are late."""
+"""An executor whose clients are Flower's nodes: sends messages, and waits until each node answers or fails."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +13,14 @@ from potluck.core.roles import Failure
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Executor, Task
+from potluck.engine.executors.held import Held
 from potluck.flower import EVALUATION, JOB
 from potluck.flower.server.nodes import Nodes
 from potluck.flower.server.pulling import LONGEST_REPLY, Pulling
 from potluck.flower.wire.envelope import packed, unwrap, wrap
-from potluck.flower.wire.schemas import from_job, round_of, to_outcome
+from potluck.flower.wire.schemas import from_job, to_outcome
 
-_WATCH_EVERY = 5.0  # seconds between looks at who has been started anew
+_WATCH_EVERY = 5.0  # seconds between checks for restarted nodes
 _REASONS = {
     1: "its app could not be loaded",
     2: "its app raised",
@@ -30,44 +31,44 @@ _REASONS = {
 }
 
 _MIXED_UP = {
-    True: "its node evaluates its model where it was called",
-    False: "its node answers a call that nobody made",
+    True: "its node sent an evaluation in answer to a call",
+    False: "its node sent a reply in answer to an evaluation request",
 }
 
 
 class GridExecutor(Executor):
     """Sends each job to its client's node.
 
-    What a client keeps stays with its node. The server knows it by a name, which the next job brings, so that a node
-    goes on from what the server has accepted, also when the server was set back to an earlier round.
+    A client's state stays at its node. The server knows its name and puts it into the next job, so that a node
+    continues from the state that the server has accepted, even if the server was set back to an earlier round.
 
     Args:
-        nodes: who is who.
-        words: what every node has to know to carry out jobs.
+        nodes: which node is which client.
+        header: what every node needs to know to carry out jobs.
         timeout: seconds until a job that is not answered counts as failed.
-        poll: seconds between looks.
+        poll: seconds between polls.
     """
 
     trusted = False
 
-    def __init__(self, nodes: Nodes, words: Mapping[str, Any], timeout: float, poll: float = 0.25) -> None:
+    def __init__(self, nodes: Nodes, header: Mapping[str, Any], timeout: float, poll: float = 0.25) -> None:
         self._nodes = nodes
-        self._words = words
+        self._header = header
         self._timeout = timeout
         self._poll = poll
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """One outcome a task, in the order of the tasks; whatever a node sends or does not send is its own failure."""
+        """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
         self._nodes.refresh()
         exchange = _Exchange(self._nodes, host, self._timeout)
-        exchange.send(tasks, self._words)
+        exchange.send(tasks, self._header)
         exchange.wait(self._poll)
-        return iter([exchange.outcomes[place] for place in range(len(tasks))])
+        return (exchange.outcomes.pop(place) for place in range(len(tasks)))
 
 
 @dataclass
 class _Sent:
-    """A job on its way."""
+    """A job that is waiting for its outcome."""
 
     place: int
     job: Job
@@ -76,23 +77,23 @@ class _Sent:
 
 
 class _Exchange:
-    """Jobs that are out together."""
+    """The jobs of one exchange."""
 
     def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float) -> None:
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes = Held()
         self._nodes = nodes
         self._host = host
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._out: dict[str, _Sent] = {}
 
-    def send(self, tasks: Sequence[Task], words: Mapping[str, Any]) -> None:
-        """Push the jobs, those in a row with the same payload together; no more than two payloads are in memory."""
+    def send(self, tasks: Sequence[Task], header: Mapping[str, Any]) -> None:
+        """Push the jobs, consecutive ones with the same payload together; at most two payloads are in memory."""
         jobs = enumerate(task.make() for task in tasks)
         for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
-            self._push(dict(alike), words, {place: task.most_bytes for place, task in enumerate(tasks)})
+            self._push(dict(alike), header, {place: task.most_bytes for place, task in enumerate(tasks)})
 
-    def _push(self, jobs: Mapping[int, Job], words: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
+    def _push(self, jobs: Mapping[int, Job], header: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
         """Push jobs with the same payload."""
         payload = packed(next(iter(jobs.values())).payload)
         going: list[tuple[int, Job]] = []
@@ -102,7 +103,7 @@ class _Exchange:
             if node is None:
                 self.outcomes[place] = self._failure(job, f"its node {self._nodes.names[job.client]} is not online")
                 continue
-            content = wrap(from_job(job, words)[0], payload)
+            content = wrap(from_job(job, header)[0], payload)
             messages.append(Message(content, node, JOB, ttl=self._timeout, group_id=_group(job)))
             going.append((place, job))
         numbers = list(self._nodes.grid.push_messages(messages)) or [""] * len(messages)  # none, if one is too large
@@ -114,14 +115,14 @@ class _Exchange:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
     def wait(self, poll: float) -> None:
-        """Until every job has an outcome."""
+        """Wait until every job has an outcome."""
         with Pulling(
             self._nodes.grid, {number: sent.most_bytes for number, sent in self._out.items()}, poll
         ) as pulling:
             while self._out:
                 for number, reply in pulling.until(min(self._deadline, time.monotonic() + _WATCH_EVERY)):
                     sent = self._out.pop(number)
-                    self.outcomes[sent.place] = self._outcome(sent.job, reply)
+                    self.outcomes[sent.place] = self._outcome(sent.job, reply, sent.most_bytes)
                 if time.monotonic() >= self._deadline:
                     self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s", pulling)
                 elif self._out:
@@ -129,11 +130,11 @@ class _Exchange:
                     self._give_up(self._started_anew, pulling)
 
     def _started_anew(self, sent: _Sent) -> str | None:
-        """A node that was started anew has forgotten its job, and Flower does not bring it again."""
+        """Fail the jobs of restarted nodes, which have forgotten them; Flower does not deliver them again."""
         started = self._nodes.started(sent.job.client)
         if started is None or sent.started is None or started <= sent.started:
             return None
-        return "its node was started anew in the middle of the job"
+        return "its node was restarted in the middle of the job"
 
     def _give_up(self, why: Callable[[_Sent], str | None], pulling: Pulling) -> None:
         for number, sent in list(self._out.items()):
@@ -142,8 +143,8 @@ class _Exchange:
                 del self._out[number]
                 self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True)
 
-    def _outcome(self, job: Job, reply: Message | WireError) -> Outcome:
-        """What a reply says, if it is one to this job."""
+    def _outcome(self, job: Job, reply: Message | WireError, most_bytes: int) -> Outcome:
+        """The outcome in a reply, if it answers this job with no more bytes than its answer may have."""
         if isinstance(reply, WireError):
             return self._failure(job, str(reply))
         if reply.has_error():
@@ -159,19 +160,21 @@ class _Exchange:
             return replace(outcome, handler=self._name(job))
         if isinstance(outcome, Answer) != isinstance(job, Call):
             return self._failure(job, _MIXED_UP[isinstance(job, Call)], unheard=True)
+        if (length := len(outcome.payload)) > most_bytes:
+            return self._failure(job, f"its answer has {length} bytes; expected at most {most_bytes}", unheard=True)
         return outcome
 
     def _failure(self, job: Job, reason: str, *, unheard: bool = False) -> Failure:
         return Failure(job.client, self._name(job), reason, unheard=unheard)
 
     def _name(self, job: Job) -> str:
-        """What was asked of the client; never what its node says."""
+        """The handler that was called, by the server's own account."""
         return self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
 
 
 def _group(job: Job) -> str:
-    """What Flower's logs are to call a job's round."""
-    return str(round_of(job)) if isinstance(job, Call) else EVALUATION
+    """The group of a job's message, which Flower's logs call the round."""
+    return str(job.round) if isinstance(job, Call) else EVALUATION
 
 
 def _without_payload(job: Job) -> Job:

@@ -1,4 +1,4 @@
-"""A run's place among Flower's programs: what is submitted, and how it is followed."""
+"""Submitting a run to Flower, and following it."""
 
 import json
 import shutil
@@ -21,12 +21,12 @@ _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time 
 
 
 def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, patience: float) -> Path:
-    """Write what is submitted: a Flower app that names Potluck's, and holds no code of its own.
+    """Write the app to submit: a Flower app that names Potluck's and contains no code.
 
     Args:
-        place: folder to write.
-        experiment: to play.
-        run: folder of the run.
+        place: the folder to write.
+        experiment: the experiment to run.
+        run: the run's folder.
         timeout: seconds until a job that is not answered counts as failed.
         patience: seconds to wait for nodes to come.
     """
@@ -57,32 +57,32 @@ def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, pa
     return place
 
 
-def play(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -> Iterator[RoundRecord]:
-    """Submit an app, and give the rounds as they end; a run that nobody follows any more is stopped.
+def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -> Iterator[RoundRecord]:
+    """Submit an app and yield the rounds as they end; the run is stopped when the caller stops iterating.
 
     Args:
-        link: to submit to.
-        app: what `write_app` wrote.
-        run: folder of the run.
-        say: told of nodes that come in or are revoked, and of what the run waits for.
+        link: the SuperLink to submit to.
+        app: the folder that `write_app` wrote.
+        run: the run's folder.
+        say: called with news of registered and revoked nodes, and of what the run waits for.
 
     Raises:
-        FlowerError: it failed, and why.
+        FlowerError: the run failed; says why.
     """
-    shown, heard = len(_rounds(run)), Said(run).size
+    shown, heard = len(_rounds(run)), EventLog(run).size
     number, over = link.submit(app), False
     asked = time.monotonic()
     try:
         while not over:
-            words, heard = Said(run).after(heard)
+            event, heard = EventLog(run).after(heard)
             for record in _rounds(run)[shown:]:
                 shown += 1
                 yield record
-            for line in (*words.lines, *link.register()):
+            for line in (*event.lines, *link.register()):
                 say(line)
-            if words.failure:
-                raise FlowerError(words.failure)
-            over = words.over
+            if event.failure:
+                raise FlowerError(event.failure)
+            over = event.over
             if time.monotonic() - asked > _ASK_EVERY:
                 link.check()
                 _check_alive(link, number)
@@ -95,23 +95,23 @@ def play(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -> I
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a server app has said: lines for people, whether it is over, and why if that was not meant to be."""
+class Events:
+    """A server app's events: lines for the user, whether it has ended, and the reason if it failed."""
 
     lines: list[str]
     over: bool
     failure: str | None
 
 
-class Said:
-    """What the server app, in a process of Flower's, tells the one who follows: a file in the run's folder."""
+class EventLog:
+    """A file in the run's folder by which the server app, in a process of Flower's, reports to `run_app`."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "flower.jsonl"
 
     @property
     def size(self) -> int:
-        """Bytes of what has been said so far."""
+        """The size of the file in bytes."""
         return self._path.stat().st_size if self._path.is_file() else 0
 
     def say(self, line: str) -> None:
@@ -119,21 +119,21 @@ class Said:
         self._append({"say": line})
 
     def end(self, failure: str | None = None) -> None:
-        """Tell that it is over, and why if that was not meant to be."""
+        """Report the end, and the reason if it is a failure."""
         self._append({"end": failure})
 
-    def after(self, position: int) -> tuple[Words, int]:
-        """What was said after a position, and the position after that."""
+    def after(self, position: int) -> tuple[Events, int]:
+        """The events after a position, and the new position."""
         lines, position = lines_after(self._path, position)
-        said = [json.loads(line) for line in lines]
-        ends = [words["end"] for words in said if "end" in words]
-        return Words(
-            [words["say"] for words in said if "say" in words], bool(ends), ends[-1] if ends else None
+        events = [json.loads(line) for line in lines]
+        ends = [event["end"] for event in events if "end" in event]
+        return Events(
+            [event["say"] for event in events if "say" in event], bool(ends), ends[-1] if ends else None
         ), position
 
-    def _append(self, words: dict[str, Any]) -> None:
+    def _append(self, event: dict[str, Any]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps(words) + "\n")
+            file.write(json.dumps(event) + "\n")
 
 
 def _rounds(run: Path) -> list[RoundRecord]:
@@ -141,7 +141,7 @@ def _rounds(run: Path) -> list[RoundRecord]:
 
 
 def _check_alive(link: SuperLink, number: str) -> None:
-    """Whether Flower still carries the run, which may end without a word of its own.
+    """Check that Flower still runs the app, which may die without reporting it.
 
     Raises:
         FlowerError: it does not.

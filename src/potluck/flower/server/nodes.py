@@ -1,4 +1,4 @@
-"""Which of Flower's nodes is which client: who has come, who is there, how they introduce themselves."""
+"""Which of Flower's nodes is which client, which nodes are online, and how they introduce themselves."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -19,15 +19,15 @@ from potluck.flower.wire.introduction import Introduction
 
 
 class NodesMissing(PotluckError):
-    """Fewer nodes than clients have come."""
+    """Fewer nodes than clients have joined."""
 
 
 @dataclass
 class Nodes:
-    """Which node is which client, by the names that nodes are registered with.
+    """The mapping of clients to nodes, by the names under which nodes are registered.
 
     Attributes:
-        names: of the clients' nodes, by client; never changes during a run.
+        names: by client, the name of its node; constant during a run.
     """
 
     grid: Grid
@@ -35,36 +35,36 @@ class Nodes:
     _online: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
 
     def refresh(self) -> None:
-        """Look who is there."""
+        """Update which nodes are online."""
         self._online = {name_of(node): (node.node_id, _started(node)) for node in self.grid.get_nodes()}
 
     def find(self, client: ClientId) -> int | None:
-        """The number that Flower calls the client's node by now; None while it is away."""
+        """Flower's current number of the client's node; None if it is offline."""
         found = self._online.get(self.names[client])
         return found[0] if found else None
 
     def started(self, client: ClientId) -> float | None:
-        """When it came, on its server's clock."""
+        """When it came online, by the server's clock."""
         found = self._online.get(self.names[client])
         return found[1] if found else None
 
 
 def name_of(node: Any) -> str:
-    """The name that a node was registered with; without keys, its number."""
+    """The name under which a node was registered; without keys, its number."""
     return getattr(node, "name", "") or str(node.node_id)
 
 
 def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]) -> list[str]:
-    """Names of nodes that are there, in order.
+    """Wait for nodes, and return the names of those online, in order.
 
     Args:
         grid: Flower's.
-        wanted: how many, whoever they are, or their names.
-        patience: seconds.
-        say: told of the waiting.
+        wanted: the number of nodes, or their names.
+        patience: seconds to wait.
+        say: called with progress.
 
     Raises:
-        NodesMissing: patience ends before they have come.
+        NodesMissing: too few are online within `patience`.
     """
     count = wanted if isinstance(wanted, int) else len(wanted)
     deadline, told = time.monotonic() + patience, -1
@@ -84,14 +84,14 @@ def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, s
         time.sleep(1.0)
 
 
-def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | str]:
-    """Tell every node which client it is, and hear what it is made of, or why it takes no part."""
+def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | str]:
+    """Send every node its client's id; return its introduction, or why it takes no part."""
     nodes.refresh()
     found: dict[ClientId, Introduction | str] = {}
     asked: dict[str, ClientId] = {}
     for client in nodes.names:
         node = nodes.find(client)
-        message = node and Message(wrap({**words, "client": client}), node, HELLO, ttl=timeout, group_id=GREETING)
+        message = node and Message(wrap({**header, "client": client}), node, HELLO, ttl=timeout, group_id=GREETING)
         number = "".join(filter(None, nodes.grid.push_messages([message]))) if message else ""
         if number:
             asked[number] = client
@@ -104,22 +104,22 @@ def greet(nodes: Nodes, words: Mapping[str, Any], timeout: float) -> dict[Client
 
 
 def _heard(reply: Message | WireError) -> Introduction | str:
-    """How a node introduces itself, or what is wrong with that."""
+    """A node's introduction, or what is wrong with it."""
     if isinstance(reply, WireError):
         return str(reply)
     if reply.has_error():
         return one_line(str(reply.error.reason))
     try:
-        words, payload = unwrap(reply.content)
+        header, payload = unwrap(reply.content)
         if payload:
-            raise WireError(f"its introduction: {len(payload)} bytes beside its words; expected none")
-        return Introduction.read(words)
+            raise WireError(f"its introduction: {len(payload)} bytes beside its header; expected none")
+        return Introduction.read(header)
     except WireError as error:
         return one_line(str(error))
 
 
 def _started(node: Any) -> float:
-    """When a node came, as a number that grows."""
+    """When a node came online, as an increasing number."""
     at = getattr(node, "last_activated_at", "")
     return float(at) if isinstance(at, (int, float)) else _seconds(str(at))
 

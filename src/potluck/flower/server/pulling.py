@@ -1,9 +1,9 @@
-"""Replies from nodes, each pulled on its own: what one node sends can neither delay nor spoil another's reply.
+"""Pulls replies from nodes one by one, so that one node's reply can neither delay nor spoil another's.
 
-Flower brings replies together and puts each of them together from what its node has uploaded. One that is damaged makes
-the whole call raise, and those that came with it are lost; one whose parts do not arrive keeps the call waiting, for
-hours if they trickle; one that names the same part a million times grows into a million parts. So every reply is pulled
-by a call of its own, in a thread that can be left behind, and none is put together that is longer than the limit.
+Flower pulls replies together and assembles each from the parts that its node has uploaded. A damaged reply makes the
+whole call raise, and the others are lost; one whose parts are missing keeps the call waiting, for hours if they trickle
+in; one that names the same part a million times grows to a million parts. So every reply is pulled by its own call, in
+a thread that can be abandoned, and none that is longer than the limit is assembled.
 """
 
 import json
@@ -25,18 +25,18 @@ from potluck.core.errors import WireError
 from potluck.core.text import one_line
 
 LONGEST_REPLY = 2**32
-"""Bytes of a reply when it is put together, where the method sets no limit: 4 GiB, the weights of a network of a
-thousand million parameters."""
+"""The most bytes of an assembled reply, if the method sets no limit: 4 GiB, the weights of a network of a thousand
+million parameters."""
 
 CALLS_PER_SECOND = 32.0
-"""To the SuperLink, over all replies that are waited for; each takes both sides some milliseconds."""
+"""The most polls of the SuperLink, over all awaited replies; each takes both sides some milliseconds."""
 
 
 class _Bounded:
-    """Flower's way to put an array together, after a look at how long it will be.
+    """Flower's assembly of an array, after a check of its length.
 
     Attributes:
-        of_thread: its `longest` is how many bytes may come of what the thread pulls.
+        of_thread: its `longest` is the most bytes that this thread may assemble.
     """
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class Pulling:
 
     Args:
         grid: Flower's.
-        messages: by number, how many bytes the reply may be long.
-        poll: seconds between looks for one reply; more where many are waited for.
+        messages: by message number, the most bytes of the reply.
+        poll: seconds between polls for one reply; longer if many are awaited.
     """
 
     def __init__(self, grid: Grid, messages: Mapping[str, int], poll: float) -> None:
-        Array.inflate = _BOUNDED  # type: ignore[method-assign] # Flower has no other place for it
+        Array.inflate = _BOUNDED  # type: ignore[method-assign] # Flower has no other hook
         self._grid = grid
         self._poll = poll
         self._longest = dict(messages)
@@ -89,7 +89,7 @@ class Pulling:
         self._given_up.set()
 
     def until(self, deadline: float) -> Iterator[tuple[str, Message | WireError]]:
-        """Replies as they come, by the number of their message; an error where one cannot be read.
+        """Yield replies as they arrive, with the number of their message; an error if one cannot be read.
 
         Args:
             deadline: on the monotonic clock.
@@ -104,7 +104,7 @@ class Pulling:
                 yield number, reply
 
     def forget(self, number: str) -> None:
-        """Do not wait for this reply any more."""
+        """Stop waiting for this reply."""
         self._waiting.discard(number)
 
     def _pull(self, number: str) -> None:
@@ -112,7 +112,7 @@ class Pulling:
         while not self._given_up.is_set() and number in self._waiting:
             try:
                 replies = list(self._grid.pull_messages([number]))
-            except Exception as error:  # whatever a node's bytes do to Flower
+            except Exception as error:  # any exception that a node's bytes cause in Flower
                 self._found.put((number, WireError(f"its reply cannot be read: {one_line(repr(error), 200)}")))
                 return
             if replies:

@@ -1,4 +1,4 @@
-"""The server's side: an experiment whose clients are nodes, played by the same engine, records and checkpoints."""
+"""Serves an experiment whose clients are nodes, with the same engine, records and checkpoints as in one process."""
 
 import json
 import secrets
@@ -23,16 +23,16 @@ from potluck.engine.executors.choice import Choice
 from potluck.engine.files import write_atomically
 from potluck.experiment.assemble import Assembly, assemble_server
 from potluck.experiment.config import Experiment, resolve
-from potluck.experiment.play import holding, play, prepare
-from potluck.experiment.run import Result, Watcher
+from potluck.experiment.execute import execute, holding, prepare
+from potluck.experiment.run import Result, RoundCallback
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
 from potluck.flower.wire.introduction import Introduction, Network
 
-_OLD_SERVER_ENDS_WITHIN = 90.0  # seconds; Flower's program for it outlives a SuperLink that was killed by that much
+_OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
 NODES = "nodes.json"
-"""In a run's folder: which node is which client."""
+"""The file in a run's folder that says which node is which client."""
 
 
 def serve(
@@ -42,51 +42,51 @@ def serve(
     *,
     timeout: float,
     patience: float,
-    watch: Watcher = lambda record: None,
+    callback: RoundCallback = lambda record: None,
     say: Callable[[str], None] = print,
-    words: Mapping[str, Any] | None = None,
+    header: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Play an experiment with the nodes of a grid, from its start or its last checkpoint.
+    """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
     Args:
         grid: Flower's.
         tree: the experiment's tables.
-        folder: of the run.
+        folder: the run's folder.
         timeout: seconds until a job that is not answered counts as failed.
-        patience: seconds to wait for nodes to come.
-        watch: called after each round.
-        say: told how the waiting goes.
-        words: for the nodes, with every message.
+        patience: seconds to wait for nodes.
+        callback: called after each round.
+        say: called with the progress of waiting.
+        header: further entries for the header of every message.
 
     Raises:
-        NodesMissing: too few nodes came, or one cannot take part.
-        ConfigError: the experiment cannot be played with these nodes.
+        NodesMissing: too few nodes joined, or one cannot take part.
+        ConfigError: the experiment cannot be run with these nodes.
     """
     experiment = resolve(dict(tree), "the experiment")
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder, _OLD_SERVER_ENDS_WITHIN):
         met = _again(grid, folder / NODES, patience, say) if (folder / NODES).is_file() else None
-        name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # another run in this folder is another one
-        words = {**(words or {}), "experiment": experiment.tree(), "run": name, "code": _code_of(experiment)}
+        name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
+        header = {**(header or {}), "experiment": experiment.tree(), "run": name, "code": _code_of(experiment)}
         base = assemble_server(experiment)
         if met is None:
-            met = _Meeting(grid, experiment, base, words, timeout, say).first(patience)
+            met = _Meeting(grid, experiment, base, header, timeout, say).first(patience)
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
         assembly = remote_assembly(experiment, base, met.introductions)
-        choice = Choice(GridExecutor(nodes, words, timeout), "flower", len(met.names), "clients are Flower's nodes")
+        choice = Choice(GridExecutor(nodes, header, timeout), "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
-        return play(run, experiment, folder, watch)[0]
+        return execute(run, experiment, folder, callback)[0]
 
 
 @dataclass(frozen=True)
 class _Met:
-    """Which nodes a run began with.
+    """The nodes that a run began with.
 
     Attributes:
-        run: its name at the nodes.
-        names: of the nodes, by client.
-        introductions: theirs, by client.
+        run: the run's name at the nodes.
+        names: by client, the node's name.
+        introductions: by client, the node's introduction.
     """
 
     run: str
@@ -94,15 +94,15 @@ class _Met:
     introductions: Mapping[ClientId, Introduction]
 
     def to_json(self) -> bytes:
-        """For the run's folder."""
+        """The JSON for the run's folder."""
         clients = {
-            id: {"node": name, "introduction": self.introductions[id].words()} for id, name in self.names.items()
+            id: {"node": name, "introduction": self.introductions[id].header()} for id, name in self.names.items()
         }
         return json.dumps({"run": self.run, "clients": clients}, indent=1).encode()
 
     @classmethod
     def read(cls, place: Path) -> "_Met":
-        """What `to_json` wrote.
+        """Read what `to_json` wrote.
 
         Raises:
             CheckpointError: the file is damaged, or of another version.
@@ -116,29 +116,29 @@ class _Met:
                 {id: Introduction.read(client["introduction"]) for id, client in clients.items()},
             )
         except (ValueError, LookupError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{place} cannot be read: {error}; restore it, or start anew") from error
+            raise CheckpointError(f"{place} cannot be read: {error}; restore it, or start a new run") from error
 
 
 @dataclass
 class _Meeting:
-    """The first nodes to come, who introduce themselves once for all. One that does so wrongly takes no part.
+    """The meeting before a run: nodes introduce themselves, once; one with an invalid introduction takes no part.
 
     Attributes:
-        base: what the server has without its clients.
-        words: for every node.
-        refused: nodes that take no part, and why.
+        base: the server's assembly, without clients.
+        header: the header for every node.
+        refused: nodes that take no part, and the reasons.
     """
 
     grid: Grid
     experiment: Experiment
     base: Federation
-    words: Mapping[str, Any]
+    header: Mapping[str, Any]
     timeout: float
     say: Callable[[str], None]
     refused: dict[str, str] = field(default_factory=dict[str, str])
 
     def first(self, patience: float) -> _Met:
-        """Who takes part: others for those that are refused, if others are here; fewer, if failures are tolerated.
+        """Choose the nodes: refused ones are replaced if others are online; fewer take part if failures are tolerated.
 
         Raises:
             NodesMissing: too few take part.
@@ -148,7 +148,7 @@ class _Meeting:
         names: dict[ClientId, str] = {}
         introductions: dict[ClientId, Introduction] = {}
         while asked := dict(zip((id for id in range(count) if id not in names), here, strict=False)):
-            for client, found in greet(Nodes(self.grid, asked), self.words, self.timeout).items():
+            for client, found in greet(Nodes(self.grid, asked), self.header, self.timeout).items():
                 why = self._unfit(found)
                 if why is None and isinstance(found, Introduction):
                     names[client], introductions[client] = asked[client], found
@@ -161,17 +161,18 @@ class _Meeting:
             reasons = "; ".join(f"node {name}: {why}" for name, why in self.refused.items())
             raise NodesMissing(f"{len(names)} of {count} nodes take part; {reasons}")
         if len(names) < count:
-            self.say(f"{len(names)} of {count} nodes take part; going on without the others")
-        return _Met(str(self.words["run"]), dict(sorted(names.items())), introductions)
+            self.say(f"{len(names)} of {count} nodes take part; continuing without the others")
+        return _Met(str(self.header["run"]), dict(sorted(names.items())), introductions)
 
     def _unfit(self, found: Introduction | str) -> str | None:
-        """Why a node takes no part; None if it does."""
+        """Why a node can take no part; None if it can."""
         if isinstance(found, str):
             return found
         task = self._task
+        what = "classes" if task.task.has_classes else "outputs"
         if (found.input_shape, found.num_classes) != (tuple(task.input_shape), task.num_classes):
             return (
-                f"it has inputs of shape {found.input_shape} and {found.num_classes} classes; expected"
+                f"it has inputs of shape {found.input_shape} and {found.num_classes} {what}; expected"
                 f" {tuple(task.input_shape)} and {task.num_classes}, as in {task.name}"
             )
         if (ours := self._networks.get(found.architecture)) is not None:
@@ -186,7 +187,7 @@ class _Meeting:
 
     @cached_property
     def _task(self) -> Description:
-        return describe(self.experiment.federation.dataset)
+        return describe(self.experiment.federation.dataset, self.experiment.task)
 
     @cached_property
     def _networks(self) -> dict[str, Network]:
@@ -195,7 +196,7 @@ class _Meeting:
 
 
 def _difference(name: str, ours: Network, theirs: Network) -> str | None:
-    """Where a network is not the one that it is called; None where it is."""
+    """How a network differs from the experiment's of the same name; None if it does not."""
     for what in ("shapes", "dtypes"):
         expected, found = getattr(ours, what), getattr(theirs, what)
         for tensor in sorted(expected.keys() | found.keys()):
@@ -208,12 +209,12 @@ def _difference(name: str, ours: Network, theirs: Network) -> str | None:
 
 
 def _code_of(experiment: Experiment) -> str | None:
-    """A digest of the method's file, by which nodes know whether they have it; None where it is Potluck's own."""
+    """A digest of the method's file, which nodes compare with theirs; None for an installed method."""
     return digest(Path(experiment.method_name).read_bytes()) if experiment.method_name.endswith(".py") else None
 
 
 def _again(grid: Grid, place: Path, patience: float, say: Callable[[str], None]) -> _Met:
-    """Those that the run began with; who does not come while there is patience will be missed round by round."""
+    """Nodes that do not return within `patience` seconds count as failed in each round."""
     met = _Met.read(place)
     wanted = set(met.names.values())
     try:
@@ -221,17 +222,17 @@ def _again(grid: Grid, place: Path, patience: float, say: Callable[[str], None])
     except NodesMissing as error:
         if not wanted & {name_of(node) for node in grid.get_nodes()}:
             raise
-        say(f"{error}; going on without the others")
+        say(f"{error}; continuing without the others")
     return met
 
 
 @dataclass(frozen=True)
 class RemoteFederation(Federation):
-    """A federation whose clients' data and models are elsewhere; of each the server knows its introduction.
+    """A federation whose clients' data and models are on other machines, known by their introductions.
 
     Attributes:
-        members: the clients as they introduced themselves.
-        shape: of one prepared input.
+        members: the clients, by their introductions.
+        shape: the shape of one prepared input.
     """
 
     members: Mapping[ClientId, Member] = field(default_factory=dict[ClientId, Member])
@@ -251,12 +252,12 @@ class RemoteFederation(Federation):
 def remote_assembly(
     experiment: Experiment, base: Federation, introductions: Mapping[ClientId, Introduction]
 ) -> Assembly:
-    """The federation of clients who introduced themselves.
+    """The federation of clients that introduced themselves.
 
     Args:
         experiment: the server's.
-        base: what it has without its clients.
-        introductions: theirs.
+        base: the server's assembly, without clients.
+        introductions: the clients' introductions.
     """
     members = {client: of.member(client) for client, of in introductions.items()}
     architectures: dict[str, Builder] = dict(base.architectures)
@@ -269,16 +270,17 @@ def remote_assembly(
         num_classes=base.num_classes,
         public=base.public,
         test=base.test,
+        task=base.task,
         members=members,
-        shape=tuple(describe(experiment.federation.dataset).input_shape),
+        shape=tuple(describe(experiment.federation.dataset, experiment.task).input_shape),
     )
-    told = {str(client): of.words() for client, of in introductions.items()}
+    told = {str(client): of.header() for client, of in introductions.items()}
     facts = digest(json.dumps(told, sort_keys=True).encode())
     return Assembly(federation, facts, facts)
 
 
 def _elsewhere(member: Member, of: Introduction) -> Site:
-    """A client's place as it looks from here: as many examples, nothing in them."""
+    """A client's site as the server sees it: placeholders for its number of examples."""
     train, validation, test = (
         Examples(torch.empty(count, 0), torch.empty(count, 0)) for count in (of.train, of.validation, of.test)
     )
@@ -286,7 +288,7 @@ def _elsewhere(member: Member, of: Introduction) -> Site:
 
 
 def _unknown(member: Member, method: str, **options: float) -> nn.Module:
-    """In place of a network of a node's own, which no method that says that it builds none asks for."""
+    """A builder that refuses a node's own network; methods with `builds_clients_models = False` never call it."""
     raise ConfigError(
         f"{method} builds the network {member.architecture!r} of client {member.id} on the server, which builds only"
         " those of its experiment; add it to federation.models"

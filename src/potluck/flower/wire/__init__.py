@@ -1,1 +1,1 @@
-"""What messages between server and nodes look like, and what is refused."""
+"""The format of messages between server and nodes, and the checks on them."""

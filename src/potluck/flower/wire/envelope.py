@@ -1,7 +1,7 @@
-"""Words and bytes as Flower's records: all tensors in one array of bytes, a few words beside it.
+"""Envelopes as Flower's records: a small JSON header, and all tensors packed in one array of bytes.
 
-Flower moves every array as an object of its own, so a message of many small ones takes minutes. Imports nothing heavy:
-every message to a node starts a process that imports this.
+Flower transfers every array as a separate object, so a message of many small ones takes minutes. Imports nothing heavy,
+since every message to a node starts a process that imports this.
 """
 
 import json
@@ -11,84 +11,85 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from potluck.core.errors import WireError
-from potluck.flower import Parcel
+from potluck.flower import Envelope
 
-LONGEST_WORDS = 2**23
-"""Bytes of the words beside a payload: 8 MiB. The longest are introductions, some 120 bytes for each tensor of a
-network: this is enough for fifty thousand tensors."""
+LONGEST_HEADER = 2**23
+"""The most bytes of a header: 8 MiB. The longest are introductions, some 120 bytes for each tensor of a network: this
+is enough for fifty thousand tensors."""
 
-DEEPEST_WORDS = 16
-"""Lists and tables within one another; an experiment's tables, which go to every node, are five deep."""
+DEEPEST_HEADER = 16
+"""The deepest nesting of lists and tables; an experiment's tables, which go to every node, are five deep."""
 
-MOST_WORDS = 2**20
-"""Values, lists and tables; as Python objects they take several hundred bytes each."""
+MOST_HEADER_VALUES = 2**20
+"""The most values, lists and tables of a header; as Python objects they take several hundred bytes each."""
 
-_WORDS, _PAYLOAD, _KIND = "potluck", "payload", "packed"
-_VERSION = 2
+_HEADER, _PAYLOAD, _KIND = "potluck", "payload", "packed"
+VERSION = 3
+"""Of the header and of what a job and its outcome hold; sides of different versions refuse each other."""
 
 
 def packed(payload: bytes) -> ArrayRecord:
-    """A payload as Flower sends it; what several messages share is packed, and checked, once."""
+    """A payload in Flower's format; one that several messages share needs to be packed only once."""
     array = Array(dtype="uint8", shape=(len(payload),), stype="potluck.packed", data=payload)
     return ArrayRecord({_KIND: array})
 
 
-def wrap(words: Mapping[str, Any], payload: bytes | ArrayRecord = b"") -> RecordDict:
-    """A parcel as records; its payload may be packed already."""
-    records = RecordDict({_WORDS: ConfigRecord({"version": _VERSION, "words": json.dumps(dict(words))})})
+def wrap(header: Mapping[str, Any], payload: bytes | ArrayRecord = b"") -> RecordDict:
+    """An envelope as records; its payload may already be packed."""
+    records = RecordDict({_HEADER: ConfigRecord({"version": VERSION, "words": json.dumps(dict(header))})})
     if payload:
         records[_PAYLOAD] = packed(payload) if isinstance(payload, bytes) else payload
     return records
 
 
-def unwrap(records: RecordDict) -> Parcel:
-    """What `wrap` was given.
+def unwrap(records: RecordDict) -> Envelope:
+    """The envelope that `wrap` made into records.
 
     Raises:
-        WireError: something else made the records, or their words are longer than the limits allow.
+        WireError: `wrap` did not make these records, or the header exceeds the limits.
     """
     try:
-        head = records.config_records[_WORDS]
-        if head["version"] != _VERSION:
+        head = records.config_records[_HEADER]
+        if head["version"] != VERSION:
             theirs = str(head["version"])[:20]
-            raise WireError(f"the other side speaks version {theirs} of the wire, this one {_VERSION}")
-        words = read_words(head["words"])
+            raise WireError(f"the other side speaks version {theirs} of the wire, this one {VERSION}")
+        header = read_header(head["words"])
         payload = records.array_records[_PAYLOAD][_KIND].data if _PAYLOAD in records else b""
     except (LookupError, TypeError, AttributeError) as error:
         raise WireError(f"not a message of Potluck's: {str(error)[:200]}") from error
     if not isinstance(payload, bytes):
         raise WireError("not a message of Potluck's: its payload is not bytes")
-    return words, payload
+    return header, payload
 
 
-def read_words(text: object) -> dict[str, Any]:
-    """A table of plain values, from JSON.
+def read_header(text: object) -> dict[str, Any]:
+    """Parse a header, a JSON table of plain values.
 
     Raises:
-        WireError: it is none, or larger than the limits allow.
+        WireError: it is not a table, or exceeds the limits.
     """
-    if not isinstance(text, str | bytes) or len(text) > LONGEST_WORDS:
+    if not isinstance(text, str | bytes) or len(text) > LONGEST_HEADER:
         size = f"{len(text)} long" if isinstance(text, str | bytes) else f"a {type(text).__name__}"
-        raise WireError(f"not a message of Potluck's: its words are {size}; at most {LONGEST_WORDS} bytes are read")
+        raise WireError(f"not a message of Potluck's: its header is {size}; at most {LONGEST_HEADER} bytes are read")
     try:
-        words = json.loads(text)
+        header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not a message of Potluck's: {str(error)[:200]}") from error
-    if not isinstance(words, dict):
-        raise WireError("not a message of Potluck's: its words have no names")
-    _check(words)
-    return words
+    if not isinstance(header, dict):
+        raise WireError("not a message of Potluck's: its header is not a table")
+    _check(header)
+    return header
 
 
-def _check(words: dict[str, Any]) -> None:
-    """Whether words are as large, as deep and as readable as Potluck's are.
+def _check(header: dict[str, Any]) -> None:
+    """Check that a header is within the limits and can be encoded.
 
     Raises:
-        WireError: they are not.
+        WireError: it is not.
     """
-    level: list[Any] = [words]
+    level: list[Any] = [header]
     seen = 0
-    for _ in range(DEEPEST_WORDS):
+    for _ in range(DEEPEST_HEADER):
         below: list[Any] = []
         for node in level:
             if isinstance(node, dict):
@@ -98,12 +99,12 @@ def _check(words: dict[str, Any]) -> None:
             elif isinstance(node, str) and not node.isascii():
                 _check_text(node)
         seen += len(below)
-        if seen > MOST_WORDS:
-            raise WireError(f"not a message of Potluck's: more than {MOST_WORDS} values")
+        if seen > MOST_HEADER_VALUES:
+            raise WireError(f"not a message of Potluck's: more than {MOST_HEADER_VALUES} values")
         if not below:
             return
         level = below
-    raise WireError(f"not a message of Potluck's: more than {DEEPEST_WORDS} lists and tables within one another")
+    raise WireError(f"not a message of Potluck's: more than {DEEPEST_HEADER} lists and tables within one another")
 
 
 def _check_text(text: str) -> None:

@@ -1,7 +1,7 @@
-"""What a node says of its client before a run begins: shapes and counts, and nothing that names code.
+"""A node's introduction of its client before a run begins: shapes and counts, and nothing that names code.
 
-The server builds no network by a node's word. What a node calls its network is a label, for records; where the label
-is that of a network of the server's own experiment, the shapes have to be that network's.
+The server builds no network that a node names. A node's name for its network is a label, for records; if the label is
+that of a network in the server's experiment, the shapes must be that network's.
 """
 
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from potluck.core.errors import WireError
 from potluck.core.federation import ClientId, Member
 from potluck.core.text import one_line
 from potluck.core.weights import frozen_names, parameters_of
-from potluck.flower.wire.schemas import LONGEST_NAME, Name, Words, read
+from potluck.flower.wire.schemas import LONGEST_NAME, Header, Name, read
 
 MOST_TENSORS = 50_000
-"""Tensors of a network; a vision transformer of 632 million parameters has 390."""
+"""The most tensors of a network; a vision transformer of 632 million parameters has 390."""
 
 MOST_DIMENSIONS = 8
-"""Dimensions of a tensor; three-dimensional convolutions have five."""
+"""The most dimensions of a tensor; three-dimensional convolutions have five."""
 
 MOST_ELEMENTS = 2**36
-"""Numbers in a network, whose shapes are compared and added up, never filled: 69 thousand million."""
+"""The most numbers in a network: 69 thousand million. Its shapes are compared and counted, never allocated."""
 
 MOST_EXAMPLES = 10**9
-"""Examples of one client."""
+"""The most examples of one client."""
 
 MOST_CLASSES = 10**6
-"""Classes of a task."""
+"""The most classes of a task."""
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -44,7 +44,7 @@ _Shape = Annotated[list[_Side], Field(max_length=MOST_DIMENSIONS)]
 _Count = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
 
 
-class _Introduced(Words):
+class _Introduced(Header):
     architecture: Name
     capacity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
     shapes: Annotated[dict[Name, _Shape], Field(max_length=MOST_TENSORS)]
@@ -58,21 +58,21 @@ class _Introduced(Words):
     num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
 
 
-class _Refused(Words):
+class _Refused(Header):
     refusal: str
 
 
 class Refusal(WireError):
-    """The node says itself that it cannot take part, and why."""
+    """The node states that it cannot take part, and why."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network as it is known without being built.
+    """A description of a network that does not require building it.
 
     Attributes:
         shapes: of every tensor in its state dict.
-        dtypes: likewise, by torch's names.
+        dtypes: torch's name of the type of each.
         parameters: which of them are trained.
         frozen: which of them the network's builder has frozen; the rest are buffers.
     """
@@ -84,7 +84,7 @@ class Network:
 
     @classmethod
     def of(cls, net: nn.Module) -> "Network":
-        """Of one that is built."""
+        """The description of a network."""
         tensors = net.state_dict()
         return cls(
             {name: tensor.shape for name, tensor in tensors.items()},
@@ -96,10 +96,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Introduction:
-    """A node's client, by its own account.
+    """A node's description of its client.
 
     Attributes:
-        architecture: a label of its network.
+        architecture: a label for its network.
         capacity: share of the full model that it can train.
         train: examples it learns from; `validation` and `test` likewise.
         input_shape: of one prepared input.
@@ -115,16 +115,16 @@ class Introduction:
     num_classes: int
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> "Introduction":
-        """What `words` wrote.
+    def read(cls, header: Mapping[str, Any]) -> "Introduction":
+        """Read what `header` wrote.
 
         Raises:
             Refusal: the node says that it cannot take part.
-            WireError: it says anything else than the schema allows.
+            WireError: the header does not fit the schema.
         """
-        if "refusal" in words:
-            raise Refusal(one_line(read(_Refused, words, "its refusal").refusal))
-        found = read(_Introduced, words, "its introduction")
+        if "refusal" in header:
+            raise Refusal(one_line(read(_Refused, header, "its refusal").refusal))
+        found = read(_Introduced, header, "its introduction")
         _check(found)
         return cls(
             found.architecture,
@@ -142,8 +142,8 @@ class Introduction:
             found.num_classes,
         )
 
-    def words(self) -> dict[str, Any]:
-        """For the wire, and for the run's folder."""
+    def header(self) -> dict[str, Any]:
+        """The header for the message, also stored in the run's folder."""
         return {
             "architecture": self.architecture,
             "capacity": self.capacity,
@@ -159,13 +159,13 @@ class Introduction:
         }
 
     def member(self, client: ClientId) -> Member:
-        """The client as the server's methods see it."""
+        """The client as the server's half of a method sees it."""
         of = self.network
         return Member(client, self.architecture, self.capacity, of.shapes, of.parameters, self.train, of.frozen)
 
 
 def _check(found: _Introduced) -> None:
-    """What a schema of types and ranges does not say.
+    """Check what a schema of types and ranges cannot express.
 
     Raises:
         WireError: the parts of the introduction do not fit together.

@@ -1,6 +1,6 @@
-"""Jobs, and what came of them, as words and a payload: what crosses between processes, for machines.
+"""Jobs and outcomes as a header and a payload, for sending between machines.
 
-Both directions are read with a schema: nothing is converted, and what is not in the schema is a WireError.
+Both are read by a schema: nothing is converted, and anything that is not in the schema is a WireError.
 """
 
 from collections.abc import Mapping
@@ -9,101 +9,109 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.core.errors import WireError
+from potluck.core.notes import MOST_NOTES, NOTE_NAME
 from potluck.core.rng import Key
 from potluck.core.roles import Failure, FailureKind
 from potluck.core.text import one_line
 from potluck.engine.client.runtime import EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call
-from potluck.flower import Parcel
+from potluck.flower import Envelope
 
 MOST_CLIENTS = 10**6
-"""Clients of one federation; a client's number is below."""
+"""The most clients of one federation; a client's id is below."""
 
 MOST_FITS = 10_000
-"""Fits of one call, each of which has a loss. Methods train once or twice a call, by pieces some dozen times."""
+"""The most fits of one call, each of which has a loss. Methods train once or twice a call, piece by piece some dozen
+times."""
 
 LONGEST_NAME = 200
-"""Characters of a handler's or a model's name."""
+"""The most characters of a handler's or a model's name."""
 
 MOST_RELEASES = 10**9
-"""Private releases of one client in a run."""
+"""The most private releases of one client in a run."""
 
+MOST_ROUNDS = 10**9
+"""The most rounds of a run."""
+
+_Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 _Releases = Annotated[int, Field(ge=0, le=MOST_RELEASES)]
+_NoteName = Annotated[str, Field(pattern=rf"\A{NOTE_NAME}\z")]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Words(BaseModel):
-    """Words by a schema: strictly of its types, and no others."""
+class Header(BaseModel):
+    """A header with a schema: exactly these entries, strictly typed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class _Asked(BaseModel):
-    """What every job says; the run's setting is beside it."""
+    """The entries of every job, besides the run's."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     client: Client
     record: Digest | None
+    round: _Round
 
 
-class _CallWords(_Asked):
+class _CallHeader(_Asked):
     handler: Name
     key: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)] | Name], Field(min_length=5, max_length=5)]
 
 
-class _QuestionWords(_Asked):
+class _EvalRequestHeader(_Asked):
     parts: Annotated[list[Part], Field(max_length=3)]
 
 
-class _AnswerWords(Words):
+class _AnswerEntries(Header):
     losses: Annotated[list[float], Field(max_length=MOST_FITS)]
     record: Digest | None
     releases: _Releases = 0
     released: _Releases | None = None
+    notes: Annotated[dict[_NoteName, _Finite], Field(max_length=MOST_NOTES)] = {}
 
 
-class _FailureWords(Words):
+class _FailureEntries(Header):
     handler: str
     reason: str
     trace: str
     kind: FailureKind
 
 
-class _ResultWords(Words):
+class _EvalResultEntries(Header):
     model: Name
-    shares: dict[Part, Share]
 
 
-class _Answered(Words):
+class _Answered(Header):
     client: Client
-    answer: _AnswerWords
+    answer: _AnswerEntries
 
 
-class _Failed(Words):
+class _Failed(Header):
     client: Client
-    failure: _FailureWords
+    failure: _FailureEntries
 
 
-class _Evaluated(Words):
+class _Evaluated(Header):
     client: Client
-    result: _ResultWords
+    result: _EvalResultEntries
 
 
-_OUTCOMES: dict[str, type[Words]] = {"failure": _Failed, "result": _Evaluated, "answer": _Answered}
+_OUTCOMES: dict[str, type[Header]] = {"failure": _Failed, "result": _Evaluated, "answer": _Answered}
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def read(schema: type[Schema], words: Mapping[str, Any], what: str) -> Schema:
-    """Words by a schema.
+def read(schema: type[Schema], header: Mapping[str, Any], what: str) -> Schema:
+    """Read a header by a schema.
 
     Raises:
-        WireError: they do not fit; its text says first `what` they are.
+        WireError: it does not fit; the message begins with `what`.
     """
     try:
-        return schema.model_validate(dict(words))
+        return schema.model_validate(dict(header))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
@@ -111,67 +119,61 @@ def read(schema: type[Schema], words: Mapping[str, Any], what: str) -> Schema:
         raise WireError(f"{what}: {one_line(place, 80)}: {problem['msg'].lower()}, found {found}") from error
 
 
-def from_job(job: Job, setting: Mapping[str, Any]) -> Parcel:
-    """A job for a node; its `record` is the name of what the node keeps. The setting is what it is a job of."""
-    words = {**setting, "client": job.client, "record": _text(job.record)}
+def from_job(job: Job, setting: Mapping[str, Any]) -> Envelope:
+    """A job for a node; its `record` is the name of the state that the node keeps. `setting` describes the run."""
+    header = {**setting, "client": job.client, "record": _text(job.record), "round": job.round}
     if isinstance(job, Call):
-        return {**words, "handler": job.handler, "key": list(job.key.path)}, job.payload
-    return {**words, "parts": list(job.parts)}, job.payload
+        return {**header, "handler": job.handler, "key": list(job.key.path)}, job.payload
+    return {**header, "parts": list(job.parts)}, job.payload
 
 
-def to_job(parcel: Parcel) -> Job:
+def to_job(envelope: Envelope) -> Job:
     """The job that `from_job` wrote.
 
     Raises:
-        WireError: something else wrote it.
+        WireError: `from_job` did not write it.
     """
-    words, payload = parcel
-    if "handler" not in words:
-        asked = read(_QuestionWords, words, "not a job of Potluck's")
-        return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts))
-    called = read(_CallWords, words, "not a job of Potluck's")
-    if not isinstance(called.key[2], int):
-        raise WireError(f"not a job of Potluck's: key: expected a round in its third place, found {called.key[2]!r}")
-    return Call(called.handler, called.client, payload, _bytes(called.record), Key(tuple(called.key)))
+    header, payload = envelope
+    if "handler" not in header:
+        asked = read(_EvalRequestHeader, header, "not a job of Potluck's")
+        return EvalRequest(asked.client, payload, _bytes(asked.record), tuple(asked.parts), asked.round)
+    called = read(_CallHeader, header, "not a job of Potluck's")
+    key = Key(tuple(called.key))
+    return Call(called.handler, called.client, payload, _bytes(called.record), key, called.round)
 
 
-def from_outcome(outcome: Outcome) -> Parcel:
-    """What came of a job; as before, `record` is the name of what the node keeps."""
+def from_outcome(outcome: Outcome) -> Envelope:
+    """An outcome; as above, `record` is the name of the state that the node keeps."""
     if isinstance(outcome, Answer):
-        words = {"losses": list(outcome.losses), "record": _text(outcome.record)}
-        words |= {"releases": outcome.releases, "released": outcome.released}
-        return {"client": outcome.client, "answer": words}, outcome.payload
+        header = {"losses": list(outcome.losses), "record": _text(outcome.record)}
+        header |= {"releases": outcome.releases, "released": outcome.released, "notes": dict(outcome.notes)}
+        return {"client": outcome.client, "answer": header}, outcome.payload
     if isinstance(outcome, Failure):
-        words = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
-        return {"client": outcome.client, "failure": words}, b""
-    words = {"model": outcome.model, "shares": dict(outcome.shares)}
-    return {"client": outcome.client, "result": words}, outcome.payload
+        header = {"handler": outcome.handler, "reason": outcome.reason, "trace": outcome.trace, "kind": outcome.kind}
+        return {"client": outcome.client, "failure": header}, b""
+    return {"client": outcome.client, "result": {"model": outcome.model}}, outcome.payload
 
 
-def to_outcome(parcel: Parcel) -> Outcome:
-    """What `from_outcome` wrote.
+def to_outcome(envelope: Envelope) -> Outcome:
+    """The outcome that `from_outcome` wrote.
 
     Raises:
-        WireError: something else wrote it.
+        WireError: `from_outcome` did not write it.
     """
-    words, payload = parcel
-    schema = next((schema for name, schema in _OUTCOMES.items() if name in words), _Answered)
-    found = read(schema, words, "not an outcome of Potluck's")
+    header, payload = envelope
+    schema = next((schema for name, schema in _OUTCOMES.items() if name in header), _Answered)
+    found = read(schema, header, "not an outcome of Potluck's")
     if isinstance(found, _Failed):
         said = found.failure
-        # Whether something fits is not the node's to say.
+        # A misfit is for the server to determine.
         kind: FailureKind = "divergence" if said.kind == "divergence" else "error"
         return Failure(found.client, said.handler, said.reason, said.trace, kind=kind)
     if isinstance(found, _Evaluated):
-        return EvalResult(found.client, found.result.model, found.result.shares, payload)
+        return EvalResult(found.client, found.result.model, payload)
     assert isinstance(found, _Answered)
     answer = found.answer
-    return Answer(found.client, payload, _bytes(answer.record), tuple(answer.losses), answer.releases, answer.released)
-
-
-def round_of(call: Call) -> int:
-    """The round of a call, by the key of its draws: (seed, "client", round, exchange, client)."""
-    return int(call.key.path[2])
+    record, losses = _bytes(answer.record), tuple(answer.losses)
+    return Answer(found.client, payload, record, losses, answer.releases, answer.released, answer.notes)
 
 
 def _text(record: bytes | None) -> str | None:

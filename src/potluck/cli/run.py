@@ -1,4 +1,4 @@
-"""`potluck run`: start, resume or branch a run, show how it goes, and end in order when told to."""
+"""`potluck run`: start, resume or branch a run, show its progress, and end it in order on a signal."""
 
 import multiprocessing
 import os
@@ -18,24 +18,24 @@ from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.branch import branch
 from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, override, read_toml, resolve
+from potluck.experiment.execute import execute, holding, note_end, prepare
 from potluck.experiment.folder import new_folder, open_folder
-from potluck.experiment.play import holding, note_end, play, prepare
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.records import bytes_sent
 from potluck.experiment.run import FREE, check_continues, what_matters
 from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint
 
-_ENDING = 2.0  # seconds that a killed process may take to give up its lock
+_ENDING = 2.0  # seconds that a killed process may take to release its lock
 
 
-def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> None:
-    """Start a run; the folder is made when nothing is left that could be refused."""
+def start_run(target: str | None, assignments: Sequence[str], parent: Path) -> None:
+    """Start a run; its folder is made only after the configuration and the data were accepted."""
     experiment = experiment_for(target, assignments)
     assembly = assemble(experiment)
     parent_is_new = not parent.exists()
     folder = new_folder(parent, experiment)
     try:
-        _play(folder, experiment, assembly)
+        _execute(folder, experiment, assembly)
     finally:
         if not (folder / MANIFEST).exists():  # refused before it began
             shutil.rmtree(folder, ignore_errors=True)
@@ -44,11 +44,11 @@ def play_new(target: str | None, assignments: Sequence[str], parent: Path) -> No
                     parent.rmdir()
 
 
-def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
-    """Go on with a run from its last checkpoint; only what changes no bit of the rounds played may be changed.
+def resume_run(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
+    """Resume a run from its last checkpoint; only settings that change no bit of finished rounds may differ.
 
     Raises:
-        ConfigError: something else is to be changed.
+        ConfigError: another setting was given.
         CheckpointError: the folder is not a run, or is damaged, or its data, configuration or code have changed.
     """
     manifest = open_folder(folder)
@@ -56,9 +56,9 @@ def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> Non
     changed = [given for given in assignments if given.partition("=")[0].strip() not in free]
     if target is not None or changed:
         raise ConfigError(
-            f"--resume {folder}: found {' '.join([*filter(None, [target]), *changed])}; a run goes on with its own"
+            f"--resume {folder}: found {' '.join([*filter(None, [target]), *changed])}; a run is resumed with its own"
             f" configuration and only run.rounds may be given, or {' or '.join(sorted(free - {'run.rounds'}))}; with"
-            " --branch a new run goes on from this one with another"
+            " --branch a new run continues from this one with another"
         )
     home = folder.resolve()
     with as_started(folder, manifest) as notes:
@@ -68,19 +68,19 @@ def play_on(folder: Path, target: str | None, assignments: Sequence[str]) -> Non
             check_continues(folder, last, what_matters(experiment.settings()), experiment.run.rounds)
         assembly = assemble(experiment)
     _say(notes)
-    _play(folder, experiment, assembly)
+    _execute(folder, experiment, assembly)
 
 
-def play_branch(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
-    """Start a run from where another stands, in a folder beside that one's.
+def branch_run(folder: Path, target: str | None, assignments: Sequence[str]) -> None:
+    """Start a run from another's last checkpoint, in a folder beside it.
 
     Raises:
-        ConfigError: a target is given, or the federation or the method is to be changed.
+        ConfigError: a target was given, or the federation or the method would change.
         CheckpointError: the folder is not a run, or is damaged.
     """
     manifest = open_folder(folder)
     if target is not None:
-        raise ConfigError(f"--branch: found {target}; a branch goes on with its run's method; expected dotted keys")
+        raise ConfigError(f"--branch: found {target}; a branch keeps its run's method; expected dotted keys")
     home = folder.resolve()
     with as_started(folder, manifest, with_copies=False):
         experiment = resolve(override(read_toml(home / CONFIG), assignments), str(folder / CONFIG))
@@ -88,74 +88,74 @@ def play_branch(folder: Path, target: str | None, assignments: Sequence[str]) ->
             place = branch(home, experiment, home.parent)
         place = folder.parent / place.name
         assembly = assemble(experiment)
-    _play(place, experiment, assembly)
+    _execute(place, experiment, assembly)
 
 
-def _play(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
-    onward = f"go on with: potluck run --resume {folder}"
+def _execute(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
+    onward = f"resume with: potluck run --resume {folder}"
     try:
         with holding(folder, _ENDING), _ending_in_order(folder, onward):
             run = prepare(experiment, assembly, folder)
             _say(run.notes)
             with Progress(experiment, run.rounds_done, bytes_sent(folder, run.rounds_done)) as progress:
-                result, privacy = play(run, experiment, folder, progress.show)
+                result, privacy = execute(run, experiment, folder, progress.show)
     except StorageError as error:
-        raise StorageError(f"{error}; what the run has finished is kept: mend it and {onward}") from error
+        raise StorageError(f"{error}; finished rounds are kept: fix this and {onward}") from error
     print_result(folder, experiment, result, privacy)
 
 
 def _say(notes: Sequence[str]) -> None:
     for note in notes:
-        with suppress(OSError):  # nobody may be there any more
+        with suppress(OSError):  # the terminal may be gone
             typer.echo(f"potluck: {note}", err=True)
 
 
-class _Told(KeyboardInterrupt):
-    """A signal told the run to end."""
+class _Signalled(KeyboardInterrupt):
+    """A signal ended the run."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def _end_at_once(number: int, onward: str) -> None:
-    """Leave everything as it lies, also workers that do not listen."""
+    """Exit at once, and kill workers that do not react."""
     for worker in multiprocessing.active_children():
         worker.kill()
     with suppress(OSError):
-        cursor = "\x1b[?25h" if os.isatty(2) else ""  # which the progress bar has hidden
+        cursor = "\x1b[?25h" if os.isatty(2) else ""  # show it again, since the progress bar hides it
         os.write(2, f"{cursor}potluck: interrupted; {onward}\n".encode())
     os._exit(128 + number)
 
 
 @contextmanager
 def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
-    """Have a signal end the run with one line and a note in its folder; a second one ends it at once.
+    """Have a signal end the run with one line and a status in its folder; a second one ends it at once.
 
     Raises:
-        typer.Exit: a signal came; with 128 and its number, as shells have it.
+        typer.Exit: a signal was received; with 128 plus its number, as in shells.
     """
     ours, told = os.getpid(), 0
 
     def tell(number: int, frame: FrameType | None) -> None:
         nonlocal told
-        if os.getpid() != ours:  # a worker: whoever forked it will end it
+        if os.getpid() != ours:  # a worker, which its parent ends
             return
         again, told = told, number
-        note_end(folder, "interrupted")  # first of all: what comes next may take its time
+        note_end(folder, "interrupted")  # first, since the rest may take a while
         if again:
             _end_at_once(number, onward)
-        raise _Told(number)
+        raise _Signalled(number)
 
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     numbers = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
-    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as under nohup
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # ignored under nohup, say
     before = {number: signal.signal(number, tell) for number in heard}
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        number = interrupt.number if isinstance(interrupt, _Told) else signal.SIGINT
+        number = interrupt.number if isinstance(interrupt, _Signalled) else signal.SIGINT
         _say([f"interrupted; {onward}"])
         raise typer.Exit(128 + number) from None
     finally:

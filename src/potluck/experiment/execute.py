@@ -1,4 +1,4 @@
-"""An experiment in a folder: the run, and around it configuration, manifest, log, status and a lock."""
+"""Executes an experiment in a folder: the run, with its configuration, manifest, log, status and lock."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from potluck.engine.store import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, open_folder, write_manifest
-from potluck.experiment.run import Result, Run, Watcher
+from potluck.experiment.run import Result, RoundCallback, Run
 from potluck.records import CONFIG, LOCK
 
 try:
@@ -35,20 +35,20 @@ def _let_go() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):  # a lock is a process's own: a worker that outlives us must not keep it
+if hasattr(os, "register_at_fork"):  # a worker that outlives its parent must not keep the lock
     os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
 def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
-    """Keep other processes from playing the run in this folder; the lock goes with the process, however it ends.
+    """Lock the run in this folder against other processes; the lock ends with the process, however it ends.
 
     Args:
         folder: of the run.
         patience: seconds to wait for a process that is about to end.
 
     Raises:
-        CheckpointError: another process plays it.
+        CheckpointError: another process runs it.
         StorageError: the folder cannot be written to.
     """
     deadline = time.monotonic() + patience
@@ -59,7 +59,7 @@ def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
     with file:
         while not _locked(file):
             if time.monotonic() >= deadline:
-                raise CheckpointError(f"{folder}: another process plays this run; wait for it, or end it")
+                raise CheckpointError(f"{folder}: another process is running in this folder; wait for it, or end it")
             time.sleep(0.2)
         _held.add(file)
         try:
@@ -69,7 +69,7 @@ def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
 
 
 def _locked(file: IO[str]) -> bool:
-    """Whether the file is now locked by us."""
+    """Whether this process has now locked the file."""
     if fcntl is None:
         return True
     try:
@@ -86,15 +86,15 @@ def prepare(
     choice: Choice | None = None,
     store: ClientStore | None = None,
 ) -> Run:
-    """The run in this folder, from its start or its last checkpoint, with configuration and manifest written.
+    """The run in this folder, at its start or its last checkpoint, with configuration and manifest written.
 
-    A `choice` of executor and a `store` of what clients keep go before the configuration's.
+    A `choice` of executor and a `store` of clients' states take precedence over the configuration's.
 
     Raises:
-        ConfigError: the federation does not offer what the method needs.
+        ConfigError: the federation lacks what the method needs.
         CheckpointError: the folder's checkpoint is damaged, or its data or configuration have changed; nothing is
             written.
-        StorageError: the folder cannot be written to; what is in it stays.
+        StorageError: the folder cannot be written to; its content is unchanged.
     """
     run = Run(experiment.method, assembly.federation, experiment.run, folder, choice, store, experiment.settings())
     run.load()  # a damaged checkpoint is refused before anything is written
@@ -114,17 +114,17 @@ def prepare(
     return run
 
 
-def play(
-    run: Run, experiment: Experiment, folder: Path, watch: Watcher = lambda record: None
+def execute(
+    run: Run, experiment: Experiment, folder: Path, callback: RoundCallback = lambda record: None
 ) -> tuple[Result, str | None]:
-    """Play the rounds that are left; what they gave, and what the run says of the privacy it spent.
+    """Run the remaining rounds; return the result and the statement of the privacy spent.
 
-    However it ends, the folder's manifest says so; if it fails, manifest and log say why.
+    The manifest records how the run ended; if it failed, manifest and log say why.
     """
     keep_freed_memory()
     try:
         with logging_to(folder):
-            result = _logged(run, watch)
+            result = _logged(run, callback)
         privacy = experiment.method.privacy_statement(run.releases)
         note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:
@@ -139,15 +139,15 @@ def play(
 
 
 def note_end(folder: Path, status: str, **facts: str) -> None:
-    """Note how a run ended before its time, if the folder takes it: why it ended is what matters."""
+    """Record that a run ended early, if the folder can be written; the error itself is reported elsewhere."""
     with suppress(PotluckError):
         if open_folder(folder).get("status") != "finished":
             note_status(folder, status, **facts)
 
 
-def _logged(run: Run, watch: Watcher) -> Result:
+def _logged(run: Run, callback: RoundCallback) -> Result:
     try:
-        return run.play(watch)
+        return run.run(callback)
     except KeyboardInterrupt:
         log.warning("interrupted after round %d", run.rounds_done)
         raise

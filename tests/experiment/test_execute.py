@@ -12,15 +12,15 @@ import pytest
 
 from potluck.core.errors import CheckpointError, StorageError
 from potluck.experiment.assemble import assemble
+from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import open_folder
-from potluck.experiment.play import holding, play, prepare
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.run import Run
 
 HOLDS = """
 import sys
 from pathlib import Path
-from potluck.experiment.play import holding
+from potluck.experiment.execute import holding
 with holding(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -45,7 +45,7 @@ def experiment():
 
 
 def test_a_run_leaves_what_it_stands_on_and_how_it_ended(experiment, tmp_path):
-    result, privacy = play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
+    result, privacy = execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
     manifest = open_folder(tmp_path)
     assert manifest["status"] == "finished"
     assert manifest["privacy"] is privacy is None
@@ -61,7 +61,7 @@ def test_a_manifest_says_what_the_models_builders_have_frozen(tmp_path):
     models = f"federation.models=['cnn2', '{nets}:backbone']"
     experiment = experiment_for("local", [models, "run.rounds=1", "federation.clients=2"])
     folder = tmp_path / "run"
-    play(prepare(experiment, assemble(experiment), folder), experiment, folder)
+    execute(prepare(experiment, assemble(experiment), folder), experiment, folder)
     statistics = [f"2.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]
     assert open_folder(folder)["frozen"] == {f"{nets}:backbone": ["1.bias", "1.weight", *statistics]}
 
@@ -71,7 +71,7 @@ def test_a_run_that_fails_says_so(experiment, tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, fails)
+        execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, fails)
     assert open_folder(tmp_path)["status"] == "failed"
 
 
@@ -81,7 +81,7 @@ def test_a_folder_that_another_process_plays_in_is_refused_until_that_ends(tmp_p
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(CheckpointError, match="another process plays this run"), holding(tmp_path):
+        with pytest.raises(CheckpointError, match="another process is running in this folder"), holding(tmp_path):
             pass
         other.kill()
     with holding(tmp_path):
@@ -91,7 +91,7 @@ def test_a_folder_that_another_process_plays_in_is_refused_until_that_ends(tmp_p
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from potluck.experiment.play import holding
+from potluck.experiment.execute import holding
 with holding(Path(sys.argv[1])):
     worker = os.fork()
     if worker == 0:
@@ -108,7 +108,7 @@ def test_a_killed_process_takes_its_lock_with_it_though_its_workers_live_on(tmp_
     command = [sys.executable, "-c", FORKS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         worker = int(process.stdout.readline())
-        with pytest.raises(CheckpointError, match="another process plays this run"), holding(tmp_path):
+        with pytest.raises(CheckpointError, match="another process is running in this folder"), holding(tmp_path):
             pass
         process.kill()
         process.wait()
@@ -122,7 +122,7 @@ def test_a_killed_process_takes_its_lock_with_it_though_its_workers_live_on(tmp_
 def test_a_folder_that_takes_no_files_is_one_line(name, experiment, tmp_path):
     (tmp_path / name).mkdir()
     with pytest.raises(StorageError, match=r"^cannot write .*: Is a directory$"), holding(tmp_path):
-        play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
+        execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
 
 
 def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_path):
@@ -131,16 +131,16 @@ def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_pat
     def watch(record):
         said.append(open_folder(tmp_path)["status"])
 
-    play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, watch)
+    execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, watch)
     longer = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=2))
     run = prepare(longer, assemble(longer), tmp_path)
     assert "ended" not in open_folder(tmp_path)
-    play(run, longer, tmp_path, watch)
+    execute(run, longer, tmp_path, watch)
     assert said == ["running", "running"]
 
 
 def test_a_manifest_of_another_version_or_damaged_is_refused(experiment, tmp_path):
-    play(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
+    execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path)
     manifest = open_folder(tmp_path)
     for content, expected in [
         (json.dumps({**manifest, "schema_version": 7}), "has schema version 7"),
@@ -163,7 +163,7 @@ def test_two_runs_in_two_threads_end_like_each_alone(tmp_path):
         experiment = experiment_for("fedavg", [*more, f"run.seed={seed}"])
         federation = assemble(experiment).federation
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        return Run(experiment.method, federation, experiment.run, folder).play().checkpoint.digest
+        return Run(experiment.method, federation, experiment.run, folder).run().checkpoint.digest
 
     alone = [digest(seed) for seed in range(3)]
     assert len(set(alone)) == 3
@@ -174,6 +174,6 @@ def test_two_runs_in_two_threads_end_like_each_alone(tmp_path):
 DROPOUT = """from torch import nn
 
 
-def net(num_classes, input_shape, *, rate=1.0):
+def net(num_classes, input_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, num_classes))
 """

@@ -1,0 +1,214 @@
+"""What a method needs of a federation: each need checks whether it is met, and advises what to do if it is not."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torch import nn
+
+from potluck.core.federation import Builder, ClientId, Federation
+from potluck.core.modes import to_training
+from potluck.core.rng import Key, isolated
+from potluck.core.scale import FULL, Scale, built
+from potluck.core.task import CLASSIFICATION, Task
+from potluck.core.weights import learnt_of
+
+_NAMED = 5  # clients named in an error before the rest are only counted
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a federation offers, as far as it is known without its data.
+
+    Attributes:
+        architectures: builders by name.
+        assigned: the architecture of each client.
+        server_architecture: of the common or global model.
+        public: whether there are public examples.
+        unvalidated: clients without a validation part.
+        task: what outputs mean.
+    """
+
+    architectures: Mapping[str, Builder]
+    assigned: Mapping[ClientId, str]
+    server_architecture: str
+    public: bool
+    unvalidated: tuple[ClientId, ...]
+    task: Task = CLASSIFICATION
+
+    @classmethod
+    def of(cls, federation: Federation) -> "Offer":
+        """What an assembled federation offers."""
+        return cls(
+            architectures=federation.architectures,
+            assigned={id: site.architecture for id, site in federation.sites.items()},
+            server_architecture=federation.server_architecture,
+            public=federation.public is not None,
+            unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
+            task=federation.task,
+        )
+
+    @cached_property
+    def nets(self) -> dict[str, nn.Module]:
+        """One network of each architecture that a client has."""
+        return {name: self.build(name) for name in sorted(set(self.assigned.values()))}
+
+    def build(self, architecture: str, scale: Scale = FULL) -> nn.Module:
+        """A network to inspect, built without drawing from the global generator."""
+        with isolated(Key((architecture,))):
+            return to_training(built(self.architectures[architecture], scale, architecture))
+
+
+@dataclass(frozen=True)
+class Need:
+    """A requirement of a method, checked against the federation before a run starts.
+
+    A method's file may define its own:
+
+        EVEN = Need("an even number of clients", odd_one_out, "change federation.clients by one")
+
+    Attributes:
+        text: the requirement, in a few words.
+        check: returns what is wrong with a federation, naming what was found, or None if the need is met. An exception
+            counts as a bug in the check.
+        advice: what the user can do about it.
+    """
+
+    text: str
+    check: Callable[[Offer], str | None]
+    advice: str
+
+    ONE_ARCHITECTURE: ClassVar["Need"]
+    NESTED_LAYERS: ClassVar["Need"]
+    SPLIT_MODEL: ClassVar["Need"]
+    WIDTH_SLICES: ClassVar["Need"]
+    DEPTH_PREFIXES: ClassVar["Need"]
+    PUBLIC_DATA: ClassVar["Need"]
+    VALIDATION: ClassVar["Need"]
+    CLASSES: ClassVar["Need"]
+    ONE_OUTPUT: ClassVar["Need"]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def problem(self, offer: Offer) -> str | None:
+        """What is wrong with a federation and what to do about it, in one line; None if the need is met."""
+        found = self.check(offer)
+        return None if found is None else f"{found}; {self.advice}"
+
+
+def split_problem(net: nn.Module) -> str | None:
+    """Why a network cannot be split into extractor, intermediate layers and classifier; None if it can.
+
+    The network's own method of this name decides, see `potluck.models.contract.StagedNet`.
+    """
+    answer: Callable[[], str | None] | None = getattr(net, "split_problem", None)
+    if answer is not None:
+        return answer()
+    return f"{type(net).__name__} cannot be split into extractor, intermediate layers and classifier"
+
+
+def _one_architecture(offer: Offer) -> str | None:
+    first, name = next(iter(offer.assigned.items()))
+    for client, other in offer.assigned.items():
+        if other != name:
+            return f"it needs one architecture, but client {first} has {name} and client {client} has {other}"
+    return None
+
+
+def _nested_layers(offer: Offer) -> str | None:
+    seen: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for architecture, net in offer.nets.items():
+        for name, tensor in learnt_of(net).items():
+            owner, shape = seen.setdefault(name, (architecture, tuple(tensor.shape)))
+            if shape != tuple(tensor.shape):
+                return (
+                    f"it averages layers by name, but {name} has shape {shape} in {owner} and"
+                    f" {tuple(tensor.shape)} in {architecture}"
+                )
+    return None
+
+
+def _split_model(offer: Offer) -> str | None:
+    problems = ((name, split_problem(net)) for name, net in offer.nets.items())
+    return next((f"{architecture}: {problem}" for architecture, problem in problems if problem), None)
+
+
+def _width_slices(offer: Offer) -> str | None:
+    try:
+        full, narrow = offer.build(offer.server_architecture), offer.build(offer.server_architecture, Scale(width=0.5))
+    except (TypeError, ValueError):
+        return f"it cuts the width of {offer.server_architecture}, which has no slices"
+    return None if _fits(narrow, full) else f"{offer.server_architecture} at width 0.5 is no slice of itself"
+
+
+def _fits(narrow: nn.Module, full: nn.Module) -> bool:
+    whole = full.state_dict()
+    return all(
+        name in whole and all(small <= large for small, large in zip(tensor.shape, whole[name].shape, strict=True))
+        for name, tensor in narrow.state_dict().items()
+    )
+
+
+def _depth_prefixes(offer: Offer) -> str | None:
+    name = offer.server_architecture
+    try:
+        full, shallow = offer.build(name), offer.build(name, Scale(depth=1))
+    except (TypeError, ValueError):
+        return f"it cuts the depth of {name}, which has no blocks to leave out"
+    whole = {tensor: found.shape for tensor, found in full.state_dict().items()}
+    own = {tensor: found.shape for tensor, found in shallow.state_dict().items() if not tensor.startswith("exits.")}
+    return None if own.items() <= whole.items() else f"{name} at depth 1 is no part of itself"
+
+
+def _public_data(offer: Offer) -> str | None:
+    return None if offer.public else "it needs public data and federation.public is 'none'"
+
+
+def _validation(offer: Offer) -> str | None:
+    if not offer.unvalidated:
+        return None
+    named = ", ".join(map(str, offer.unvalidated[:_NAMED]))
+    more = f" and {len(offer.unvalidated) - _NAMED} more" if len(offer.unvalidated) > _NAMED else ""
+    return f"it needs validation data at every client, and there are none at {named}{more}"
+
+
+def _classes(offer: Offer) -> str | None:
+    if offer.task.has_classes:
+        return None
+    return f"it works class by class, and {offer.task.name} has no single class for each example"
+
+
+def _one_output(offer: Offer) -> str | None:
+    if not offer.task.by_position:
+        return None
+    return f"it exchanges one output for each example, and {offer.task.name} has one for each position"
+
+
+_ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin"
+Need.ONE_ARCHITECTURE = Need(
+    "one architecture for all clients",
+    _one_architecture,
+    "give federation.models one name, or use a method (or a sharing.scope) for several architectures",
+)
+Need.NESTED_LAYERS = Need(
+    "layers of one name have one shape at all clients",
+    _nested_layers,
+    "use one nested family of models, or method.sharing.scope = 'architecture'",
+)
+Need.SPLIT_MODEL = Need(
+    "models that split into extractor, intermediate layers and classifier",
+    _split_model,
+    "expected a StagedNet: give its parts to potluck.models.contract.StagedNet",
+)
+Need.WIDTH_SLICES = Need("a model whose width can be cut", _width_slices, "choose another model")
+Need.DEPTH_PREFIXES = Need("a model whose depth can be cut", _depth_prefixes, "choose another model")
+Need.PUBLIC_DATA = Need("public data", _public_data, "give it 'holdout' or the name of a data set")
+Need.VALIDATION = Need(
+    "a validation part for every client",
+    _validation,
+    "raise federation.validation_fraction, or deal these clients more examples",
+)
+Need.CLASSES = Need("a task with one class for each example", _classes, _ANY_TASK)
+Need.ONE_OUTPUT = Need("a task with one output for each example, not one for each position", _one_output, _ANY_TASK)

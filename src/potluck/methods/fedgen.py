@@ -1,0 +1,200 @@
+"""FedGen: data-free knowledge distillation by a generator of features.
+
+Zhu, Hong, Zhou. ICML 2021. https://arxiv.org/abs/2105.10056. Algorithm 1.
+
+The server trains a small conditional generator of inputs to the clients' last layers, so that these layers together
+recognise the class it is conditioned on. Clients train on their own examples and on generated features of all classes
+of the federation, so that their last layers learn classes that they lack.
+
+Symbols
+    theta     state.pool
+    theta^p   head, a client's last layer
+    G, w      the generator and state.generator, its weights
+    z         a generated feature, what the last layer reads
+    p(y)      state.counts, examples of each class at the clients of the last round, divided by their sum
+    alpha     alpha
+    T         the steps of generator_training
+
+Wire
+    down      weights |w|, buffers |b|, generator |generator|, labels classes * integer
+    up        weights |w|, buffers |b|, counts classes * integer, examples 1
+
+Limits
+    alpha=0.0 equals fedavg
+    equals fedavg on rounds=1
+    generator_training.lr=0.0 training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. The generator is trained before the weights are averaged, as in the authors' code, on the layers that the clients
+       sent.
+    2. Clients are first sent a generator in the second round; the first one has learnt nothing.
+    3. The paper's ensemble is the clients' plain mean of logits ("mean"). In the code each client's loss weighs by its
+       share of the class ("share"); there a broadcast makes the shares cancel, which is not followed.
+    4. p(y) counts the examples that clients of the last round have, so that no class is generated that none of them
+       has. The code counts examples seen, and starts from one for each class.
+    5. `beta` and `diversity` are terms of the code only; beta draws a client's predictions to those that its last layer
+       makes of a generated feature of the same class. The code also scales both terms down by 0.98 in each round and
+       has them in a client's first 20 steps only.
+    6. Noise is normal as in the paper; the code draws it uniformly.
+    7. A client generates as many features in each step as its batch has examples. At clients the generator predicts
+       with its running statistics.
+    8. Where architectures differ, layers are averaged over the clients that own them, see `sharing`; all last layers
+       must read features of one width.
+    9. Local training defaults to Adam, like all methods here, and a generator starts each round with a new optimiser.
+    10. A client's loss on generated features is cross-entropy, whatever the federation's criterion.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck import (
+    Batch,
+    ClassCounts,
+    Client,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Examples,
+    Extras,
+    Fit,
+    Generator,
+    GeneratorLoss,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Need,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    Weights,
+    at_least,
+    check_heads,
+    common_width,
+    learnt_of,
+    load,
+    on_client,
+    require,
+    sent_heads,
+    soft_cross_entropy,
+    staged,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """theta by group of clients, w, and how many examples of each class the last cohort has; None before the first."""
+
+    pool: GroupWeights
+    generator: Weights
+    counts: Tensor | None
+
+
+@dataclass(frozen=True)
+class FedGen(SharesWeights[State]):
+    """Hyper-parameters of FedGen.
+
+    Attributes:
+        training: a client's local training.
+        generator_training: of the generator, on `samples` labels a round.
+        alpha: weight of the loss of generated features.
+        beta: weight of the distance to predictions of generated features, see departure 5.
+        ensemble: what the generator is to please, the mean of the clients' logits or each by its share of the class.
+        diversity: weight of the generator's term that keeps features of different noise apart.
+        samples: labels that are drawn for it in a round; with five epochs in batches of 32 it takes 50 steps, as in the
+            code.
+        noise: width of the generator's noise.
+        hidden: width of its hidden layer.
+        sharing: who averages with whom, with which weights.
+    """
+
+    training: LocalTraining = LocalTraining()
+    generator_training: LocalTraining = LocalTraining(lr=3e-4, epochs=5, batch_size=32, weight_decay=0.01)
+    alpha: Annotated[float, at_least(0)] = 1.0
+    beta: Annotated[float, at_least(0)] = 0.0
+    ensemble: Literal["mean", "share"] = "mean"
+    diversity: Annotated[float, at_least(0)] = 1.0
+    samples: Annotated[int, at_least(2)] = 320
+    noise: Annotated[int, at_least(1)] = 64
+    hidden: Annotated[int, at_least(1)] = 512
+    sharing: Sharing = Sharing()
+
+    def __post_init__(self) -> None:
+        size = self.generator_training.batch_size
+        require(size >= 2, "generator_training.batch_size", "at least 2, which have batch statistics", size)
+
+    def needs(self) -> frozenset[Need]:
+        return super().needs() | {Need.SPLIT_MODEL}
+
+    def init(self, server: Server) -> State:
+        check_heads(server, self.sharing.buffers)
+        generator = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
+        return State(self.sharing.initial(server), learnt_of(generator), None)
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        guide = {} if state.counts is None else {"generator": state.generator, "labels": state.counts}
+        sent = self.sharing.send(state.pool, cohort, server, **guide)
+        replies = cohort.ask(self.local_update, sent)  # Alg. 1, l. 4-9
+        counts, heads = torch.stack(replies.entries("counts")), sent_heads(replies, server)
+        pool = self.sharing.merge(state.pool, replies, server.roster)  # l. 10
+        return State(pool, self._taught(state.generator, counts, heads, server), counts.sum(0))
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        counts = ClassCounts(server.num_classes, member.examples)
+        return Schema(**self.sharing.expected(member, message), counts=counts)
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.sharing.receive(client, message)
+        objective, read, extras = client.objective, dict[str, nn.Module](), dict[str, Tensor]()
+        if (self.alpha or self.beta) and "generator" in message:
+            objective = GuidedLoss(client.criterion, self.alpha, self.beta)
+            new = self.generator_of(client.num_classes, staged(client.model).num_features)
+            read = {"generator": load(client.module("generator", new, keep=False), message["generator"])}
+            extras = {"labels": message["labels"].float()}
+        yield Fit(client.model, objective, client.train, self.training, extras, frozen=read)
+        counts = torch.bincount(client.train.labels, minlength=client.num_classes)
+        return self.sharing.reply(client, counts=counts)
+
+    def generator_of(self, classes: int, width: int) -> Callable[[], Generator]:
+        """What makes a new G of features of this width."""
+        return partial(Generator, classes, self.noise, self.hidden, width)
+
+    def _taught(self, weights: Weights, counts: Tensor, heads: nn.ModuleList, server: Server) -> Weights:
+        """Line 11 to 14: w after training on the last layers that the clients sent; `counts` are (clients, classes)."""
+        net = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
+        load(net, weights)
+        counts = counts.float()
+        labels = torch.multinomial(counts.sum(0), self.samples, replacement=True, generator=server.rng)
+        objective = GeneratorLoss(self.ensemble, self.diversity)
+        shares = {"shares": counts / counts.sum(0).clamp(min=1)}
+        data, training = Examples(labels, labels), self.generator_training
+        server.fit(Fit(net, objective, data, training, shares, frozen={"heads": heads}))
+        return learnt_of(net)
+
+
+@dataclass(frozen=True)
+class GuidedLoss:
+    """Eq. 5: the task's loss + alpha times that of the last layer on generated features of classes drawn by p(y)."""
+
+    criterion: Criterion
+    alpha: float
+    beta: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        head, generator, outputs = staged(net).head, extras["generator"], net(batch.inputs)
+        labels = torch.multinomial(extras["labels"], len(batch.targets), replacement=True)
+        generated = F.cross_entropy(head(generator.drawn(labels)[0]), labels)
+        loss = self.criterion(outputs, batch.targets) + self.alpha * generated
+        if not self.beta:
+            return loss
+        with torch.no_grad():
+            expected = head(generator.drawn(batch.targets)[0]).softmax(1)
+        return loss + self.beta * soft_cross_entropy(outputs, expected)

@@ -1,0 +1,177 @@
+"""FedGKT: group knowledge transfer.
+
+He, Annavaram, Avestimehr. NeurIPS 2020. https://arxiv.org/abs/2007.14513. Algorithm 1.
+
+Weak clients train small networks and upload their extractors' features; the server trains a large network on these.
+Both sides distil each other's logits. A prediction uses the client's extractor and the server's network.
+
+Symbols
+    W_e, W_c  client.model, kept by the client: its extractor, and the layers behind it
+    W_s       state.net, the layers behind the extractor of the federation's server model
+    H_k       features, the extractor's output for each example of client k
+    z_c, z_s  logits of the client's and of the server's network
+    T         temperature
+
+Wire
+    down      logits examples * |z|
+    up        features examples * |s_in|, logits examples * |z|, labels examples * integer
+
+Limits
+    alpha=0.0 equals fedgkt alpha=0.0 temperature=7.0
+    training.lr=0.0 server_training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. The server trains on the features of all clients of the cohort, mixed in its batches; in the paper and its code a
+       batch is one client's. Its optimiser starts anew in each round.
+    2. The server's logits are computed after its training, in evaluation mode; in the authors' code they are
+       by-products of its last epoch, each batch's from before the step that was taken on it.
+    3. Logits belong to examples as they are, so a client that has some to learn from does not augment; the code pairs
+       them with inputs that are augmented in another way every time.
+    4. Clients who are not drawn keep their logits, from the last round in which they were; the paper draws all of them.
+    5. alpha weighs the teacher's term on both sides; the paper has no weights, and the code puts them on the teacher's
+       term at clients and on the labels' term on the server.
+    6. To be evaluated a client is sent the server's network, which is counted as evaluation's traffic. The paper says
+       that the two halves are put together for a prediction, and not where.
+    7. Labels, and features that inputs might be guessed from, leave the client, as in the paper.
+    8. The server's loss by labels is cross-entropy, whatever the federation's criterion.
+    9. Both trainings default to Adam, like all methods here; the temperature is ours, since the paper tunes it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Examples,
+    Extras,
+    Fit,
+    Labels,
+    LocalTraining,
+    Member,
+    Message,
+    Method,
+    Need,
+    Predict,
+    Schema,
+    Server,
+    StagedNet,
+    UpTo,
+    Weights,
+    above,
+    at_least,
+    distillation,
+    feature_shape,
+    floats,
+    learnt_of,
+    load,
+    on_client,
+    require,
+    staged,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """W_s, and by client the logits that it made of the client's examples."""
+
+    net: Weights
+    logits: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class FedGKT(Method[State]):
+    """Hyper-parameters of FedGKT.
+
+    Attributes:
+        training: of a client's network.
+        server_training: of the server's.
+        alpha: weight of the other side's logits beside the labels.
+        temperature: T, of both.
+    """
+
+    training: LocalTraining = LocalTraining()
+    server_training: LocalTraining = LocalTraining()
+    alpha: Annotated[float, at_least(0)] = 1.0
+    temperature: Annotated[float, above(0)] = 3.0
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.SPLIT_MODEL})
+
+    def init(self, server: Server) -> State:
+        read = feature_shape(server, None, "s_in")
+        for id, member in server.roster.items():
+            found = feature_shape(server, member.architecture, "s_in")
+            expected = f"the shape {tuple(read)}, which the server's network reads, so use models with one stem"
+            require(found == read, f"features of client {id}, {member.architecture}", expected, tuple(found))
+        return State(learnt_of(tail(server.build())), {})
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        replies = cohort.ask(self.train_edge, {i: Message(logits=state.logits.get(str(i))) for i in cohort.ids})
+        net = tail(server.build(), state.net)
+        objective = TransferLoss(nn.functional.cross_entropy, self.alpha, self.temperature)  # eq. 6
+        server.fit(Fit(net, objective, lesson(*replies.values()), self.server_training))
+        logits = {str(i): server.predict(Predict(net, lesson(reply))) for i, reply in replies.items()}
+        return State(learnt_of(net), state.logits | logits)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        n, classes = UpTo(member.examples, member.examples), server.num_classes
+        features = floats(n, *feature_shape(server, member.architecture, "s_in"))
+        return Schema(features=features, logits=floats(n, classes), labels=Labels(n, classes))
+
+    @on_client
+    def train_edge(self, client: Client, message: Message) -> ClientWork:
+        taught, data, objective = message.get("logits"), client.train, client.objective
+        if taught is not None:
+            data = client.train.unaugmented().with_columns(teacher=taught)
+            objective = TransferLoss(client.criterion, self.alpha, self.temperature)  # eq. 7
+        yield Fit(client.model, objective, data, self.training)
+        features, logits = yield Predict(client.model, client.train, parts=("extracted", "outputs"))
+        return Message(features=features, logits=logits, labels=client.train.labels)
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        return Message(net=state.net)
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        own, net = staged(client.model), tail(client.build(), message["net"])
+        extractor = dict(own.stages[: own.extractor_stages].named_children())
+        return net.with_stages({**extractor, **dict(net.stages.named_children())}, own.extractor_stages)
+
+
+@dataclass(frozen=True)
+class TransferLoss:
+    """Eq. 6, 7: the loss by labels + alpha T^2 KL(teacher || net), softened by T."""
+
+    criterion: Criterion
+    alpha: float
+    temperature: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        logits = net(batch.inputs)
+        gap = distillation(logits, batch.columns["teacher"], self.temperature)
+        return self.criterion(logits, batch.targets) + self.alpha * gap
+
+
+def lesson(*replies: Message) -> Examples:
+    """What the server learns from clients: all their features, with the labels and the clients' logits."""
+    names = ("features", "labels", "logits")
+    features, labels, logits = (torch.cat([reply[name] for reply in replies]) for name in names)
+    return Examples(features, labels).with_columns(teacher=logits)
+
+
+def tail(net: nn.Module, weights: Weights | None = None) -> StagedNet:
+    """The layers behind a net's extractor, under the names that they have in it; with these weights, if given."""
+    whole = staged(net)
+    behind = dict(whole.stages[whole.extractor_stages :].named_children())
+    found = whole.with_stages(behind, extractor_stages=0)
+    if weights is not None:
+        load(found, weights)
+    return found

@@ -1,0 +1,116 @@
+"""FedNova: normalised averaging.
+
+Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481. Algorithm 1.
+
+Clients take different numbers of local steps. The server averages their updates per step, and takes as many steps in
+this direction as they took on average; otherwise clients with many steps would dominate the result.
+
+Symbols
+    x         state.pool
+    tau_i     report.steps
+    |a_i|_1   steps, the effective number of local steps
+    d_i       d, the update of client i divided by |a_i|_1
+    p_i       len(client.train) / examples of all
+    tau_eff   the mean of |a_i|_1, weighted by p_i
+    eta       training.lr
+
+Wire
+    down      weights |w|, buffers |b|
+    up        d |w|, steps 1, buffers |b|, examples 1
+
+Limits
+    training.steps=3 approaches fedavg training.steps=3
+    descends the gradient
+    counts a twin as twice the data
+    training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. Where architectures differ, p_i and tau_eff are those of each layer's owners; with one they are the paper's.
+    2. Under Adam and AdamW |a_i|_1 is tau_i: for a preconditioner that does not change, the coefficients of each
+       bias-corrected step sum to 1. The paper covers rules that are linear in the gradients, which these are not. Other
+       optimisers than these and SGD are refused.
+    3. Weight decay has no part in |a_i|_1, whether it is in the gradient or, as in AdamW, beside it; nor has clipping.
+    4. p_i is taken over the clients that were drawn and answered, so that it sums to 1.
+    5. BatchNorm's running statistics are averaged like those of FedAvg and not normalised: going beyond the clients'
+       mean could make a variance negative.
+    6. The server has no momentum, which the authors' code offers.
+    7. Local training defaults to Adam, as in the papers that use this baseline; the paper has SGD with momentum.
+"""
+
+from dataclasses import dataclass
+
+from potluck import (
+    Client,
+    ClientWork,
+    Cohort,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Member,
+    Message,
+    Schema,
+    Server,
+    SharesWeights,
+    Sharing,
+    count,
+    effective_steps,
+    like,
+    minus,
+    number,
+    on_client,
+    parameters_of,
+    plus,
+    require,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's weights, by group of clients."""
+
+    pool: GroupWeights
+
+
+@dataclass(frozen=True)
+class FedNova(SharesWeights[State]):
+    """Hyper-parameters of FedNova.
+
+    Attributes:
+        training: a client's local training, by "sgd", "adam" or "adamw".
+        sharing: who averages with whom, with which weights p_i.
+    """
+
+    training: LocalTraining = LocalTraining()
+    sharing: Sharing = Sharing()
+
+    def __post_init__(self) -> None:
+        optimizer = self.training.optimizer
+        known = "'sgd', 'adam' or 'adamw', whose |a_i| is known"
+        require(optimizer in ("sgd", "adam", "adamw"), "training.optimizer", known, optimizer)
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+
+    def init(self, server: Server) -> State:
+        return State(self.sharing.initial(server))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        means = self.sharing.means(replies, server.roster, "d", "steps", "buffers")
+        d, tau = means.of("d"), means.of("steps")  # sum p_i d_i and tau_eff, by layer
+        step = {group: {name: tau[group][name] * d[group][name] for name in d[group]} for group in d}
+        moved = {g: plus(x, step.get(g, {}), -1.0) for g, x in state.pool.items()}  # x - tau_eff sum p_i d_i
+        return State(means.over(moved, "buffers"))
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        sent, d = self.sharing.expected(member, message), like(message["weights"])
+        most, momentum = self.training.steps or self.training.epochs * member.examples, self.training.momentum
+        steps = number(0.5, most / (1 - momentum)) if momentum else count(most)
+        return Schema(**{**sent, "weights": None, "d": d, "steps": steps})
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.sharing.receive(client, message)
+        x = parameters_of(client.model)
+        report = yield Fit(client.model, client.objective, client.train, self.training)
+        a = effective_steps(report.steps, self.training.momentum)
+        d = {name: gap / a for name, gap in minus(x, parameters_of(client.model)).items()}
+        return self.sharing.reply(client, weights=None, d=d, steps=a)

@@ -1,0 +1,72 @@
+"""FedRolex: model-heterogeneous federated learning with rolling sub-model extraction.
+
+Alam, Liu, Yan, Zhang. NeurIPS 2022. https://arxiv.org/abs/2212.01548. Section 3.
+
+HeteroFL with another choice of channels: the window that a client trains begins one channel further on in every
+round and goes around, so that narrow clients train all channels of the global network, one after the other, and the
+global network may be wider than any client's.
+
+Symbols
+    theta     state.weights
+    beta_n    rate, the share of channels that client n trains
+    j         server.round - 1
+    S_n       submodel, in a layer of K channels those from j mod K on, going around
+
+Wire
+    down      weights |slice| + |w|, rate 1
+    up        weights |slice|, labels classes * flag, statistics |b|, batches 1
+    with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
+
+Limits
+    equals heterofl on rounds=1
+    equals heterofl on capacity=1.0
+    equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
+    training.lr=0.0 stays at rest on capacity=1.0
+
+Departures from the paper
+    1. Those of HeteroFL, whose local training it has. So the statistics of BatchNorm are measured here; the authors'
+       code evaluates with those of the test batches.
+    2. Windows roll forward and have as many channels as the narrow net, which rounds up. The authors' code rolls
+       backward, and the paper rounds down.
+    3. All clients count equally. The authors' code does so in convolutions, and weighs other layers by its count of
+       updates so far.
+    4. In networks whose shortcuts fill up with zeros (`resnet20`, `preresnet20`) a channel keeps its number past the
+       shortcut. There the channels beyond the width of the layers before are a window of their own.
+    5. A client is evaluated with the window of the last round.
+    6. Every channel has its turn, but not every weight: where a layer reads as many channels as it writes, a client
+       has no weight between two channels that lie further apart than its window is long.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from potluck import Channels, Client, Message, Narrowing, Server, SubModel, frozen_names, load, select, weights_of
+from potluck.methods.heterofl import HeteroFL, State
+
+
+@dataclass(frozen=True)
+class FedRolex(HeteroFL):
+    """Hyper-parameters of FedRolex: those of HeteroFL."""
+
+    def init(self, server: Server) -> State:
+        for rate in self.levels:
+            self.submodel(server, rate)  # refuses a network whose channels cannot roll, before anything trains
+        return super().init(server)
+
+    def submodel(self, server: Server, rate: float) -> SubModel:
+        channels = server.about(None, Narrowing.to(server.build(width=rate)))
+        return window(channels, server.round)
+
+    def narrow_net(self, client: Client, message: Message) -> nn.Module:
+        net = super().narrow_net(client, message)
+        if frozen := frozen_names(net):  # what is frozen is not sent: the client rolls its own
+            channels = Narrowing.to(net)(client.build(), client.train.input_shape)
+            rolled = select(weights_of(client.build()), window(channels, client.round))
+            load(net, {name: rolled[name] for name in frozen}, partial=True)
+        return net
+
+
+def window(channels: Channels, number: int) -> SubModel:
+    """S_n in round `number`, from 1; before the first that of the first."""
+    return channels.rolling(max(number - 1, 0))

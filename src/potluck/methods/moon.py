@@ -1,0 +1,140 @@
+"""MOON: model-contrastive federated learning.
+
+Li, He, Song. CVPR 2021. https://arxiv.org/abs/2103.16257. Algorithm 1.
+
+FedAvg whose clients add a contrastive loss to their own: the representation of an example by the net in training is
+drawn towards the global model's, and away from that of the client's model after its last participation.
+
+Symbols
+    w^t       state.pool, and the net "global" that a client only reads
+    w_i^t     client.model
+    w_i^(t-1) client.state["previous"], and the net "previous"
+    R_w(x)    what the last layer reads
+    z         of the net in training; z_glob and z_prev of the two others
+    tau       temperature
+    mu        mu
+
+Wire
+    down      weights |w|, buffers |b|
+    up        weights |w|, buffers |b|, examples 1
+
+Limits
+    mu=0.0 equals fedavg
+    equals fedavg on rounds=1
+    averages each layer over its owners
+    training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. R is the network up to its last layer. The paper puts two further layers, a projection head, between the two.
+    2. A client that has never trained has no previous model, and trains without the contrastive loss. Without it the
+       first loss would be that of two equal nets, log 2, whose gradient is zero.
+    3. The previous model may be many rounds old where few clients are drawn; the paper draws all of them.
+    4. The two nets that are read are in evaluation mode, as in the authors' code; the paper does not say.
+    5. Layers owned by some clients only are averaged over those, see `sharing`.
+    6. Local training defaults to Adam, like all methods here; the paper has SGD with 0.01, momentum 0.9, weight decay
+       1e-5, batches of 64 and 10 epochs. It tunes mu from 0.1 to 10; 1 is the default of its code.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck import (
+    Batch,
+    Client,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Extras,
+    Fit,
+    GroupWeights,
+    LocalTraining,
+    Message,
+    Need,
+    Server,
+    SharesWeights,
+    Sharing,
+    above,
+    at_least,
+    learnt_of,
+    load,
+    on_client,
+    split,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's weights, by group of clients."""
+
+    pool: GroupWeights
+
+
+@dataclass(frozen=True)
+class MOON(SharesWeights[State]):
+    """Hyper-parameters of MOON.
+
+    Attributes:
+        training: a client's local training.
+        mu: weight of the contrastive loss.
+        temperature: tau.
+        sharing: who averages with whom, with which weights.
+    """
+
+    training: LocalTraining = LocalTraining()
+    mu: Annotated[float, at_least(0)] = 1.0
+    temperature: Annotated[float, above(0)] = 0.5
+    sharing: Sharing = Sharing()
+
+    def needs(self) -> frozenset[Need]:
+        return super().needs() | {Need.SPLIT_MODEL}
+
+    def init(self, server: Server) -> State:
+        return State(self.sharing.initial(server))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 8
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        self.sharing.receive(client, message)  # Alg. 1, l. 12
+        objective, read = client.objective, dict[str, nn.Module]()
+        if self.mu and (previous := client.state.get("previous")):
+            objective = ContrastiveLoss(client.criterion, self.mu, self.temperature)
+            read = {"global": load(client.twin(), learnt_of(client.model)), "previous": load(client.twin(), previous)}
+        yield Fit(client.model, objective, client.train, self.training, frozen=read)  # Alg. 1, l. 13-21
+        if self.mu:
+            client.state["previous"] = learnt_of(client.model)
+        return self.sharing.reply(client)
+
+
+@dataclass(frozen=True)
+class ContrastiveLoss:
+    """Eq. 4: the task's loss + mu times the model-contrastive loss."""
+
+    criterion: Criterion
+    mu: float
+    temperature: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        z = representation(net, batch.inputs)
+        with torch.no_grad():
+            z_glob, z_prev = (representation(extras[name], batch.inputs) for name in ("global", "previous"))
+        loss = self.criterion(split(net).classifier(z), batch.targets)
+        return loss + self.mu * contrastive(z, z_glob, z_prev, self.temperature)
+
+
+def representation(net: nn.Module, inputs: Tensor) -> Tensor:
+    """R_w: what the last layer reads, (batch, width)."""
+    parts = split(net)
+    return parts.intermediate(parts.extractor(inputs))
+
+
+def contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
+    """Eq. 3: the cross-entropy of choosing z_glob over z_prev by their cosine similarity to z; mean over the batch."""
+    similar = torch.stack([F.cosine_similarity(z, other) for other in (z_glob, z_prev)], 1)
+    return -F.log_softmax(similar / temperature, 1)[:, 0].mean()

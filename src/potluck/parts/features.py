@@ -1,0 +1,150 @@
+"""Features that clients exchange: the input s_in and the output s_out of their intermediate layers.
+
+Chan, Jiang, Deng, Ngai. arXiv 2023. https://arxiv.org/abs/2304.00759. Where two equations are given, the second is that
+of the authors' revision, https://openreview.net/forum?id=Nh3pX3AnPt.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck.core.batchnorm import keep_statistics
+from potluck.core.errors import ConfigError
+from potluck.core.examples import Batch
+from potluck.core.federation import Criterion, Member
+from potluck.core.fit import Extras, Observed
+from potluck.core.roles import Server
+from potluck.core.schema import Schema, UpTo, floats
+from potluck.models.contract import feature_shapes, split
+from potluck.parts.losses import squared_distance
+
+FeaturePlace = Literal["s_in", "s_out"]
+"""Where features are taken: before or after the intermediate layers."""
+
+PairStore = dict[str, Observed]
+"""By signature, pairs s_in (n, ...) and s_out (n, ...) with aligned rows, oldest first."""
+
+
+def observed(net: nn.Module, inputs: Tensor) -> Observed:
+    """The pair of each example, computed by the current network."""
+    parts = split(net)
+    s_in = parts.extractor(inputs)
+    return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
+
+
+def signature(shapes: Iterable[torch.Size]) -> str:
+    """Shapes of features as text: only clients of one signature can use one another's."""
+    return " > ".join("x".join(map(str, shape)) for shape in shapes)
+
+
+def signatures(server: Server, *places: FeaturePlace) -> dict[str, str]:
+    """By architecture of the federation, the signature of its features at these places; at both if none is named."""
+    names = sorted({member.architecture for member in server.roster.values()})
+    return {name: signature(feature_shape(server, name, place) for place in places or _PLACES) for name in names}
+
+
+def feature_shape(server: Server, architecture: str | None, place: FeaturePlace) -> torch.Size:
+    """The shape of one example's features in an architecture, the server's own if None."""
+    return server.about(architecture, feature_shapes)[_PLACES.index(place)]
+
+
+def common_width(server: Server) -> int:
+    """How wide the features are that all clients' last layers read.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    names = sorted({member.architecture for member in server.roster.values()})
+    widths = {name: feature_shape(server, name, "s_out").numel() for name in names}
+    if len(set(widths.values())) > 1:
+        found = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise ConfigError(f"last layers read features of different widths: {found}; expected one width")
+    return next(iter(widths.values()))
+
+
+def expected_pairs(server: Server, member: Member, most: int) -> Schema:
+    """Up to `most` pairs as this client's network makes them."""
+    n = UpTo(most)
+    return Schema(**{place: floats(n, *feature_shape(server, member.architecture, place)) for place in _PLACES})
+
+
+def drawn(store: PairStore, most: int, rng: torch.Generator) -> PairStore:
+    """Up to `most` pairs of each signature, uniformly without replacement."""
+    found: PairStore = {}
+    for name, pairs in sorted(store.items()):
+        rows = torch.randperm(len(pairs["s_in"]), generator=rng)[:most]
+        found[name] = {place: features[rows] for place, features in pairs.items()}
+    return found
+
+
+def with_pairs(store: PairStore, pairs: Observed | None, capacity: int) -> PairStore:
+    """The store after a client's pairs came in and the oldest of their signature beyond `capacity` went.
+
+    A single pair has no batch statistics and is not stored.
+    """
+    if not pairs or len(pairs["s_in"]) < 2:
+        return store
+    name = signature(pairs[place].shape[1:] for place in _PLACES)
+    old = store.get(name, {place: features[:0] for place, features in pairs.items()})
+    return {**store, name: {place: torch.cat([old[place], pairs[place]])[-capacity:] for place in pairs}}
+
+
+@dataclass(frozen=True)
+class ObservingLoss:
+    """Eq. 4 / 3: the task's loss + (mu / 2) |w - w_sent|^2; the pair of each example is observed on the way.
+
+    Attributes:
+        criterion: the task's loss.
+        mu: strength of the pull towards the weights that were sent, which are the extras' "anchor".
+        noise: of Gaussian noise on s_in and on s_out, in multiples of their standard deviation (revision, section
+            4.3); what comes behind them is trained on the noisy features, and these are observed.
+    """
+
+    criterion: Criterion
+    mu: float
+    noise: float = 0.0
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+        """Of one batch; without mu and noise the loss is the task's, bit for bit."""
+        parts = split(net)
+        s_in = self._noisy(parts.extractor(batch.inputs))
+        s_out = self._noisy(parts.intermediate(s_in))
+        loss = self.criterion(parts.classifier(s_out), batch.targets)
+        if self.mu:
+            loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
+        return loss, {"s_in": s_in, "s_out": s_out}
+
+    def _noisy(self, features: Tensor) -> Tensor:
+        if not self.noise:
+            return features
+        return features + self.noise * features.detach().std() * torch.randn_like(features)
+
+
+@dataclass(frozen=True)
+class FeatureLoss:
+    """Eq. 8 / 7: how far the intermediate layers are from mapping the received s_in to the received s_out.
+
+    The pairs are the extras' "features". Running statistics are left alone.
+
+    Attributes:
+        batch: pairs that a step takes; where more were received they are drawn anew at every step.
+    """
+
+    batch: int
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """The mean squared error over pairs and features; the batch of examples has no part in it."""
+        pairs: Mapping[str, Tensor] = extras["features"]
+        s_in, s_out = pairs["s_in"], pairs["s_out"]
+        if len(s_in) > self.batch:
+            rows = torch.randperm(len(s_in))[: self.batch]
+            s_in, s_out = s_in[rows], s_out[rows]
+        with keep_statistics(net):
+            return F.mse_loss(split(net).intermediate(s_in), s_out)
+
+
+_PLACES: tuple[FeaturePlace, FeaturePlace] = ("s_in", "s_out")

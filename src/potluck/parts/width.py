@@ -1,0 +1,146 @@
+"""What methods share whose clients train narrow nets of the server's one: levels, slices, scaler, static BatchNorm.
+
+Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264.
+"""
+
+import warnings
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.batchnorm import BATCH_NORMS
+from potluck.core.errors import PotluckWarning
+from potluck.core.federation import ClientId, Member
+from potluck.core.fields import above, at_most, require
+from potluck.core.fit import LocalTraining
+from potluck.core.message import Message
+from potluck.core.method import Method, Need, on_client
+from potluck.core.requests import Measure
+from potluck.core.roles import Client, Replies, Server
+from potluck.core.weights import Weights, load, mean
+from potluck.models.contract import classifier_names
+from potluck.parts.submodels import SubModel, leading, select
+
+
+class HasWeights(Protocol):
+    """A method's state that holds the weights of the one full net."""
+
+    @property
+    def weights(self) -> Weights:
+        """Of the full net, those that are trained."""
+        ...
+
+
+W = TypeVar("W", bound=HasWeights)
+
+
+@dataclass(frozen=True)
+class WidthSlices(Method[W]):
+    """A method whose clients train narrow nets cut out of one global net. Deriving from it fills the inference half.
+
+    Attributes:
+        training: a client's local training.
+        levels: the rates, shares of the channels, that clients may have.
+        assignment: "capacity" gives a client the largest level that its capacity allows; "dynamic" draws a level for
+            each client of the cohort, all equally likely.
+    """
+
+    training: LocalTraining = LocalTraining(clip_norm=1.0)
+    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    assignment: Literal["capacity", "dynamic"] = "capacity"
+
+    default_capacities = (1.0, 0.5, 0.25, 0.125, 0.0625)
+
+    def __post_init__(self) -> None:
+        require(len(self.levels) > 0, "levels", "at least one rate", self.levels)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Every round starts from the slice that is sent."""
+        return False
+
+    def needs(self) -> frozenset[Need]:
+        """One net for all, of which slices are nets."""
+        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
+
+    def warn_of_weak_clients(self, server: Server) -> None:
+        """Warn of clients whose capacity lies below the smallest level, which they train all the same."""
+        least = min(self.levels)
+        weak = [member for member in server.roster.values() if member.capacity < least]
+        if weak and self.assignment == "capacity":
+            others = f" and {len(weak) - 1} more" if len(weak) > 1 else ""
+            warnings.warn(
+                f"{type(self).__name__.lower()}: client {weak[0].id}{others}: capacity {weak[0].capacity:g} lies below"
+                f" the smallest level, {least:g}, which is trained all the same; give method.levels a smaller one",
+                PotluckWarning,
+                stacklevel=2,
+            )
+
+    def rate(self, member: Member, server: Server) -> float:
+        """The rate that a client trains in this round."""
+        if self.assignment == "dynamic":
+            return self.levels[int(torch.randint(len(self.levels), (), generator=server.rng))]
+        return level_within(self.levels, member.capacity)
+
+    def submodel(self, server: Server, rate: float) -> SubModel:
+        """Where the narrow net of this rate lies in this round: its leading slices, of the shapes that the net has."""
+        return leading({name: tensor.shape for name, tensor in server.build(width=rate).named_parameters()})
+
+    def narrow_net(self, client: Client, message: Message) -> nn.Module:
+        """On the client, the net of the rate and the weights that it was sent."""
+        return load(client.build(width=message["rate"]), message["weights"], partial=True)
+
+    def inference_message(self, state: W, client_id: ClientId, server: Server) -> Message:
+        """The slice of the largest level that the client's capacity allows."""
+        rate = level_within(self.levels, server.roster[client_id].capacity)
+        return Message(weights=select(state.weights, self.submodel(server, rate)), rate=rate)
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
+        """The narrow net, with BatchNorm's statistics measured on the client's own training data."""
+        net = self.narrow_net(client, message)
+        yield Measure(net, client.train, self.training.batch_size)
+        return net
+
+
+def level_within(levels: Sequence[float], capacity: float) -> float:
+    """The largest level that a capacity allows; the smallest of all if none does."""
+    return max((level for level in levels if level <= capacity), default=min(levels))
+
+
+def with_scaler(net: nn.Module, rate: float) -> nn.Module:
+    """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
+
+    Of a net without norms what leaves each hidden layer is divided.
+    """
+
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0] / rate, *inputs[1:]) if layer.training else inputs
+
+    def after(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output / rate if layer.training else output
+
+    norms = [layer for layer in net.modules() if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm))]
+    for norm in norms:
+        norm.register_forward_pre_hook(before)
+    if not norms:
+        head = classifier_names(net)
+        for name, layer in net.named_modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)) and f"{name}.weight" not in head:
+                layer.register_forward_hook(after)
+    return net
+
+
+def mean_statistics(measured: Replies, keep: Weights) -> Weights:
+    """The "statistics" of these replies weighted by their "batches", as if one machine had measured all in a row.
+
+    With no batch at all it is `keep`.
+    """
+    counted = [reply for reply in measured.values() if reply["batches"] and reply.get("statistics")]
+    if not counted:
+        return keep
+    shares = [float(reply["batches"]) for reply in counted]
+    return {name: mean([reply["statistics"][name] for reply in counted], shares) for name in keep}
