@@ -37,6 +37,7 @@ from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.parts.sharing import SharesWeights
+from potluck.records import CLIENTS, ROUNDS
 from potluck.testing.corruptions import corruptions
 from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
 from potluck.testing.hearing import Hearing
@@ -562,7 +563,7 @@ def _run(method: Subject, overrides: Overrides, folder: Path, rounds: int) -> tu
     federation = toy_federation(World(batchnorm=True).fit_for(subject))
     result = Run(subject, federation, RunConfig(rounds=rounds, cohort_fraction=0.5), folder).run()
     assert result.checkpoint is not None
-    return result.checkpoint.digest, *(digest(path.read_bytes()) for path in sorted(folder.glob("*.jsonl")))
+    return result.checkpoint.digest, *(digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS))
 
 
 def _sent(traffic: Traffic, direction: str) -> dict[str, int]:
