@@ -131,7 +131,7 @@ def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
 
 
 def test_testing_imports_what_it_tests():
-    only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "testing")
+    only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "records", "testing")
 
 
 def test_nothing_below_the_command_line_imports_it():

@@ -25,7 +25,12 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", list_methods())
+OF_EACH_KIND = ["fedavg", "fedmd", "fedin"]
+"""A method whose clients keep nothing, one whose clients keep all, and one with more in its state than weights. That
+every method does so is a check of its conformance."""
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_the_same_run_twice_writes_the_same_bytes(name, play, tmp_path):
     digests = [play(get_method(name), place, rounds=2).checkpoint.digest for place in ("first", "second")]
     assert digests[0] == digests[1]
@@ -37,7 +42,7 @@ def test_another_seed_ends_elsewhere(play):
     assert play(FEDIN, "a", seed=0).checkpoint.digest != play(FEDIN, "b", seed=1).checkpoint.digest
 
 
-@pytest.mark.parametrize("name", list_methods())
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_a_run_continued_ends_like_one_that_was_never_stopped(name, play, tmp_path):
     whole = play(get_method(name), "whole", rounds=3, cohort_fraction=0.5)
     play(get_method(name), "parts", rounds=1, cohort_fraction=0.5)

@@ -8,7 +8,9 @@ from potluck.core.requests import Gradient, Measure, Predict
 from potluck.core.roles import Client, Server
 from potluck.engine.engine import Engine, _Cohort
 from potluck.methods import get_method
+from potluck.models.contract import Exit
 from potluck.parts.sharing import Means
+from potluck.parts.submodels import CoverageMean
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 USED_BY = {
@@ -29,6 +31,10 @@ USED_BY = {
     "lasting optimisers": "local training.persist=true",
     "weights of a client's own in a mean": "scaffold",
     "weights by layer": "feddyn",
+    "sub-models": "fedrolex",
+    "rows that count": "heterofl",
+    "nets of a width": "heterofl",
+    "exits": "mfedepth",
 }
 
 
@@ -67,6 +73,9 @@ def _watch(patch):
     watch(Measure, "__post_init__", always("statistics"))
     watch(Fit, "__post_init__", _of_fit)
     watch(Means, "add", _of_means)
+    watch(CoverageMean, "add", lambda *args: ["sub-models", *["rows that count"] * bool(args[-1])])
+    watch(Exit, "__init__", always("exits"))
+    watch(Server, "build", lambda server, *args, width=1.0, **kwargs: ["nets of a width"] * (width != 1.0))
     return found
 
 

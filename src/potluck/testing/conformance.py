@@ -18,6 +18,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from potluck.core.digest import digest
 from potluck.core.federation import ClientId
 from potluck.core.inference import predict
 from potluck.core.message import Message, Traffic
@@ -36,6 +37,7 @@ from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig, typed, without_none
 from potluck.experiment.run import Run
 from potluck.parts.sharing import SharesWeights
+from potluck.records import CLIENTS, ROUNDS
 from potluck.testing.corruptions import corruptions
 from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
 from potluck.testing.hearing import Hearing
@@ -360,7 +362,7 @@ def resumes_to_the_same_bytes(method: Subject, overrides: Overrides = ()) -> Non
         straight = _run(method, overrides, whole, rounds=2)
         _run(method, overrides, halves, rounds=1)
         resumed = _run(method, overrides, halves, rounds=2)
-    assert straight == resumed, "a resumed run ends in another checkpoint than an uninterrupted one"
+    assert straight == resumed, "a resumed run ends in another checkpoint or other records than an uninterrupted one"
 
 
 def learns_a_toy_task(method: Subject) -> None:
@@ -555,12 +557,13 @@ def _trained(sent: Message, reply: Message) -> dict[str, Tensor]:
     return {f"{name}/{inner}": tensor for name in both for inner, tensor in sent[name].items()}
 
 
-def _run(method: Subject, overrides: Overrides, folder: Path, rounds: int) -> str:
+def _run(method: Subject, overrides: Overrides, folder: Path, rounds: int) -> tuple[str, ...]:
+    """The digests of the checkpoint and of the records that a run leaves in its folder."""
     subject = quick(method, overrides)
     federation = toy_federation(World(batchnorm=True).fit_for(subject))
     result = Run(subject, federation, RunConfig(rounds=rounds, cohort_fraction=0.5), folder).run()
     assert result.checkpoint is not None
-    return result.checkpoint.digest
+    return result.checkpoint.digest, *(digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS))
 
 
 def _sent(traffic: Traffic, direction: str) -> dict[str, int]:
