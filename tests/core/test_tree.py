@@ -264,6 +264,7 @@ def header(**tensors):
         ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, b""),
         ({"dtype": "U8", "shape": [-1, -4], "data_offsets": [0, 4]}, bytes(4)),
         ({"dtype": "U8", "shape": [1.0], "data_offsets": [0, 1]}, bytes(1)),
+        ({"dtype": "U8", "shape": [True], "data_offsets": [False, True]}, bytes(1)),
     ],
     ids=[
         *(
@@ -274,7 +275,7 @@ def header(**tensors):
             "cut off",
             "bytes behind it",
         ),
-        *("a gap before it", "before the start", "negative sizes", "a size with a point"),
+        *("a gap before it", "before the start", "negative sizes", "a size with a point", "true and false"),
     ],
 )
 def test_a_false_header_is_a_wire_error(tensor, data, views):

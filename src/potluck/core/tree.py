@@ -7,7 +7,6 @@ so it must be exactly what `pack` writes, and within the limits below.
 import json
 import math
 import warnings
-from operator import index
 from typing import Any
 
 import safetensors.torch
@@ -114,8 +113,8 @@ def _views(data: bytes) -> dict[str, Tensor]:
     with warnings.catch_warnings():  # about tensors in read-only bytes, which have no other reader
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, shape = _NAMED[entry["dtype"]], [index(size) for size in entry["shape"]]
-            begin, end = (index(offset) for offset in entry["data_offsets"])
+            dtype, shape = _NAMED[entry["dtype"]], [_whole(size) for size in entry["shape"]]
+            begin, end = (_whole(offset) for offset in entry["data_offsets"])
             count, what = math.prod(shape), f"tensor {name[:40]} of shape {str(shape)[:40]}"
             if min(shape, default=0) < 0 or begin != at or end - begin != count * dtype.itemsize:
                 raise WireError(f"{what} at {begin} to {end}, not from {at} on")
@@ -128,6 +127,13 @@ def _views(data: bytes) -> dict[str, Tensor]:
     if start + at != len(data):
         raise WireError(f"{len(data) - start - at} bytes behind the last tensor")
     return tensors
+
+
+def _whole(value: Any) -> int:
+    """A whole number; `true` and `false` are none, though Python takes them for such."""
+    if type(value) is not int:
+        raise WireError(f"a {type(value).__name__} in its header where a whole number belongs")
+    return value
 
 
 def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:
