@@ -227,6 +227,21 @@ def test_layers_begin_alike_also_where_they_are_not_shared(play, deep):
         assert_close(small, {name: large[name] for name in small}, **EXACTLY)
 
 
+def test_what_is_frozen_in_a_top_layer_is_nobodys_own(play, deep):
+    federation = deep(2, 5)
+    for depth, build in list(federation.architectures.items()):
+        federation.architectures[depth] = partial(with_frozen_bias, build)
+    run = play(InclusiveFL(SGD, shared="lower"), federation, rounds=2)
+    assert HIDDEN.format(1, "bias") not in run.state.own["mlp2"]
+    assert HIDDEN.format(1, "weight") in run.state.own["mlp2"]
+
+
+def with_frozen_bias(build):
+    net = build()
+    net.get_parameter(HIDDEN.format(1, "bias")).requires_grad_(False)
+    return net
+
+
 def test_running_statistics_are_plain_means(play, clouds):
     run = play(InclusiveFL(SGD, beta=0.9), clouds("norm2", "norm3"))
     one, two = (run.wire.replied["local_update"][0][id]["buffers"] for id in (0, 1))

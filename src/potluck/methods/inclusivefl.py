@@ -73,6 +73,7 @@ from potluck import (
     mean_where_present,
     minus,
     on_client,
+    pick,
     plus,
     require,
     staged,
@@ -137,8 +138,8 @@ class InclusiveFL(SharesWeights[State]):
         if self.shared == "lower":
             for size, member in sizes(server).items():
                 apart = (*tops(server.about(size, rows)), f"{server.about(size, head_name)}.")
-                layers = pool[self.sharing.group(member)]
-                own[size] = {name: layers[name] for name in sorted(member.shapes) if name.startswith(apart)}
+                layers = pick(pool[self.sharing.group(member)], member.shapes)
+                own[size] = {name: layer for name, layer in layers.items() if name.startswith(apart)}
         return State(pool, own, {})
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
