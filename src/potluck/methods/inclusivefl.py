@@ -40,7 +40,9 @@ Departures from the paper
        blocks, as ResNets' are, each row has a top of its own. A tensor has no momentum if the blocks that m_i is over
        do not all have it in one shape, such as the first block of a stage that halves the image.
     7. BatchNorm's running statistics are averaged like those of FedAvg and have no momentum.
-    8. Local training defaults to Adam, like all methods here.
+    8. A rule of `sharing.combine` acts among the clients of one size, and then among the sizes, so it protects only
+       sizes with enough clients: "trimmed" with 0.2 drops nobody of fewer than five.
+    9. Local training defaults to Adam, like all methods here.
 """
 
 from collections.abc import Mapping
