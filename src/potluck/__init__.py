@@ -138,6 +138,7 @@ _HOMES = {
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
     "averages": "parts.prototypes",
+    "distance": "parts.prototypes",
     "means_by_class": "parts.prototypes",
     "one_each": "parts.prototypes",
     "stored": "parts.prototypes",
@@ -288,6 +289,7 @@ if TYPE_CHECKING:
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
     from potluck.parts.prototypes import averages as averages
+    from potluck.parts.prototypes import distance as distance
     from potluck.parts.prototypes import means_by_class as means_by_class
     from potluck.parts.prototypes import one_each as one_each
     from potluck.parts.prototypes import stored as stored
