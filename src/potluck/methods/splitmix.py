@@ -188,8 +188,9 @@ class SplitMix(Method[State]):
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         if handler == "local_update":
             return Schema(weights=like(message["weights"]), examples=count(member.examples))
-        net = outline(self.mix(server, numbers(message["weights"])))
-        statistics = {name: tensor for name, tensor in net.items() if name not in message["weights"]}
+        own, sent = outline(server.build(width=self.atom)), message["weights"]
+        layers = {f"{base}.{name}": tensor for base in numbers(sent) for name, tensor in own.items()}
+        statistics = {name: tensor for name, tensor in layers.items() if name not in sent}
         return Schema(statistics=like(statistics), batches=count(member.examples, least=0))
 
     @on_client
@@ -230,12 +231,12 @@ class SplitMix(Method[State]):
 
     def mix(self, party: Server | Client, bases: Iterable[int]) -> Mix:
         """These bases, frozen layers in place; weights that are trained, and buffers, are to be loaded."""
-        net = Mix({str(base): party.build(width=self.atom) for base in bases})
+        net = Mix({str(number): party.build(width=self.atom) for number in bases})
         if frozen := frozen_names(net):
             whole = weights_of(party.build())
-            for base, part in net.items():
-                found = block(whole, part, int(base))
-                load(part, {name: found[name] for name in found if f"{base}.{name}" in frozen}, partial=True)
+            for number, part in net.items():
+                found = block(whole, part, int(number))
+                load(part, {name: found[name] for name in found if f"{number}.{name}" in frozen}, partial=True)
         return net
 
 
