@@ -157,6 +157,7 @@ _HOMES = {
     "by_batch_statistics": "parts.teaching",
     "WidthSlices": "parts.width",
     "mean_statistics": "parts.width",
+    "warn_below": "parts.width",
     "with_scaler": "parts.width",
 }
 
@@ -308,6 +309,7 @@ if TYPE_CHECKING:
     from potluck.parts.teaching import by_batch_statistics as by_batch_statistics
     from potluck.parts.width import WidthSlices as WidthSlices
     from potluck.parts.width import mean_statistics as mean_statistics
+    from potluck.parts.width import warn_below as warn_below
     from potluck.parts.width import with_scaler as with_scaler
 
 
