@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import BATCH_NORMS
 from potluck.core.errors import PotluckWarning
-from potluck.core.federation import ClientId, Member
+from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.fields import above, at_most, require
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
@@ -67,17 +67,9 @@ class WidthSlices(Method[W]):
         return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
 
     def warn_of_weak_clients(self, server: Server) -> None:
-        """Warn of clients whose capacity lies below the smallest level, which they train all the same."""
-        least = min(self.levels)
-        weak = [member for member in server.roster.values() if member.capacity < least]
-        if weak and self.assignment == "capacity":
-            others = f" and {len(weak) - 1} more" if len(weak) > 1 else ""
-            warnings.warn(
-                f"{type(self).__name__.lower()}: client {weak[0].id}{others}: capacity {weak[0].capacity:g} lies below"
-                f" the smallest level, {least:g}, which is trained all the same; give method.levels a smaller one",
-                PotluckWarning,
-                stacklevel=2,
-            )
+        """Warn of clients whose capacity lies below the smallest level, if capacities say what clients train."""
+        if self.assignment == "capacity":
+            warn_of_weak_clients(type(self).__name__.lower(), self.levels, server.roster)
 
     def rate(self, member: Member, server: Server) -> float:
         """The rate that a client trains in this round."""
@@ -111,17 +103,35 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
     return max((level for level in levels if level <= capacity), default=min(levels))
 
 
-def with_scaler(net: nn.Module, rate: float) -> nn.Module:
+def warn_of_weak_clients(method: str, levels: Sequence[float], roster: Roster) -> None:
+    """Warn of clients whose capacity lies below the smallest level, which they train all the same."""
+    weak = [member for member in roster.values() if member.capacity < min(levels)]
+    if weak:
+        others = f" and {len(weak) - 1} more" if len(weak) > 1 else ""
+        warnings.warn(
+            f"{method}: client {weak[0].id}{others}: capacity {weak[0].capacity:g} lies below"
+            f" the smallest level, {min(levels):g}, which is trained all the same; give method.levels a smaller one",
+            PotluckWarning,
+            stacklevel=3,
+        )
+
+
+def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
     Of a net without norms what leaves each hidden layer is divided.
+
+    Args:
+        net: is changed.
+        rate: the divisor.
+        always: whether it also divides in evaluation.
     """
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] / rate, *inputs[1:]) if layer.training else inputs
+        return (inputs[0] / rate, *inputs[1:]) if always or layer.training else inputs
 
     def after(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output / rate if layer.training else output
+        return output / rate if always or layer.training else output
 
     norms = [layer for layer in net.modules() if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm))]
     for norm in norms:
