@@ -21,8 +21,8 @@ Wire
     up        weights at most |weights|, buffers at most |buffers|
 
 Limits
-    levels=[1.0] alpha=0.0 equals fedavg sharing.weighting="uniform" on architectures=1
-    levels=[1.0] alpha=0.3 training.clip_norm=10.0 approaches feddyn alpha=0.3 on architectures=1
+    levels=[1.0] alpha=0.0 equals fedavg sharing.weighting="uniform" on capacity=1.0
+    levels=[1.0] alpha=0.3 training.clip_norm=10.0 approaches feddyn alpha=0.3 on capacity=1.0
     equals depthfl consistency=0.0 on capacity=0.25
     training.lr=0.0 stays at rest
 
