@@ -74,10 +74,9 @@ def test_a_resnet110_has_the_parameters_of_the_authors(play, classes, expected):
         SMALL,
         partial(preresnet18, 3, IMAGE),
         partial(get_model("heterofl_cnn"), 3, IMAGE),
-        partial(get_model("mlp3"), 3, IMAGE),
     ],
 )
-def test_levels_have_no_more_weights_than_a_net_of_full_depth_and_their_width(play, build):
+def test_levels_of_convolutional_nets_have_no_more_weights_than_heterofls_of_that_capacity(play, build):
     run = play(ScaleFL(), images(1.0, build=build), rounds=0)
     for level in FOUR:
         assert size(part(run, level), exits=False) <= size(run.engine.server(0).build(width=level), exits=True)

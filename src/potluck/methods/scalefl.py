@@ -24,9 +24,10 @@ Limits
     training.lr=0.0 stays at rest
 
 Departures from the paper
-    1. Its levels are of two networks. Here a level is a capacity, with a share of the channels and a share of the
-       blocks, of any network in stages; the defaults keep within the weights of HeteroFL's client of the same capacity,
-       exits aside. The code's values for ResNet-110 are the variant "as in the authors' code".
+    1. Its levels are those of a few networks. Here a level is a capacity, with a share of the channels and a share of
+       the blocks, of any network in stages. With the defaults a client of a convolutional network has at most the
+       weights that HeteroFL gives it, exits aside; where most weights are in the stem, choose smaller `widths`. The
+       code's values for ResNet-110 are the variant "as in the authors' code".
     2. Channels are rounded up, like those of all methods here, and blocks down. The code rounds channels down.
     3. An exit behind a feature map is three convolutions with a BatchNorm, if the net has any, and ReLU, then a mean
        over positions and a linear layer, as in the code's ResNet. Other features have a norm, a mean over positions
