@@ -103,6 +103,8 @@ _HOMES = {
     "server_vae": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
+    "blocks_within": "parts.exits",
+    "leading_share": "parts.exits",
     "new_exits": "parts.exits",
     "FeatureLoss": "parts.features",
     "FeaturePlace": "parts.features",
@@ -156,6 +158,7 @@ _HOMES = {
     "MutualLoss": "parts.teaching",
     "by_batch_statistics": "parts.teaching",
     "WidthSlices": "parts.width",
+    "level_within": "parts.width",
     "mean_statistics": "parts.width",
     "warn_below": "parts.width",
     "with_scaler": "parts.width",
@@ -255,6 +258,8 @@ if TYPE_CHECKING:
     from potluck.parts.cvae import server_vae as server_vae
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
+    from potluck.parts.exits import blocks_within as blocks_within
+    from potluck.parts.exits import leading_share as leading_share
     from potluck.parts.exits import new_exits as new_exits
     from potluck.parts.features import FeatureLoss as FeatureLoss
     from potluck.parts.features import FeaturePlace as FeaturePlace
@@ -308,6 +313,7 @@ if TYPE_CHECKING:
     from potluck.parts.teaching import MutualLoss as MutualLoss
     from potluck.parts.teaching import by_batch_statistics as by_batch_statistics
     from potluck.parts.width import WidthSlices as WidthSlices
+    from potluck.parts.width import level_within as level_within
     from potluck.parts.width import mean_statistics as mean_statistics
     from potluck.parts.width import warn_below as warn_below
     from potluck.parts.width import with_scaler as with_scaler

@@ -124,17 +124,22 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
     return max((level for level in levels if level <= capacity), default=min(levels))
 
 
-def with_scaler(net: nn.Module, rate: float) -> nn.Module:
+def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
     Of a net without norms what leaves each hidden layer is divided.
+
+    Args:
+        net: is changed.
+        rate: the divisor.
+        always: whether it also divides in evaluation.
     """
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] / rate, *inputs[1:]) if layer.training else inputs
+        return (inputs[0] / rate, *inputs[1:]) if always or layer.training else inputs
 
     def after(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output / rate if layer.training else output
+        return output / rate if always or layer.training else output
 
     norms = [layer for layer in net.modules() if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm))]
     for norm in norms:
