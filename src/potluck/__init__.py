@@ -98,6 +98,8 @@ _HOMES = {
     "with_exits": "models.contract",
     "Channels": "parts.channels",
     "Narrowing": "parts.channels",
+    "CrossLayer": "parts.crosslayer",
+    "InCo": "parts.crosslayer",
     "ConditionalVAE": "parts.cvae",
     "VAELoss": "parts.cvae",
     "server_vae": "parts.cvae",
@@ -253,6 +255,8 @@ if TYPE_CHECKING:
     from potluck.models.contract import with_exits as with_exits
     from potluck.parts.channels import Channels as Channels
     from potluck.parts.channels import Narrowing as Narrowing
+    from potluck.parts.crosslayer import CrossLayer as CrossLayer
+    from potluck.parts.crosslayer import InCo as InCo
     from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
     from potluck.parts.cvae import VAELoss as VAELoss
     from potluck.parts.cvae import server_vae as server_vae
