@@ -32,7 +32,7 @@ def everything_is_warm():
 
 
 def pytest_collection_finish():
-    """Thousands of collected tests are no garbage: no test is charged for looking through them."""
+    """Freeze the collected tests, so that collecting garbage among them is charged to no test's CPU budget."""
     gc.collect()
     gc.freeze()
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Size, nn
 
 from potluck.core.examples import Examples
 from potluck.core.modes import to_training
@@ -73,9 +74,7 @@ class Member:
 Roster = Mapping[ClientId, Member]
 
 
-def _the_tasks_own(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Placeholder for a criterion that was not given."""
-    raise NotImplementedError
+_THE_TASKS_OWN = cast(Criterion, None)  # of a federation whose criterion was not given
 
 
 @dataclass(frozen=True)
@@ -100,13 +99,13 @@ class Federation:
     architectures: Mapping[str, Builder]
     server_architecture: str
     num_classes: int
-    criterion: Criterion = _the_tasks_own
+    criterion: Criterion = _THE_TASKS_OWN
     public: Examples | None = None
     test: Examples | None = None
     task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
-        if self.criterion is _the_tasks_own:
+        if self.criterion is _THE_TASKS_OWN:
             object.__setattr__(self, "criterion", self.task.criterion)
 
     def build(self, architecture: str | None, key: Key, scale: Scale = FULL) -> nn.Module:
