@@ -98,11 +98,15 @@ _HOMES = {
     "with_exits": "models.contract",
     "Channels": "parts.channels",
     "Narrowing": "parts.channels",
+    "CrossLayer": "parts.crosslayer",
+    "InCo": "parts.crosslayer",
     "ConditionalVAE": "parts.cvae",
     "VAELoss": "parts.cvae",
     "server_vae": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
+    "blocks_within": "parts.exits",
+    "leading_share": "parts.exits",
     "new_exits": "parts.exits",
     "FeatureLoss": "parts.features",
     "FeaturePlace": "parts.features",
@@ -138,6 +142,7 @@ _HOMES = {
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
     "averages": "parts.prototypes",
+    "distance": "parts.prototypes",
     "means_by_class": "parts.prototypes",
     "one_each": "parts.prototypes",
     "stored": "parts.prototypes",
@@ -155,7 +160,9 @@ _HOMES = {
     "MutualLoss": "parts.teaching",
     "by_batch_statistics": "parts.teaching",
     "WidthSlices": "parts.width",
+    "level_within": "parts.width",
     "mean_statistics": "parts.width",
+    "warn_below": "parts.width",
     "with_scaler": "parts.width",
 }
 
@@ -248,11 +255,15 @@ if TYPE_CHECKING:
     from potluck.models.contract import with_exits as with_exits
     from potluck.parts.channels import Channels as Channels
     from potluck.parts.channels import Narrowing as Narrowing
+    from potluck.parts.crosslayer import CrossLayer as CrossLayer
+    from potluck.parts.crosslayer import InCo as InCo
     from potluck.parts.cvae import ConditionalVAE as ConditionalVAE
     from potluck.parts.cvae import VAELoss as VAELoss
     from potluck.parts.cvae import server_vae as server_vae
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
+    from potluck.parts.exits import blocks_within as blocks_within
+    from potluck.parts.exits import leading_share as leading_share
     from potluck.parts.exits import new_exits as new_exits
     from potluck.parts.features import FeatureLoss as FeatureLoss
     from potluck.parts.features import FeaturePlace as FeaturePlace
@@ -288,6 +299,7 @@ if TYPE_CHECKING:
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
     from potluck.parts.prototypes import averages as averages
+    from potluck.parts.prototypes import distance as distance
     from potluck.parts.prototypes import means_by_class as means_by_class
     from potluck.parts.prototypes import one_each as one_each
     from potluck.parts.prototypes import stored as stored
@@ -305,7 +317,9 @@ if TYPE_CHECKING:
     from potluck.parts.teaching import MutualLoss as MutualLoss
     from potluck.parts.teaching import by_batch_statistics as by_batch_statistics
     from potluck.parts.width import WidthSlices as WidthSlices
+    from potluck.parts.width import level_within as level_within
     from potluck.parts.width import mean_statistics as mean_statistics
+    from potluck.parts.width import warn_below as warn_below
     from potluck.parts.width import with_scaler as with_scaler
 
 

@@ -16,6 +16,8 @@ SETTINGS = {
     "fedmd": {"federation": {"public": "holdout"}},
     "heterofl": {"federation": {"models": [{"name": "preresnet18", "width": 8}]}},
     "fedrolex": {"federation": {"models": [{"name": "preresnet20", "widths": [4, 8, 16]}]}},
+    "fjord": {"federation": {"models": [{"name": "preresnet18", "width": 8}]}},
+    "splitmix": {"federation": {"models": [{"name": "preresnet18", "width": 8}]}},
     "fedorion": {"method": {"noise_batches": 2}},
     "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
     "mfedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},

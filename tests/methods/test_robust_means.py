@@ -21,6 +21,7 @@ BESIDES = {
     "local": "exchanges nothing",
     "fedfomo": "clients choose what they mix, and no mean is taken",
     "fedgkt": "the server's network learns from every client's features",
+    "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
 }
 """Methods that learn from replies by other ways than a mean."""

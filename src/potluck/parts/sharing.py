@@ -9,7 +9,7 @@ the layers they own. Replies that come one at a time (`cohort.stream`) are added
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -329,6 +329,9 @@ class SharesWeights(Method[P]):
     """
 
     sharing: Sharing
+
+    mixes_layers: ClassVar[bool] = False
+    """Whether what becomes of a layer depends on others too, and so on clients that lack it."""
 
     @property
     def keeps_model(self) -> bool:

@@ -68,16 +68,8 @@ class WidthSlices(Method[W]):
 
     def warn_of_weak_clients(self, server: Server) -> None:
         """Warn of clients whose capacity lies below the smallest level, which they train all the same."""
-        least = min(self.levels)
-        weak = [member for member in server.roster.values() if member.capacity < least]
-        if weak and self.assignment == "capacity":
-            others = f" and {len(weak) - 1} more" if len(weak) > 1 else ""
-            warnings.warn(
-                f"{type(self).__name__.lower()}: client {weak[0].id}{others}: capacity {weak[0].capacity:g} lies below"
-                f" the smallest level, {least:g}, which is trained all the same; give method.levels a smaller one",
-                PotluckWarning,
-                stacklevel=2,
-            )
+        if self.assignment == "capacity":
+            warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
 
     def rate(self, member: Member, server: Server) -> float:
         """The rate that a client trains in this round."""
@@ -99,11 +91,32 @@ class WidthSlices(Method[W]):
         return Message(weights=select(state.weights, self.submodel(server, rate)), rate=rate)
 
     @on_client
-    def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
+    def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Measure, Any, nn.Module]:
         """The narrow net, with BatchNorm's statistics measured on the client's own training data."""
         net = self.narrow_net(client, message)
         yield Measure(net, client.train, self.training.batch_size)
         return net
+
+
+def warn_below(least: float, server: Server, method: Method[Any], what: str, advice: str) -> None:
+    """Warn of clients whose capacity lies below the least that a method trains, which they train all the same.
+
+    Args:
+        least: the capacity that it takes.
+        server: knows the clients.
+        method: named in the warning.
+        what: it is that has this size.
+        advice: what the user can do.
+    """
+    weak = [member for member in server.roster.values() if member.capacity < least]
+    if weak:
+        others = f" and {len(weak) - 1} more" if len(weak) > 1 else ""
+        warnings.warn(
+            f"{type(method).__name__.lower()}: client {weak[0].id}{others}: capacity {weak[0].capacity:g} lies below"
+            f" {what}, {least:g}, which is trained all the same; {advice}",
+            PotluckWarning,
+            stacklevel=3,
+        )
 
 
 def level_within(levels: Sequence[float], capacity: float) -> float:
@@ -111,17 +124,22 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
     return max((level for level in levels if level <= capacity), default=min(levels))
 
 
-def with_scaler(net: nn.Module, rate: float) -> nn.Module:
+def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
     Of a net without norms what leaves each hidden layer is divided.
+
+    Args:
+        net: is changed.
+        rate: the divisor.
+        always: whether it also divides in evaluation.
     """
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] / rate, *inputs[1:]) if layer.training else inputs
+        return (inputs[0] / rate, *inputs[1:]) if always or layer.training else inputs
 
     def after(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output / rate if layer.training else output
+        return output / rate if always or layer.training else output
 
     norms = [layer for layer in net.modules() if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm))]
     for norm in norms:

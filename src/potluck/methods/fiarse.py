@@ -1,0 +1,262 @@
+"""FIARSE: federated learning via importance-aware sub-model extraction.
+
+Wu, Wang, Wang, Liu, Su, Gao. NeurIPS 2024. https://arxiv.org/abs/2407.19389. Algorithm 1. With `ladder`: Ma, Oh,
+Park, Kim. ICML 2026. https://arxiv.org/abs/2512.05372.
+
+There is one global network. A client trains its largest weights, as many as it can hold; the others are 0 to it. Which
+they are changes with the weights, since a surrogate gradient also tells a weight how important it is. The server
+averages each weight over the clients that held it.
+
+Symbols
+    x         state.weights
+    gamma_k   density, the share of the weights that client k trains
+    theta_k   thresholds, the smallest of the largest weights
+    m_j       kept, 1 where |x_j| is at least theta_k
+    eta_g     server_lr
+    eta_l     training.lr
+
+Wire
+    down      weights at most |w|, masks at most |w|
+    up        weights at most |w|
+
+Limits
+    surrogate=false equals fedavg sharing.weighting="uniform" on capacity=1.0
+    ladder=[1.0] surrogate=false equals fedavg sharing.weighting="uniform" on capacity=0.25
+    training.lr=0.0 stays at rest
+    server_lr=0.0 stays at rest
+
+Departures from the paper
+    1. A weight counts for every client that was sent it. The authors' code counts those in which it has changed, which
+       differs for weights that have no gradient.
+    2. `surrogate=false` takes the mask of the round's start throughout, without a gradient of its own, which is FedAvg
+       with sub-models. With the surrogate a weight that falls below theta_k is 0 for the rest of the round, as in the
+       code.
+    3. As in the code norms are not masked: every client trains theirs, and densities count the other weights.
+    4. BatchNorm's statistics belong to a mask. They are tracked in training and thrown away; to predict, a client
+       measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
+    5. `ladder`, which is not in the paper, is the gradual restoration of FedGMR: at fixed rounds the least density
+       rises, whatever a client's capacity, which is then that of its connection. In FedGMR clients are asynchronous.
+    6. A mask has a byte for each weight on the wire. Masked weights save traffic and no computation: networks are
+       multiplied as dense ones.
+    7. Local training defaults to Adam, like all methods here; the paper has SGD, and so does the surrogate's analysis.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from potluck import (
+    BATCH_NORMS,
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Extras,
+    Fit,
+    LocalTraining,
+    Mean,
+    Measure,
+    Member,
+    Message,
+    Method,
+    Need,
+    Schema,
+    Server,
+    SubModel,
+    Weights,
+    above,
+    at_least,
+    at_most,
+    buffers_of,
+    leading,
+    like,
+    load,
+    mean_where_covered,
+    minus,
+    on_client,
+    parameters_of,
+    plus,
+    put,
+    require,
+    select,
+    zeros_like,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """The global network's weights."""
+
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class FIARSE(Method[State]):
+    """Hyper-parameters of FIARSE. A client's density is its capacity.
+
+    Attributes:
+        training: a client's local training.
+        threshold: whether a client's largest weights are those of the whole net ("global"), or of each "layer".
+        surrogate: whether masks follow the weights within a round and have a gradient.
+        server_lr: eta_g.
+        ladder: densities that all clients have at least, one after the other; empty to leave them as they are.
+        grow_every: rounds until the next density of the ladder.
+        combine: how the clients' values of a weight become one.
+    """
+
+    variants = {
+        "by layer": {"threshold": "layer"},
+        "without the surrogate": {"surrogate": False},
+        "growing": {"ladder": [0.3, 0.6, 1.0], "grow_every": 1},
+        "half steps": {"server_lr": 0.5},
+    }
+    default_capacities = (1.0, 0.25, 0.0625, 0.015625)
+
+    training: LocalTraining = LocalTraining()
+    threshold: Literal["global", "layer"] = "global"
+    surrogate: bool = True
+    server_lr: Annotated[float, at_least(0)] = 1.0
+    ladder: tuple[Annotated[float, above(0), at_most(1)], ...] = ()
+    grow_every: Annotated[int, at_least(1)] = 10
+    combine: Mean = Mean()
+
+    def __post_init__(self) -> None:
+        rises = all(low < high for low, high in pairwise(self.ladder))
+        require(rises, "ladder", "densities that rise", self.ladder)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Every round starts from what is sent."""
+        return False
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.ONE_ARCHITECTURE})
+
+    def init(self, server: Server) -> State:
+        return State(parameters_of(server.build()))
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        densities = {i: self.density(server.roster[i], server) for i in cohort.ids}
+        submodels = {gamma: self.submodel(state.weights, gamma, server) for gamma in densities.values()}
+        sent = {gamma: message_of(state.weights, submodel) for gamma, submodel in submodels.items()}
+        replies = cohort.stream(self.local_update, {i: sent[gamma] for i, gamma in densities.items()})
+        held = {i: submodels[gamma] for i, gamma in densities.items()}
+        averaged = mean_where_covered(replies, held, state.weights, self.combine)
+        if self.server_lr == 1:
+            return State(averaged)
+        return State(plus(state.weights, minus(averaged, state.weights), self.server_lr))
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        return Schema(weights=like(message["weights"]))
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        net, masks = sparse_net(client, message), message["masks"]
+        extras = {"kept": masks, "thresholds": self.thresholds(parameters_of(net), masks)}
+        yield Fit(net, MaskedLoss(client.criterion, self.surrogate), client.train, self.training, extras=extras)
+        return Message(weights=select(parameters_of(net), submodel_of(parameters_of(net), masks)))
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        gamma = self.density(server.roster[client_id], server)
+        return message_of(state.weights, self.submodel(state.weights, gamma, server))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
+        net = sparse_net(client, message)
+        yield Measure(net, client.train, self.training.batch_size)
+        return net
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        net = server.build()
+        return None if buffers_of(net) else load(net, state.weights)
+
+    def density(self, member: Member, server: Server) -> float:
+        """gamma_k in this round."""
+        if not self.ladder:
+            return member.capacity
+        step = max(server.round - 1, 0) // self.grow_every
+        return max(member.capacity, self.ladder[min(step, len(self.ladder) - 1)])
+
+    def submodel(self, weights: Weights, density: float, server: Server) -> SubModel:
+        """The largest weights, as masks by name; weights of one size come together."""
+        sizes = {name: weights[name].abs() for name in server.about(None, maskable)}
+        least = {group: smallest_of_largest(found, density) for group, found in self.compared(sizes).items()}
+        return submodel_of(weights, {name: size >= least[self.group(name)] for name, size in sizes.items()})
+
+    def thresholds(self, weights: Weights, masks: Weights) -> Weights:
+        """theta_k by name: the smallest of the weights that are kept, and compared with that one."""
+        kept = self.compared({name: weights[name][mask].abs() for name, mask in masks.items()})
+        return {name: kept[self.group(name)].amin() for name in masks}
+
+    def compared(self, sizes: Weights) -> Weights:
+        """By group, the sizes of the weights among which the largest are chosen, (n,)."""
+        groups: dict[str, list[Tensor]] = {}
+        for name, size in sizes.items():
+            groups.setdefault(self.group(name), []).append(size.flatten())
+        return {group: torch.cat(found) for group, found in groups.items()}
+
+    def group(self, name: str) -> str:
+        """What a weight is compared within: the net, or its layer."""
+        return "net" if self.threshold == "global" else name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class MaskedLoss:
+    """f(x * m(x)): the task's loss of the net whose small weights are left out."""
+
+    criterion: Criterion
+    surrogate: bool
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch."""
+        own, thresholds = dict(net.named_parameters(remove_duplicate=False)), extras["thresholds"]
+        large = {n: masked(own[n], kept, thresholds[n], self.surrogate) for n, kept in extras["kept"].items()}
+        return self.criterion(functional_call(net, large, (batch.inputs,), tie_weights=False), batch.targets)
+
+
+def masked(x: Tensor, kept: Tensor, theta: Tensor, surrogate: bool) -> Tensor:
+    """The masked x * m(x), with the surrogate dm / d|x| = 2 theta / (|x| + theta)^2 for what is kept."""
+    if not surrogate:
+        return x * kept
+    size = x.detach().abs()
+    large = x * (kept & (size >= theta))
+    slope = (1 + 2 * theta * size / (size + theta).square()).nan_to_num(1.0)  # 0 / 0 where both are 0
+    return large.detach() + slope * (large - large.detach())  # the value of `large`, and `slope` times its gradient
+
+
+def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:
+    """The smallest of this share, rounded down, of the sizes (n,), the largest of them; of one at least."""
+    count = max(1, int(density * len(sizes)))
+    return sizes.kthvalue(len(sizes) - count + 1).values
+
+
+def maskable(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
+    """Names of the trained weights that are not those of norms."""
+    norms = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
+    layers = {id(p) for layer in net.modules() if isinstance(layer, norms) for p in layer.parameters()}
+    named = net.named_parameters(remove_duplicate=False)
+    return tuple(name for name, p in named if p.requires_grad and id(p) not in layers)
+
+
+def submodel_of(weights: Weights, masks: Weights) -> SubModel:
+    """The masks, and the whole of other tensors."""
+    return {**leading({name: tensor.shape for name, tensor in weights.items()}), **masks}
+
+
+def message_of(weights: Weights, submodel: SubModel) -> Message:
+    """A sub-model, and where it lies."""
+    masks = {name: place for name, place in submodel.items() if isinstance(place, Tensor)}
+    return Message(weights=select(weights, submodel), masks=masks)
+
+
+def sparse_net(client: Client, message: Message) -> nn.Module:
+    """On the client, the net of the weights that were sent, and 0 for the others."""
+    nothing = zeros_like(parameters_of(client.model))
+    return load(client.model, put(message["weights"], submodel_of(nothing, message["masks"]), nothing), partial=True)

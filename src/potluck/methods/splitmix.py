@@ -1,0 +1,280 @@
+"""SplitMix: efficient split-mix federated learning for on-demand and in-situ customization.
+
+Hong, Wang, Wang, Zhou. ICLR 2022. https://openreview.net/forum?id=_QLmakITKg. Algorithms 1 and 2.
+
+The wide network is split into thin base networks that share nothing. In a round a client trains as many of them as its
+capacity allows, and every base is averaged over the clients that trained it. To predict, any number of bases is mixed:
+their logits are averaged.
+
+Symbols
+    r         atom, the width of a base network
+    B         bases, how many there are
+    f_b       one network of a `Mix`
+    theta_b   the entries of state.weights that begin with "b."
+    b_k       budget, how many bases client k trains
+    n_k       len(client.train)
+
+Wire
+    down      weights at most |weights| + |weights|
+    up        weights at most |weights|, examples 1, statistics at most |statistics|, batches 1
+
+Limits
+    atom=1.0 equals fedavg on capacity=1.0
+    atom=1.0 counts a twin as twice the data on capacity=1.0
+    training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. The code draws a base's initial weights as those of a layer 1/r times as wide. Here they are that layer's: base b
+       begins as the b-th block of channels of the full network. Numbers that do not depend on the width, such as the
+       last layer's biases, begin equal in all bases.
+    2. Widths round up as everywhere here, and the code's round down. Numbers of bases round down in both; here a
+       quotient that misses a whole number by a rounding error only, as 0.3 / 0.1 does, counts as that number.
+    3. BatchNorm is static: batch statistics in training, as in the code's experiments without running statistics. The
+       code predicts with those of the test batches, or measures them on a client's training data. Here a client
+       measures them so for the bases it predicts with, and those of the global model are measured by the cohort in a
+       second exchange, each client for the bases that it trained, and averaged by batches.
+    4. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4, and
+       a rate that falls by steps (`training.schedule`).
+    5. A client predicts with the first b_k bases, as in the code; the code can also sort them by validation accuracy.
+    6. Adversarial training, with two BatchNorms in each base, is left out.
+"""
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    Criterion,
+    Extras,
+    Fit,
+    LocalTraining,
+    Mean,
+    Measure,
+    Member,
+    Message,
+    Method,
+    Need,
+    Schema,
+    Server,
+    SubModel,
+    Weights,
+    above,
+    at_most,
+    buffers_of,
+    count,
+    frozen_names,
+    leading,
+    like,
+    load,
+    masked_cross_entropy,
+    mean_where_covered,
+    mean_where_present,
+    on_client,
+    outline,
+    parameters_of,
+    select,
+    warn_below,
+    weights_of,
+    with_scaler,
+)
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class State:
+    """The base networks: weights, and BatchNorm statistics measured for them; and the bases whose turn is to come."""
+
+    weights: Weights
+    statistics: Weights
+    waiting: list[int]
+
+
+class Mix(nn.ModuleDict):
+    """Base networks by number, which predict together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of their logits."""
+        return torch.stack([base(x) for base in self.values()]).mean(0)
+
+
+@dataclass(frozen=True)
+class SplitMix(Method[State]):
+    """Hyper-parameters of SplitMix.
+
+    Attributes:
+        training: a client's local training.
+        atom: width of a base network, as a share of the full one's channels.
+        scaler: whether what enters each norm, or leaves each layer of a network without norms, is divided by `atom` in
+            training, as in HeteroFL.
+        mask: whether logits of classes that a batch lacks are set to 0 in its loss, as in the code's experiments in
+            which clients lack classes.
+        combine: how the clients' values of a weight become one.
+    """
+
+    training: LocalTraining = LocalTraining()
+    atom: Annotated[float, above(0), at_most(1)] = 0.125
+    scaler: bool = True
+    mask: bool = False
+    combine: Mean = Mean()
+
+    default_capacities = (1.0, 0.5, 0.25, 0.125)
+    variants = {
+        "masked": {"mask": True},
+        "unscaled": {"scaler": False},
+    }
+
+    @property
+    def keeps_model(self) -> bool:
+        """Every round starts from the bases that are sent."""
+        return False
+
+    @property
+    def bases(self) -> int:
+        """B, the number of base networks."""
+        return int(1 / self.atom + _ROUNDING)
+
+    def budget(self, capacity: float) -> int:
+        """b_k, the number of bases within a capacity; at least one."""
+        return min(max(int(capacity / self.atom + _ROUNDING), 1), self.bases)
+
+    def needs(self) -> frozenset[Need]:
+        masked = {Need.CLASSES} if self.mask else set[Need]()
+        scaled = {Need.SPLIT_MODEL} if self.scaler else set[Need]()
+        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked, *scaled})
+
+    def init(self, server: Server) -> State:
+        warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
+        net, whole = self.mix(server, range(self.bases)), weights_of(server.build())
+        for base, part in net.items():
+            load(part, block(whole, part, int(base)), partial=True)
+        return State(parameters_of(net), buffers_of(net), [])
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        waiting, trained = state.waiting, dict[ClientId, list[int]]()
+        for i in cohort.ids:  # Alg. 2
+            waiting = waiting or self.shuffled(server)
+            (first, *waiting), others = waiting, self.shuffled(server)
+            others.remove(first)
+            trained[i] = [first, *others[: self.budget(server.roster[i].capacity) - 1]]
+        sent = {i: Message(weights=of_bases(state.weights, trained[i])) for i in trained}
+        whole = {i: leading({name: t.shape for name, t in sent[i]["weights"].items()}) for i in sent}
+        replies = cohort.stream(self.local_update, sent)
+        weights = mean_where_covered(
+            replies, whole, state.weights, self.combine, share=lambda reply: float(reply["examples"])
+        )
+        if not state.statistics:
+            return State(weights, {}, waiting)
+        heard = [i for i in trained if i not in replies.failures]
+        measured = cohort.ask(self.measure, {i: Message(weights=of_bases(weights, trained[i])) for i in heard})
+        found = [reply for reply in measured.values() if reply["batches"]]
+        batches = [float(reply["batches"]) for reply in found]
+        owned = [reply["statistics"] for reply in found]
+        statistics = mean_where_present(owned, batches, state.statistics, self.combine)
+        return State(weights, statistics, waiting)
+
+    def shuffled(self, server: Server) -> list[int]:
+        """All bases in an order of this round's draws."""
+        return torch.randperm(self.bases, generator=server.rng).tolist()
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        if handler == "local_update":
+            return Schema(weights=like(message["weights"]), examples=count(member.examples))
+        own, sent = outline(server.build(width=self.atom)), message["weights"]
+        layers = {f"{base}.{name}": tensor for base in numbers(sent) for name, tensor in own.items()}
+        statistics = {name: tensor for name, tensor in layers.items() if name not in sent}
+        return Schema(statistics=like(statistics), batches=count(member.examples, least=0))
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        net = self.received(client, message)
+        for base in net.values() if self.scaler else ():
+            with_scaler(base, self.atom)
+        losses = [BaseLoss(client.criterion, base, self.mask) for base in net]
+        yield Fit(net, losses, client.train, self.training)
+        return Message(weights=parameters_of(net), examples=len(client.train))
+
+    @on_client
+    def measure(self, client: Client, message: Message) -> ClientWork:
+        """BatchNorm's statistics of the new bases on this client's data."""
+        net = self.received(client, message)
+        batches = yield Measure(net, client.train, self.training.batch_size)
+        return Message(statistics=buffers_of(net), batches=batches)
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        bases = range(self.budget(server.roster[client_id].capacity))
+        return Message(weights=of_bases(state.weights, bases))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
+        """A mix with statistics measured on the client's own training data; a single base as it is."""
+        net = self.received(client, message)
+        yield Measure(net, client.train, self.training.batch_size)
+        return net if len(net) > 1 else next(iter(net.values()))
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        return load(self.mix(server, range(self.bases)), {**state.weights, **state.statistics})
+
+    def received(self, client: Client, message: Message) -> Mix:
+        """On the client, the bases that it was sent."""
+        net = self.mix(client, numbers(message["weights"]))
+        load(net, message["weights"], partial=True)
+        return net
+
+    def mix(self, party: Server | Client, bases: Iterable[int]) -> Mix:
+        """These bases, frozen layers in place; weights that are trained, and buffers, are to be loaded."""
+        net = Mix({str(number): party.build(width=self.atom) for number in bases})
+        if frozen := frozen_names(net):
+            whole = weights_of(party.build())
+            for number, part in net.items():
+                found = block(whole, part, int(number))
+                load(part, {name: found[name] for name in found if f"{number}.{name}" in frozen}, partial=True)
+        return net
+
+
+@dataclass(frozen=True)
+class BaseLoss:
+    """The loss of one base; those of several are added up."""
+
+    criterion: Criterion
+    base: str
+    mask: bool
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch."""
+        logits = net.get_submodule(self.base)(batch.inputs)
+        if not self.mask:
+            return self.criterion(logits, batch.targets)
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        return masked_cross_entropy(logits, batch.targets, (batch.targets[:, None] == classes).any(0))
+
+
+def of_bases(weights: Weights, bases: Iterable[int]) -> Weights:
+    """The entries of these bases."""
+    prefixes = tuple(f"{base}." for base in bases)
+    return {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
+
+
+def numbers(weights: Weights) -> list[int]:
+    """The bases that have entries, ascending."""
+    return sorted({int(name.partition(".")[0]) for name in weights})
+
+
+def block(whole: Weights, base: nn.Module, number: int) -> Weights:
+    """What a base is cut from: of each dimension that it has a part of, the part with this number, going around."""
+    places: SubModel = {
+        name: tuple(
+            (number * kept + torch.arange(kept)) % size if kept < size else slice(0, size)
+            for kept, size in zip(tensor.shape, whole[name].shape, strict=True)
+        )
+        for name, tensor in base.state_dict().items()
+    }
+    return select(whole, places)

@@ -1,0 +1,211 @@
+"""Internal cross-layer gradients: the server mixes each deep layer's update with that of a shallow layer like it.
+
+Chan, Zhou, Zhao, Jiang, Ngai. ICLR 2024. https://arxiv.org/abs/2308.11464, section 3 and Algorithm 1.
+
+Deep layers differ more from client to client than shallow ones. So the server takes each layer's aggregated update
+apart from the method that made it, and gives deep layers a share of the direction of a shallow layer of their shape.
+Clients notice nothing, which is why this works over any method that moves weights on the server.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+
+import torch
+from torch import Size, Tensor, nn
+
+from potluck.core.batchnorm import BATCH_NORMS
+from potluck.core.fields import Checked, above, at_least, require
+from potluck.core.needs import Need, Offer
+from potluck.core.roles import Cohort, Server
+from potluck.core.weights import Weights
+from potluck.models.contract import Blocks, StagedNet
+from potluck.parts.sharing import GroupWeights, HasWeights, SharesWeights
+
+EPSILON = 1e-7  # what the authors' code adds to what it divides by
+
+Kind = tuple[type[nn.Module], Size]
+
+
+def across_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, str]:
+    """By name, the weights that are mixed, and with which: the last of its type and shape in the first block with one.
+
+    In a ResNet these are the convolutions of all blocks of a stage but the first, and the second convolution of that
+    one, as in the authors' code: from stage to stage shapes differ.
+    """
+    pairs, sources = dict[str, str](), dict[Kind, str]()
+    for block in _blocks(net):
+        found = _weights(net, block)
+        pairs |= {name: sources[kind] for name, kind in found if kind in sources}
+        sources |= {kind: name for name, kind in found if kind not in sources}
+    return pairs
+
+
+def inside_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, str]:
+    """By name, the weights that are mixed, and with which: the first of its type and shape in the same block.
+
+    In a transformer that is the second norm of each block, and its first, as in the authors' code.
+    """
+    pairs = dict[str, str]()
+    for block in _blocks(net):
+        sources = dict[Kind, str]()
+        for name, kind in _weights(net, block):
+            if sources.setdefault(kind, name) != name:
+                pairs[name] = sources[kind]
+    return pairs
+
+
+@dataclass(frozen=True)
+class CrossLayer(Checked):
+    """How updates are mixed: g = (g_k / |g_k| + theta g_0 / |g_0|) (|g_k| + |g_0|) / 2, each entry limited.
+
+    g_k is the update of a deep layer, g_0 that of its shallow one; alpha = <g_0, g_0>, beta = <g_0, g_k>.
+
+    Attributes:
+        rule: theta is |beta| / alpha, at most `cap`, in the authors' code ("released"); -beta / alpha in Algorithm 1
+            ("paper"); this only where beta is negative in the theorem, eq. 2 ("theorem"); and 1 in the ablation
+            without optimisation ("sum").
+        normalise: False leaves norms out, g = g_k + theta g_0, as in the ablation without normalisation.
+        granularity: norms and products are those of each "kernel" of a convolution, as in the code, or of the whole
+            "tensor", as those of other layers always are.
+        pairs: "across" blocks mixes a layer with one of an earlier block, see `across_blocks`; "inside" with an earlier
+            one of its own block, see `inside_blocks`.
+        cap: limit of theta under "released".
+        clip: limit of each entry of g.
+    """
+
+    rule: Literal["released", "paper", "theorem", "sum"] = "released"
+    normalise: bool = True
+    granularity: Literal["kernel", "tensor"] = "kernel"
+    pairs: Literal["across", "inside"] = "across"
+    cap: Annotated[float, at_least(0)] = 5.0
+    clip: Annotated[float, above(0)] = 0.1
+
+    def need(self) -> Need:
+        """That there is something to mix."""
+        return _ACROSS if self.pairs == "across" else _INSIDE
+
+    def pairs_of(self, server: Server, architectures: Iterable[str]) -> dict[str, str]:
+        """The pairs of all layers of these architectures; where they disagree, those of the last."""
+        question = across_blocks if self.pairs == "across" else inside_blocks
+        return {deep: shallow for name in architectures for deep, shallow in server.about(name, question).items()}
+
+    def mixed(self, deep: Tensor, shallow: Tensor) -> Tensor:
+        """g, of the updates g_k and g_0 of one shape."""
+        dims = tuple(range(2 if self.granularity == "kernel" and deep.dim() > 2 else 0, deep.dim()))
+        alpha, beta = ((shallow * other).sum(dims, keepdim=True) for other in (shallow, deep))
+        theta = self._theta(alpha, beta)
+        if not self.normalise:
+            return (deep + theta * shallow).clamp(-self.clip, self.clip)
+        norms = [torch.linalg.vector_norm(update, dim=dims, keepdim=True) for update in (deep, shallow)]
+        direction = deep / (norms[0] + EPSILON) + theta * shallow / (norms[1] + EPSILON)
+        return (direction * (norms[0] + norms[1]) / 2).clamp(-self.clip, self.clip)
+
+    def moved(self, before: Weights, after: Weights, pairs: Mapping[str, str]) -> Weights:
+        """The weights after a round whose updates are mixed; where either of a pair has not moved, as they were."""
+        moves = {name: after[name] - before[name] for name in {*pairs, *pairs.values()} if name in after}
+        moved = {name for name, move in moves.items() if move.any()}
+        both = [(deep, shallow) for deep, shallow in pairs.items() if deep in moved and shallow in moved]
+        return {**after, **{deep: before[deep] + self.mixed(moves[deep], moves[shallow]) for deep, shallow in both}}
+
+    def _theta(self, alpha: Tensor, beta: Tensor) -> Tensor:
+        if self.rule == "released":
+            return (beta.abs() / (alpha + EPSILON)).clamp(max=self.cap)
+        if self.rule == "sum":
+            return torch.ones_like(beta)
+        theta = torch.where(alpha > 0, -beta / alpha, 0.0)
+        return theta.clamp(min=0.0) if self.rule == "theorem" else theta
+
+
+class StateWithWeights(HasWeights, Protocol):
+    """A method's state, a dataclass, with the server's weights."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+P = TypeVar("P", bound=StateWithWeights)
+
+
+@dataclass(frozen=True)
+class InCo(SharesWeights[P]):
+    """What makes a method an InCo one: in front of it among the bases of a class, it mixes what each round did.
+
+    Attributes:
+        inco: how updates are mixed.
+    """
+
+    inco: CrossLayer = CrossLayer()
+
+    mixes_layers = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+
+    def needs(self) -> frozenset[Need]:
+        """Those of the method, and layers to mix."""
+        return super().needs() | {self.inco.need()}
+
+    def round(self, state: P, cohort: Cohort, server: Server) -> P:
+        """The method's round, after which its updates are mixed."""
+        after = super().round(state, cohort, server)
+        pairs = {group: self.inco.pairs_of(server, names) for group, names in self._architectures(server).items()}
+        pool: GroupWeights = {g: self.inco.moved(state.pool[g], after.pool[g], pairs[g]) for g in after.pool}
+        return replace(after, pool=pool)
+
+    def _architectures(self, server: Server) -> dict[str, list[str]]:
+        """By group, its members' architectures, the largest last."""
+        size: dict[str, int] = {}
+        found: dict[str, set[str]] = {}
+        for member in server.roster.values():
+            size[member.architecture] = sum(shape.numel() for shape in member.shapes.values())
+            found.setdefault(self.sharing.group(member), set()).add(member.architecture)
+        return {group: sorted(names, key=lambda name: (size[name], name)) for group, names in found.items()}
+
+
+def _blocks(net: nn.Module) -> list[str]:
+    """Names of a net's blocks: of a staged net the blocks of its stages, or stages that have none; else its children.
+
+    The head and exits are left out.
+    """
+    if not isinstance(net, StagedNet):
+        return [name for name, _ in net.named_children()]
+    found: list[str] = []
+    for name, stage in net.stages.named_children():
+        parts = [f"{name}.{part}" for part, _ in stage.named_children()] if isinstance(stage, Blocks) else [name]
+        found += [f"stages.{part}" for part in parts]
+    return found
+
+
+def _weights(net: nn.Module, block: str) -> list[tuple[str, Kind]]:
+    """Name and kind of each trained weight in a block: those of layers, without biases and without BatchNorm."""
+    found: list[tuple[str, Kind]] = []
+    for name, layer in net.get_submodule(block).named_modules(prefix=block):
+        weight = layer._parameters.get("weight")
+        if weight is not None and weight.requires_grad and not isinstance(layer, BATCH_NORMS):
+            found.append((f"{name}.weight", (type(layer), weight.shape)))
+    return found
+
+
+def _nothing_across(offer: Offer) -> str | None:
+    return None if any(across_blocks(net) for net in offer.nets.values()) else _no_pairs(offer)
+
+
+def _nothing_inside(offer: Offer) -> str | None:
+    return None if any(inside_blocks(net) for net in offer.nets.values()) else _no_pairs(offer)
+
+
+def _no_pairs(offer: Offer) -> str:
+    return f"it mixes the updates of layers of one shape, which it does not find in {', '.join(offer.nets)}"
+
+
+_ACROSS = Need(
+    "two layers of one type and shape in different blocks",
+    _nothing_across,
+    "choose deeper models, or method.inco.pairs = 'inside'",
+)
+_INSIDE = Need(
+    "two layers of one type and shape in one block",
+    _nothing_inside,
+    "choose other models, or method.inco.pairs = 'across'",
+)

@@ -1,0 +1,301 @@
+"""DepthFL: its loss and its server step by hand, whose layers move, and the sizes of the paper's networks."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from potluck.core.batchnorm import batch_norms
+from potluck.core.errors import PotluckWarning
+from potluck.core.examples import Examples
+from potluck.core.federation import Federation, Site
+from potluck.core.fit import LocalTraining
+from potluck.core.inference import predict
+from potluck.core.method import Need
+from potluck.core.rng import fold_in
+from potluck.core.weights import buffers_of, load, minus, parameters_of, plus
+from potluck.methods.depthfl import DepthFL, DepthLoss, bottleneck_exit
+from potluck.models import get_model
+from potluck.models.contract import blocks, linear_exit, place_shapes
+from potluck.models.vit import vit
+
+EXACTLY = {"rtol": 0, "atol": 0}
+CLOSELY = {"rtol": 1e-4, "atol": 1e-6}
+SGD = LocalTraining("sgd", lr=0.05, batch_size=8)
+IMAGE = (3, 8, 8)
+SMALL = partial(get_model("resnet10"), 3, IMAGE, width=2, stem="cifar")  # four blocks, a classifier behind each
+FOUR = (1.0, 0.75, 0.5, 0.25)
+
+
+def images(*capacities, build=SMALL, shape=IMAGE):
+    """One client a capacity, each with images of its own."""
+    sites = {}
+    for id, capacity in enumerate(capacities):
+        draws = fold_in(0, "images", id).generator()
+        train = Examples(torch.rand(8 + id, *shape, generator=draws), torch.arange(8 + id) % 3)
+        sites[id] = Site(id, "net", train, train, train, capacity)
+    return Federation(sites, {"net": build}, "net", num_classes=3)
+
+
+def whole_net(run):
+    """The network with all classifiers, and the weights of the state."""
+    server = run.engine.server(0)
+    net = run.engine.method.net(server, server.build(), server.input_shape, 1.0)
+    return load(net, {**run.state.weights, **run.state.buffers})
+
+
+def dual(run, client):
+    """g_k as the client keeps it; nothing of one that was never drawn."""
+    return run.kept(client)["state"].get("g", {})
+
+
+def answers(run):
+    return run.wire.replied["local_update"][-1]
+
+
+# The networks
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [(100, [479_652, 1_347_336, 3_838_316, 12_283_344]), (10, [433_482, 1_254_996, 3_699_806, 12_098_664])],
+)
+def test_a_resnet18_has_the_parameters_of_the_authors_at_every_depth(play, classes, expected):
+    federation = images(
+        1.0, build=partial(get_model("resnet18"), classes, (3, 32, 32), stem="cifar"), shape=(3, 32, 32)
+    )
+    run = play(DepthFL(), replace(federation, num_classes=classes), rounds=0)
+    server, found = run.engine.server(0), []
+    net = server.build()
+    for level in sorted(FOUR):
+        part = run.engine.method.net(server, net, (3, 32, 32), level)
+        found.append(sum(parameter.numel() for parameter in part.parameters()))
+    assert found == expected
+
+
+def test_clients_have_the_leading_blocks_and_the_classifiers_behind_them(play):
+    run = play(DepthFL(), images(*FOUR))
+    places = blocks(run.engine.server(0).build())
+    ends = {1.0: 4, 0.75: 3, 0.5: 2, 0.25: 1}
+    for id, capacity in enumerate(FOUR):
+        sent = run.wire.sent["local_update"][0][id]
+        names = {*sent["weights"], *sent["buffers"]}
+        exits = {name.split(".")[1] for name in names if name.startswith("exits.")}
+        assert exits == {places[end - 1] for end in (1, 2, 3) if end <= ends[capacity]}
+        assert ("head.weight" in names) == (capacity == 1.0)
+        deployed = run.engine.inference_model(run.state, id).state_dict()
+        assert names == {name.removeprefix("net.") for name in deployed}
+    deepest = run.wire.sent["local_update"][0][0]
+    assert deepest["weights"].keys() == run.state.weights.keys()
+    assert deepest["buffers"].keys() == run.state.buffers.keys()
+
+
+def test_the_gate_and_the_rows_of_the_bottleneck_follow_the_map_down_to_the_last(play):
+    net = SMALL()
+    shapes = list(place_shapes(net, IMAGE).values())
+    found = bottleneck_exit(shapes, net, torch.Size((2, 8, 8)), 3)
+    gate, *rows, _ = found.body
+    assert [row[-3].out_channels for row in rows] == [4, 8, 16]
+    x = torch.rand(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    share = gate.eval()(x) / x
+    assert share.min() > 0
+    assert share.max() < 1
+    assert found.eval()(x).shape == (4, 3)
+    assert gate(torch.rand(2, 2, 7, 5)).shape == (2, 2, 7, 5)  # the authors' needs even sides
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_classifiers_have_norms_if_the_net_has_any(normed):
+    stem = [nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if normed else [])]
+    net = nn.Sequential(*stem)
+    found = bottleneck_exit([torch.Size((4, 6, 6)), torch.Size((8, 3, 3))], net, torch.Size((4, 6, 6)), 3)
+    assert len(batch_norms(found)) == (5 if normed else 0)
+
+
+@pytest.mark.parametrize("build", [partial(vit, 3, IMAGE, patch=4, width=8, heads=2, depth=4)])
+def test_classifiers_of_other_features_are_linear(play, build):
+    run = play(DepthFL(SGD), images(1.0, 0.25, build=build))
+    net = whole_net(run)
+    for place, found in net.exits.named_children():
+        assert repr(found) == repr(linear_exit(net, place_shapes(net, IMAGE)[place], 3))
+
+
+# The loss
+
+
+def outputs_and_loss(play, consistency):
+    run = play(DepthFL(), images(1.0), rounds=0)
+    net, batch = whole_net(run), run.engine.federation.sites[0].train.batch(torch.arange(8))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
+    loss = DepthLoss(F.cross_entropy, consistency, 0.0)(net, batch, {})
+    return net, batch, loss
+
+
+def test_depth_loss__is_that_of_the_paper_with_teachers_that_do_not_learn(play):
+    net, batch, loss = outputs_and_loss(play, 0.3)
+    z = list(net.exit_outputs(batch.inputs).values())
+    assert len(z) == 4
+    expected = sum(F.cross_entropy(each, batch.targets) for each in z)
+    for i, student in enumerate(z):
+        for j, teacher in enumerate(z):
+            if i != j:
+                p = teacher.detach().softmax(1)
+                divergence = (p * (p.log() - student.log_softmax(1))).sum(1).mean()
+                expected = expected + 0.3 / 3 * divergence
+    assert_close(loss, expected)
+    weights = list(net.parameters())
+    assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights), **CLOSELY)
+
+
+def test_classifiers_that_agree_teach_nothing(play):
+    net, batch, _ = outputs_and_loss(play, 0.0)
+    with torch.no_grad():
+        for last in (net.head, *(found.head for found in net.exits.children())):
+            last.weight.zero_()
+            last.bias.copy_(torch.tensor([0.3, -0.2, 0.5]))
+    taught, alone = (DepthLoss(F.cross_entropy, weight, 0.0)(net, batch, {}) for weight in (5.0, 0.0))
+    assert_close(taught, alone)
+    weights = list(net.parameters())
+    assert_close(torch.autograd.grad(taught, weights), torch.autograd.grad(alone, weights), **CLOSELY)
+
+
+def test_depth_loss__has_the_gradient_of_feddyns_two_terms(play):
+    net, batch, _ = outputs_and_loss(play, 0.0)
+    weights = list(net.parameters())
+    g, sent = ({n: torch.full_like(w, value) for n, w in net.named_parameters()} for value in (0.3, -0.2))
+    extras = {"g": g, "sent": sent}
+    plain, found = (
+        torch.autograd.grad(DepthLoss(F.cross_entropy, 0.5, alpha)(net, batch, extras), weights) for alpha in (0.0, 0.4)
+    )
+    assert_close(found, tuple(p - 0.3 + 0.4 * (w + 0.2) for p, w in zip(plain, weights, strict=True)), **CLOSELY)
+
+
+def test_what_classifiers_teach_grows_to_its_full_weight_after_the_ramp():
+    method = DepthFL(consistency=2.0)
+    assert method.weight(1) == pytest.approx(2 * math.exp(-5))
+    assert method.weight(151) == pytest.approx(2 * math.exp(-1.25))
+    assert method.weight(301) == method.weight(1000) == 2.0
+    assert replace(method, ramp=0).weight(1) == 2.0
+    assert method.weight(100) < method.weight(101)
+
+
+# The server
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_each_layer_is_the_mean_of_those_that_have_it_gone_beyond_by_h(play, alpha):
+    run = play(DepthFL(SGD, alpha=alpha), images(*FOUR), rounds=2)
+    before = run.state
+    run.round(0, 2, 3)
+    found = [answer["weights"] for answer in answers(run).values()]
+    seen = set()
+    for name, old in before.weights.items():
+        own = [weights[name] for weights in found if name in weights]
+        seen.add(len(own))
+        mean = sum(own) / len(own)
+        h = before.h[name] - alpha * len(own) * (mean - old) / 4
+        assert_close(run.state.h[name], h, **CLOSELY)
+        assert_close(run.state.weights[name], mean - h / alpha if alpha else mean, **CLOSELY)
+    assert seen == {1, 2, 3}
+    for name in before.buffers:
+        own = [answer["buffers"][name] for answer in answers(run).values() if name in answer["buffers"]]
+        expected = sum(own) / len(own) if own[0].is_floating_point() else max(own)
+        assert_close(run.state.buffers[name], expected)
+
+
+def test_h_is_the_mean_of_all_clients_g_whoever_was_drawn_and_whatever_they_have(play):
+    run = play(DepthFL(SGD, alpha=0.3), images(*FOUR), rounds=0)
+    for cohort in [(0, 1), (3,), (2,), (0, 1, 2, 3), (1, 3)]:
+        run.round(*cohort)
+        duals = [dual(run, id) for id in range(4)]
+        for name, h in run.state.h.items():
+            assert_close(h, sum(g[name] if name in g else torch.zeros_like(h) for g in duals) / 4, **CLOSELY)
+    assert run.state.h["head.weight"].any()
+
+
+def test_g_changes_by_alpha_times_the_way_gone_and_only_at_clients_that_were_drawn(play):
+    run = play(DepthFL(SGD, alpha=0.5), images(*FOUR), rounds=2)
+    before = {id: dual(run, id) for id in range(4)}
+    run.round(0, 3)
+    for id in (0, 3):
+        way = minus(answers(run)[id]["weights"], run.wire.sent["local_update"][-1][id]["weights"])
+        assert_close(dual(run, id), plus(before[id], way, -0.5), **CLOSELY)
+        assert max(float(tensor.abs().max()) for tensor in way.values()) > 1e-3
+    for id in (1, 2):
+        assert_close(dual(run, id), before[id], **EXACTLY)
+
+
+def test_layers_that_no_client_of_a_round_has_stay_with_their_h(play):
+    run = play(DepthFL(SGD, alpha=0.3), images(*FOUR), rounds=2)
+    before = run.state
+    run.round(2, 3)
+    sent = run.wire.sent["local_update"][-1][2]
+    moved = {n for n, w in run.state.weights.items() if not torch.equal(w, before.weights[n])}
+    assert moved == sent["weights"].keys()
+    assert {n for n, h in run.state.h.items() if not torch.equal(h, before.h[n])} <= moved
+    assert {n for n, b in run.state.buffers.items() if not torch.equal(b, before.buffers[n])} == sent["buffers"].keys()
+
+
+def test_without_alpha_clients_keep_nothing(play):
+    run = play(DepthFL(SGD, alpha=0.0), images(1.0, 0.5), rounds=2)
+    assert run.kept(0) == {"state": {}}
+    assert not any(h.any() for h in run.state.h.values())
+
+
+def test_notes__tell_the_norm_of_h(play):
+    run = play(DepthFL(SGD), images(1.0, 0.5), rounds=2)
+    norm = torch.cat([h.flatten() for h in run.state.h.values()]).norm()
+    assert run.reports[-1].notes == {"h_norm": pytest.approx(float(norm), rel=1e-5)}
+
+
+# Prediction
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_the_mean_of_all_classifiers_predicts(play, who):
+    run = play(DepthFL(SGD), images(*FOUR), rounds=2)
+    net, test = whole_net(run).eval(), run.engine.federation.sites[0].test
+    with torch.no_grad():
+        outputs = list(net.exit_outputs(test.inputs).values())
+    model = run.model(2) if who == "client" else run.engine.global_model(run.state)
+    few = 2 if who == "client" else 4
+    assert_close(predict(model, test), sum(outputs[:few]) / few)
+
+
+def test_a_client_with_one_classifier_predicts_with_it(play):
+    run = play(DepthFL(SGD), images(1.0, 0.25), rounds=2)
+    model, state = run.model(1), run.state
+    assert model.ending
+    assert_close(parameters_of(model), {n: state.weights[n] for n in parameters_of(model)}, **EXACTLY)
+    assert_close(buffers_of(model), {n: state.buffers[n] for n in buffers_of(model)}, **EXACTLY)
+
+
+# What it asks for
+
+
+def test_needs_are_stated():
+    shared = {Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES}
+    assert DepthFL().needs() == {*shared, Need.CLASSES}
+    assert DepthFL(consistency=0.0).needs() == DepthFL(levels=(1.0,)).needs() == {*shared, Need.ONE_OUTPUT}
+
+
+def test_levels_that_no_net_has_are_refused():
+    for levels, expected in [
+        ((), "at least one share"),
+        ((1.0, 0.0), "above 0 and"),
+        ((1.5,), "above 0 and at most 1"),
+    ]:
+        with pytest.raises(ValueError, match=f"levels: expected {expected}"):
+            DepthFL(levels=levels)
+
+
+def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play):
+    with pytest.warns(PotluckWarning, match=r"depthfl: client 1: capacity 0\.1 lies below the smallest level, 0\.25"):
+        play(DepthFL(), images(1.0, 0.1), rounds=0)

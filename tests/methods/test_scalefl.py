@@ -1,0 +1,275 @@
+"""ScaleFL: its loss by hand, what is averaged where, and the sizes of the networks that clients train."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from potluck.core.batchnorm import batch_norms
+from potluck.core.errors import PotluckWarning
+from potluck.core.examples import Examples
+from potluck.core.federation import Federation, Site
+from potluck.core.fit import LocalTraining
+from potluck.core.inference import predict
+from potluck.core.method import Need
+from potluck.core.rng import fold_in
+from potluck.core.scale import FULL
+from potluck.core.weights import load, parameters_of
+from potluck.methods.scalefl import ExitsLoss, ScaleFL, divergence
+from potluck.models import get_model
+from potluck.models.cifar_resnet import _cifar_resnet
+from potluck.models.contract import blocks
+from potluck.models.preresnet import preresnet18
+from potluck.models.vit import vit
+from potluck.testing.worlds import assigned, quick
+
+EXACTLY = {"rtol": 0, "atol": 0}
+CLOSELY = {"rtol": 1e-4, "atol": 1e-6}
+SGD = LocalTraining("sgd", lr=0.05, batch_size=8)
+IMAGE = (3, 8, 8)
+SMALL = partial(get_model("resnet10"), 3, IMAGE, width=4, stem="cifar")  # four blocks, an exit behind each
+FOUR = (1.0, 0.75, 0.5, 0.25)
+
+
+def images(*capacities, build=SMALL, shape=IMAGE, classes=3):
+    """One client a capacity, each with images of its own."""
+    sites = {}
+    for id, capacity in enumerate(capacities):
+        draws = fold_in(0, "images", id).generator()
+        train = Examples(torch.rand(8 + id, *shape, generator=draws), torch.arange(8 + id) % 3)
+        sites[id] = Site(id, "net", train, train, train, capacity)
+    return Federation(sites, {"net": build}, "net", num_classes=classes)
+
+
+def part(run, level):
+    """The net of a level, with the weights of the state."""
+    server, method = run.engine.server(0), run.engine.method
+    net = method.part(server, server.input_shape, *method.scale(level))
+    slices = {name: tuple(map(slice, tensor.shape)) for name, tensor in net.named_parameters()}
+    return load(net, {name: run.state.weights[name][at] for name, at in slices.items()}, partial=True)
+
+
+def size(net, *, exits):
+    return sum(p.numel() for name, p in net.named_parameters() if exits or not name.startswith("exits."))
+
+
+# The networks
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(10, 1_982_136), (100, 2_002_656)])
+def test_a_resnet110_has_the_parameters_of_the_authors(play, classes, expected):
+    build = partial(_cifar_resnet, 18, classes, (3, 32, 32), scale=FULL, width=16, shortcut="B")
+    method = quick(ScaleFL, assigned(ScaleFL.variants["as in the authors' code"]))
+    run = play(method, images(1.0, build=build, shape=(3, 32, 32), classes=classes), rounds=0)
+    assert len(blocks(run.engine.server(0).build())) == 54
+    assert sum(weight.numel() for weight in run.state.weights.values()) == expected
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        SMALL,
+        partial(preresnet18, 3, IMAGE),
+        partial(get_model("heterofl_cnn"), 3, IMAGE),
+    ],
+)
+def test_levels_of_convolutional_nets_have_no_more_weights_than_heterofls_of_that_capacity(play, build):
+    run = play(ScaleFL(), images(1.0, build=build), rounds=0)
+    for level in FOUR:
+        assert size(part(run, level), exits=False) <= size(run.engine.server(0).build(width=level), exits=True)
+
+
+def test_clients_have_leading_channels_and_blocks_and_the_exits_behind_them(play):
+    run = play(ScaleFL(SGD), images(*FOUR))
+    places = blocks(run.engine.server(0).build())
+    for id, (width, end) in enumerate([(1.0, 4), (0.85, 3), (0.7, 2), (0.375, 1)]):
+        sent = run.wire.sent["local_update"][0][id]["weights"]
+        assert {n.split(".")[1] for n in sent if n.startswith("exits.")} == {
+            places[e - 1] for e in (1, 2, 3) if e <= end
+        }
+        assert ("head.weight" in sent) == (id == 0)
+        whole = run.engine.server(0).build(width=width)
+        assert {n: w.shape for n, w in sent.items() if n.startswith("stages.")}.items() <= {
+            n: w.shape for n, w in whole.named_parameters()
+        }.items()
+        for name, weight in sent.items():
+            assert torch.equal(weight, run.states[0].weights[name][tuple(map(slice, weight.shape))])
+
+
+def test_exits_are_three_convolutions_behind_maps_and_linear_behind_tokens(play):
+    net = part(play(ScaleFL(SGD), images(1.0)), 1.0)
+    for found in net.exits.children():
+        assert [type(layer).__name__ for layer in found.body] == ["Conv2d", "BatchNorm2d", "ReLU"] * 3 + ["GlobalPool"]
+    tokens = part(play(ScaleFL(SGD), images(1.0, build=partial(vit, 3, IMAGE, width=16, heads=2))), 1.0)
+    assert [len(list(found.body)) for found in tokens.exits.children()] == [2] * 3
+
+
+# The loss
+
+
+def with_outputs(play):
+    """A net with four exits that differ, and a batch."""
+    run = play(ScaleFL(), images(1.0), rounds=0)
+    net, batch = part(run, 1.0), run.engine.federation.sites[0].train.batch(torch.arange(8))
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draws), alpha=0.1)
+    return net, batch
+
+
+@pytest.mark.parametrize("teacher_learns", [True, False])
+def test_exits_loss__is_the_papers_and_the_deepest_exit_learns_from_it_or_not(play, teacher_learns):
+    net, batch = with_outputs(play)
+    loss = ExitsLoss(F.cross_entropy, 0.4, 3.0, teacher_learns)(net, batch, {})
+    z = list(net.exit_outputs(batch.inputs).values())
+    teacher = z[3] if teacher_learns else z[3].detach()
+    expected = 4 * F.cross_entropy(z[3], batch.targets)
+    for j in range(3):
+        target, student = (teacher / 3).softmax(1), (z[j] / 3).log_softmax(1)
+        kl = (target * (target.log() - student)).sum(1).mean()
+        expected = expected + (j + 1) * (F.cross_entropy(z[j], batch.targets) + 0.4 * 9 * kl)
+    assert len(z) == 4
+    assert_close(loss, expected / 10)
+    weights = list(net.parameters())
+    assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected / 10, weights), **CLOSELY)
+
+
+def test_exits_loss__without_gamma_is_a_mean_whose_weights_grow_with_depth(play):
+    net, batch = with_outputs(play)
+    z = list(net.exit_outputs(batch.inputs).values())
+    expected = sum((j + 1) / 10 * F.cross_entropy(each, batch.targets) for j, each in enumerate(z))
+    assert_close(ExitsLoss(F.cross_entropy, 0.0, 3.0, True)(net, batch, {}), expected)
+    one = ExitsLoss(lambda outputs, targets: torch.tensor(1.0), 0.0, 3.0, True)(net, batch, {})
+    assert one == 1.0  # the weights sum to one
+
+
+def test_the_authors_divergence_is_a_class_count_smaller():
+    draws = torch.Generator().manual_seed(0)
+    z, teacher = torch.randn(6, 10, generator=draws), torch.randn(6, 10, generator=draws)
+    theirs = torch.nn.KLDivLoss(reduction="none")((z / 3).log_softmax(1), (teacher / 3).softmax(1)).mean() * 9
+    assert_close(divergence(z, teacher, 3.0), 10 * theirs)
+    assert divergence(z, z, 3.0).abs() < 1e-6
+
+
+def test_the_deepest_exit_teaches_after_the_warmup_only(play):
+    methods = [ScaleFL(SGD, gamma=5.0, warmup=1), ScaleFL(SGD, gamma=0.0), ScaleFL(SGD, gamma=5.0)]
+    late, never, always = (play(method, images(1.0)) for method in methods)
+    assert_close(late.state.weights, never.state.weights, **EXACTLY)
+    assert any(not torch.equal(w, never.state.weights[name]) for name, w in always.state.weights.items())
+    late.round(), never.round()
+    assert any(not torch.equal(w, never.state.weights[name]) for name, w in late.state.weights.items())
+
+
+# The server
+
+
+def test_every_coordinate_is_the_mean_over_exactly_those_that_hold_it(play):
+    run = play(ScaleFL(SGD), images(*FOUR))
+    before = run.state
+    run.round(1, 2, 3)
+    found, seen = [answer["weights"] for answer in run.wire.replied["local_update"][-1].values()], set()
+    for name, old in before.weights.items():
+        total, held = torch.zeros_like(old), torch.zeros_like(old)
+        for weights in found:
+            if name in weights:
+                at = tuple(map(slice, weights[name].shape))
+                total[at] += weights[name]
+                held[at] += 1
+        assert_close(run.state.weights[name], torch.where(held > 0, total / held.clamp(min=1), old), **CLOSELY)
+        assert torch.equal(run.state.weights[name][held == 0], old[held == 0])
+        seen |= set(held.flatten().tolist())
+    assert seen == {0.0, 1.0, 2.0, 3.0}
+
+
+def test_nothing_behind_a_clients_exit_moves(play):
+    run = play(ScaleFL(SGD), images(*FOUR))
+    before = run.state.weights
+    run.round(2)
+    places = blocks(run.engine.server(0).build())
+    sent = run.wire.sent["local_update"][-1][2]["weights"]
+    moved = {name for name, weight in run.state.weights.items() if not torch.equal(weight, before[name])}
+    assert moved == sent.keys()
+    assert not any(name.startswith((f"exits.{places[2]}.", "head.")) for name in moved)
+
+
+def test_an_untrained_slice_goes_back_unchanged(play):
+    run = play(ScaleFL(replace(SGD, lr=0.0)), images(*FOUR), rounds=2)
+    assert_close(run.state.weights, run.states[0].weights)
+
+
+def test_the_cohort_measures_the_whole_network_without_its_early_exits(play):
+    run = play(ScaleFL(SGD), images(1.0, 0.25))
+    full = parameters_of(run.engine.server(0).build())
+    for message in run.wire.sent["measure"][0].values():
+        assert message["weights"].keys() == full.keys()
+    found = run.engine.global_model(run.state)
+    assert not found.exits
+    assert_close(parameters_of(found), {name: run.state.weights[name] for name in full}, **EXACTLY)
+    replies = run.wire.replied["measure"][0].values()
+    name = next(name for name in run.state.statistics if name.endswith("running_mean"))
+    total = sum(reply["batches"] for reply in replies)
+    expected = sum(reply["batches"] * reply["statistics"][name] for reply in replies) / total
+    assert_close(found.get_buffer(name), expected)
+
+
+# Prediction
+
+
+def test_a_client_predicts_with_its_deepest_exit_and_its_own_statistics(play):
+    run = play(ScaleFL(replace(SGD, batch_size=64)), images(*FOUR), rounds=2)
+    train, model = run.engine.federation.sites[2].train, run.model(2)
+    net = part(run, 0.5)
+    for norm in batch_norms(net).values():
+        norm.running_mean = norm.running_var = None  # its one batch is all of its examples
+    with torch.no_grad():
+        *_, expected = net.eval().exit_outputs(train.inputs).values()
+    found, spread = predict(model, train), expected.std()
+    assert float((found - expected).abs().max() / spread) < 0.2  # the variance measured is the unbiased one
+
+
+def test_what_enters_a_norm_is_divided_by_the_width_in_training_and_evaluation(play):
+    run = play(ScaleFL(SGD), images(1.0, 0.5), rounds=0)
+    net = part(run, 0.5)
+    norm = next(layer for layer in net.stages.modules() if isinstance(layer, torch.nn.BatchNorm2d))
+    seen = []
+    norm.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
+    x = torch.rand(4, *IMAGE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        stem = next(layer for layer in net.stages.modules() if isinstance(layer, torch.nn.Conv2d))(x)
+        for training in (True, False):
+            net.train(training)(x)
+    for entered in seen:
+        assert_close(entered, stem / 0.7)
+    assert len(seen) == 2
+
+
+# What it asks for
+
+
+def test_needs_are_stated():
+    shared = {Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES}
+    assert ScaleFL().needs() == {*shared, Need.CLASSES}
+    assert ScaleFL(gamma=0.0).needs() == {*shared, Need.ONE_OUTPUT}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"widths": (1.0, 0.5)}, "widths: expected one for each of 4 levels"),
+        ({"depths": (1.0,)}, "depths: expected one for each of 4 levels"),
+        ({"depths": (0.5, 0.5, 0.5, 0.5)}, "widths: expected a level with all channels and all blocks"),
+        ({"depths": (1.0, 0.5, 0.0, 0.5)}, "depths: expected above 0 and at most 1"),
+    ],
+)
+def test_levels_that_make_no_nets_are_refused(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ScaleFL(**options)
+
+
+def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play):
+    with pytest.warns(PotluckWarning, match=r"scalefl: client 1: capacity 0\.1 lies below the smallest level, 0\.25"):
+        play(ScaleFL(), images(1.0, 0.1), rounds=0)
