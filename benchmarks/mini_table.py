@@ -39,6 +39,7 @@ MEASURES = {
     "personal": "accuracy_personal_mean",
     "global": "accuracy_global",
 }
+COLUMNS = ("family", "row", "seed", "rounds", *MEASURES, "megabytes", "minutes", "records")
 
 
 @dataclass(frozen=True)
@@ -105,21 +106,44 @@ def accuracy(rounds: Sequence[RoundRecord], field: str) -> float | None:
     return None if None in values else fmean(values)
 
 
-def write_results(finished: list[Entry], runs: Path) -> None:
-    """One line a run; of one that was played further, its first rounds, which are the same."""
+def write_results(everything: list[Entry], runs: Path, families: Sequence[str]) -> None:
+    """One line a run, family by family; runs that lie in other folders keep their lines."""
     RESULTS.parent.mkdir(exist_ok=True)
+    known = {(line["family"], line["row"], line["seed"]): line for line in read_results()}
+    for entry in everything:
+        if is_finished(entry, runs):
+            known[entry.family, entry.row, str(entry.seed)] = result_of(entry, runs / entry.folder_name)
+    wanted = [(entry.family, entry.row, str(entry.seed)) for entry in everything]
     with RESULTS.open("w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(["family", "row", "seed", "rounds", *MEASURES, "megabytes", "minutes", "records"])
-        for entry in finished:
-            folder, count = runs / entry.folder_name, entry.experiment.run.rounds
-            rounds = read_run(folder).rounds[:count]
-            values = [accuracy(rounds, field) for field in MEASURES.values()]
-            shown = ["" if value is None else f"{value:.4f}" for value in values]
-            sent = sum(record.bytes_down + record.bytes_up for record in rounds) / 1e6
-            minutes = sum(json.loads(line)["seconds_total"] for line in first_lines(folder / TIMINGS, count)) / 60
-            records = digest(b"".join(first_lines(folder / ROUNDS, count)))
-            out.writerow([entry.family, entry.row, entry.seed, count, *shown, f"{sent:.1f}", f"{minutes:.1f}", records])
+        out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        out.writeheader()
+        out.writerows(known[key] for key in sorted(wanted, key=lambda key: families.index(key[0])) if key in known)
+
+
+def read_results() -> list[dict[str, str]]:
+    """The lines so far."""
+    if not RESULTS.is_file():
+        return []
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def result_of(entry: Entry, folder: Path) -> dict[str, str]:
+    """The line of a finished run; of one that was played further, its first rounds, which are the same."""
+    count = entry.experiment.run.rounds
+    rounds = read_run(folder).rounds[:count]
+    values = {measure: accuracy(rounds, field) for measure, field in MEASURES.items()}
+    minutes = sum(json.loads(line)["seconds_total"] for line in first_lines(folder / TIMINGS, count)) / 60
+    return {
+        "family": entry.family,
+        "row": entry.row,
+        "seed": str(entry.seed),
+        "rounds": str(count),
+        **{measure: "" if value is None else f"{value:.4f}" for measure, value in values.items()},
+        "megabytes": f"{sum(record.bytes_down + record.bytes_up for record in rounds) / 1e6:.1f}",
+        "minutes": f"{minutes:.1f}",
+        "records": digest(b"".join(first_lines(folder / ROUNDS, count))),
+    }
 
 
 def first_lines(path: Path, count: int) -> list[bytes]:
@@ -130,9 +154,7 @@ def first_lines(path: Path, count: int) -> list[bytes]:
 
 def print_table(table: dict[str, Any]) -> None:
     """The results as Markdown, mean and standard deviation over seeds in percent."""
-    with RESULTS.open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    for family, of_family in groupby(lines, lambda line: line["family"]):
+    for family, of_family in groupby(read_results(), lambda line: line["family"]):
         print(f"\n{table['families'][family]['title']}\n")
         print(f"| row | seeds | {' | '.join(MEASURES)} | MB | minutes |\n|---|---|{'---|' * len(MEASURES)}---|---|")
         members = list(of_family)
@@ -165,9 +187,7 @@ def main() -> None:
     if options.processes:
         wanted = [entry for entry in everything if entry.role in options.roles and fnmatch(entry.row, options.only)]
         play_all(wanted, options.runs, options.processes)
-    order = list(table["families"])
-    finished = [entry for entry in everything if is_finished(entry, options.runs)]
-    write_results(sorted(finished, key=lambda entry: order.index(entry.family)), options.runs)
+    write_results(everything, options.runs, list(table["families"]))
     print_table(table)
 
 
