@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from potluck.core.discovery import matching
@@ -19,6 +20,7 @@ from potluck.experiment.config import hyper_parameters
 from potluck.experiment.folder import open_folder, run_digest
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model, list_models
+from potluck.testing.facts import facts_of
 
 _LISTS: dict[str, Callable[[], list[str]]] = {
     "methods": list_methods,
@@ -46,6 +48,8 @@ def print_lists(kind: str | None, pattern: str) -> None:
                 raise ConfigError(f"no {kind} match {pattern!r}; all: potluck list {kind}")
             for item in found:
                 console.print(f"{item:<22}{_first_line(kind, item)}", highlight=False, soft_wrap=True)
+                if kind == "methods":
+                    _print_facts(console, get_method(item))
 
 
 def print_details(name: str, *, digest: bool) -> None:
@@ -89,6 +93,18 @@ def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
     console.print(table)
 
 
+def _print_facts(console: Console, cls: type[Method[Any]]) -> None:
+    """What a method needs, sends, keeps, whether it stacks and how it was verified, a line each."""
+    try:
+        facts = facts_of(cls)
+    except (AssertionError, ConfigError) as error:  # a method from elsewhere, whose documentation is not in our form
+        console.print(f"    [yellow]{escape(f'potluck check {cls.__module__}: {error}')}[/yellow]", soft_wrap=True)
+        return
+    for head, text in facts.lines():
+        console.print(f"    {head:<11}{text}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+
+
 def _print_needs(console: Console, cls: type[Method[Any]]) -> None:
     """The method's needs with its defaults, and advice."""
     for need in sorted(cls().needs(), key=str):
@@ -105,10 +121,8 @@ def _print_run(console: Console, folder: Path, digest: bool) -> None:
 
 def _first_line(kind: str, name: str) -> str:
     if kind == "methods":
-        method = get_method(name)
-        module, needs = inspect.getmodule(method), ", ".join(sorted(map(str, method().needs())))
-        line = ((module and module.__doc__) or "").strip().split("\n")[0]
-        return f"{line} Needs {needs}." if needs else line
+        module = inspect.getmodule(get_method(name))
+        return ((module and module.__doc__) or "").strip().split("\n")[0]
     if kind == "partitions":
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":

@@ -15,6 +15,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     descends the gradient
     counts a twin as twice the data

@@ -23,6 +23,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedavg on capacity=1.0

@@ -17,6 +17,12 @@ Wire
     down      candidates at most peers * (|w| + |b|)
     up        weights |theta_i|, gains at most peers * integer
 
+Facts
+    keeps     model
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     equals local on rounds=1
     candidates="same" equals local on clients=2

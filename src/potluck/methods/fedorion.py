@@ -22,6 +22,12 @@ Wire
     up        own differs * |theta_i|, common |theta_g|, examples 1
     with      aggregation=false also: up common at most |theta_g|
 
+Facts
+    keeps     model
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true
     server_training.lr=0.0 equals fedorion distillation=false on batchnorm=true

@@ -16,6 +16,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     mu=0.0 equals fedavg
     descends the gradient

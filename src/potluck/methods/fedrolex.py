@@ -17,6 +17,12 @@ Wire
     up        weights |slice|, labels classes * flag, statistics |b|, batches 1
     with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     equals heterofl on rounds=1
     equals heterofl on capacity=1.0

@@ -19,6 +19,12 @@ Wire
     up        counts classes * integer, features present * |h|, logits present * |z|
     with      sharing.scope="layer" also: down weights |w|, buffers |b|; up weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     model
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     alpha=0.0 training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000
     alpha=0.0 sharing.scope="architecture" equals fedavg sharing.scope="architecture"

@@ -16,6 +16,12 @@ Wire
     up        weights |slice|, labels classes * flag, statistics |b|, batches 1
     with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
     training.lr=0.0 stays at rest

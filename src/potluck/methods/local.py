@@ -10,6 +10,12 @@ Wire
     down      nothing
     up        nothing
 
+Facts
+    keeps     model
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     training.lr=0.0 stays at rest
     training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000

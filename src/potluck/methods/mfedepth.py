@@ -16,6 +16,12 @@ Wire
     down      weights |w|, buffers |b|, exits |exits|
     up        weights |w|, buffers |b|, exits at most |exits|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedepth on capacity=1.0

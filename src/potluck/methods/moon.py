@@ -18,6 +18,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     previous
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     mu=0.0 equals fedavg
     equals fedavg on rounds=1

@@ -17,6 +17,12 @@ Wire
     down      weights |w|, buffers |b|, control |w|
     up        dy |w|, dc |w|, buffers |b|, examples 1
 
+Facts
+    keeps     control
+    stacks    yes
+    code      not compared
+    table     not yet
+
 Limits
     reaches the optimum
     option="gradient" reaches the optimum

@@ -40,6 +40,7 @@ from potluck.parts.sharing import SharesWeights
 from potluck.records import CLIENTS, ROUNDS
 from potluck.testing.corruptions import corruptions
 from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
+from potluck.testing.facts import keeps_what_it_says, stacks_as_it_says
 from potluck.testing.hearing import Hearing
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import Place, applying, check_size, documented
@@ -467,6 +468,8 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     is_a_frozen_value,
     hyper_parameters_round_trip,
     names_its_variants,
+    keeps_what_it_says,
+    stacks_as_it_says,
     is_deterministic,
     private_noise_never_repeats,
     leaves_the_global_generator_alone,

@@ -60,7 +60,7 @@ class Stacked(Inner):
     def __init__(self, rule: Rule = always, at_once: int = 10) -> None:
         self._rule = rule
         self.at_once = at_once
-        self._told: set[str] = set()
+        self.refused: set[str] = set()
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
@@ -111,9 +111,9 @@ class Stacked(Inner):
         return [_alone(host, session, request) for session, request in members]
 
     def _tell(self, why: str) -> None:
-        if why not in self._told:
+        if why not in self.refused:
             log.info("%s", why)
-            self._told.add(why)
+            self.refused.add(why)
 
 
 def _small(net: nn.Module, most: int) -> bool:
