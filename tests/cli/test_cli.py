@@ -12,7 +12,7 @@ import pytest
 
 from potluck.core.task import Regression
 from potluck.data.dataset import Description
-from potluck.methods import list_methods
+from potluck.methods import get_method, list_methods
 
 from .conftest import SMALL
 
@@ -144,7 +144,7 @@ def test_a_flipped_byte_in_a_checkpoint_is_one_line(potluck, tmp_path):
 
 def test_lists_show_every_method_with_its_title(potluck):
     outcome = potluck("list methods")
-    assert [line.split()[0] for line in outcome.out.splitlines()] == list_methods()
+    assert [line.split()[0] for line in outcome.out.splitlines() if line[:1].strip()] == list_methods()
     assert "federated averaging" in outcome.out
     everything = potluck("list").out
     for name in ("fedin", "resnet26", "cifar10", "balanced_dirichlet"):
@@ -372,8 +372,30 @@ def test_a_run_that_goes_on_without_diverged_clients_says_so_and_counts_what_was
     assert "2 rounds were lost and changed nothing" in said.out
 
 
-def test_list_and_show__name_what_a_method_needs(potluck):
-    assert re.search(r"^fedmd .*\. Needs .*public data.*\.$", potluck("list methods").out, re.MULTILINE)
+def test_list_methods__says_what_a_method_needs_sends_keeps_and_how_it_was_verified(potluck):
+    listed = potluck("list methods scaffold").out
+    assert "needs      layers of one name have one shape at all clients" in listed
+    assert "exchanges  1 a round: local_update" in listed
+    assert "down       weights |w|, buffers |b|, control |w|" in listed
+    assert "keeps      control" in listed
+    assert "stacks     yes" in listed
+    assert re.search(r"verified   \d+ stated limits; the authors' code: .+; the paper's tables: .+", listed)
+
+
+def test_list_methods__takes_a_method_without_the_sections(potluck, tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.methods.plugins", lambda group: {"odd": Odd()})
+    assert re.search(r"^odd .*\n    potluck check .*: the Wire section", potluck("list methods odd").out)
+
+
+class Odd:
+    """An entry point of a method whose module says nothing."""
+
+    def load(self):
+        return type("Plain", (get_method("fedavg"),), {"__module__": "tests"})
+
+
+def test_show__names_what_a_method_needs(potluck):
+    assert "public data" in potluck("list methods fedmd").out
     shown = potluck("show heterofl").out
     assert "needs a model whose width can be cut: if not, choose another model" in shown
     assert "needs one architecture for all clients: if not, give federation.models one name" in shown
@@ -388,3 +410,21 @@ def test_list_and_show__name_the_task_of_a_data_set_without_classes(potluck, mon
     assert potluck("show svhn").out == "svhn: inputs (4,), regression, 1 output\n"
     assert potluck("show digits").out == "digits: inputs (1, 8, 8), 10 classes\n"
     assert re.search(r"svhn +inputs \(4,\), regression, 1 output", potluck("list datasets svhn").out)
+
+
+def test_check_of_a_federation__says_which_methods_can_run_on_it_and_why_others_cannot(potluck, tmp_path):
+    (tmp_path / "ours.toml").write_text(
+        '[federation]\ndataset = "digits"\nclients = 4\nmodels = ["cnn2", "cnn3"]\n\n[method]\nname = "heterofl"\n'
+    )
+    outcome = potluck("check ours.toml federation.clients=5")
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("5 clients, digits, models cnn2, cnn3\n")
+    assert re.search(r"^can run     fedavg$", outcome.out, re.MULTILINE)
+    assert re.search(r"^cannot run  heterofl\n +it needs one architecture, but client 0", outcome.out, re.MULTILINE)
+    assert re.search(rf"^\d+ of {len(list_methods())} methods can run here", outcome.out, re.MULTILINE)
+
+
+def test_check_of_a_method__takes_no_overrides(potluck):
+    outcome = potluck("check fedavg run.rounds=3")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "a method is checked as it is" in outcome.err

@@ -19,7 +19,7 @@ def parameter_count(net):
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-# He et al. print 0.27 M and 0.46 M. A further class has 65 parameters; "B" adds 16 * 32 + 64 and 32 * 64 + 128.
+# He et al. print 0.27, 0.46, 0.85 and 1.7 M. A class more has 65 parameters; "B" adds 16 * 32 + 64 and 32 * 64 + 128.
 @pytest.mark.parametrize(
     ("name", "shortcut", "counts"),
     [
@@ -27,6 +27,8 @@ def parameter_count(net):
         ("resnet20", "B", (272_474, 278_324, 284_824)),
         ("resnet32", "A", (464_154, 470_004, 476_504)),
         ("resnet32", "B", (466_906, 472_756, 479_256)),
+        ("resnet56", "A", (853_018, 858_868, 865_368)),
+        ("resnet110", "A", (1_727_962, 1_733_812, 1_740_312)),
     ],
 )
 def test_counts(name, shortcut, counts):

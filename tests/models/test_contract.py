@@ -151,7 +151,7 @@ def test_leading_slices_fit_the_narrower_net(name, width):
     for key, tensor in lower.items():
         assert tensor.dim() == full[key].dim()
         for size, whole in zip(tensor.shape, full[key].shape, strict=True):
-            assert size in {whole, math.ceil(width * whole)}, key
+            assert size in {whole, math.ceil(width * whole), 4 * math.ceil(width * whole / 4)}, key  # bottlenecks: 4
     slices = {key: full[key][tuple(map(slice, tensor.shape))] for key, tensor in lower.items()}
     net = build(name, width=width)
     net.load_state_dict(slices, strict=True)

@@ -5,7 +5,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.scale import Scale
 from potluck.models.cifar_resnet import SubsampleAndPad
 from potluck.models.contract import features
-from potluck.models.preresnet import PreActivationBlock, preresnet18, preresnet20
+from potluck.models.preresnet import PreActivationBlock, PreActivationBottleneck, preresnet18, preresnet20, preresnet152
 
 
 def outline(channels=3, **options):
@@ -152,3 +152,50 @@ def test_rate_rounds_up_where_fedepth_rounds_down():
 def test_bad_options_of_preresnet20(options, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         outline20(**options)
+
+
+def outline152(classes=10, **options):
+    with torch.device("meta"):
+        return preresnet152(classes, (3, 32, 32), **options)
+
+
+# Five levels of HeteroFL's bottleneck net, as its released constructor counts them.
+@pytest.mark.parametrize(
+    ("rate", "count"),
+    [(1.0, 58_148_938), (1 / 2, 14_578_730), (1 / 4, 3_665_434), (1 / 8, 926_738), (1 / 16, 236_878)],
+)
+def test_counts_of_preresnet152(rate, count):
+    assert sum(parameter.numel() for parameter in outline152(scale=Scale(rate)).parameters()) == count
+
+
+# Papers that compare with it print the mean over the five levels, of heads with a thousand classes: 16.29 M.
+def test_mean_count_of_preresnet152_with_a_thousand_classes():
+    rates = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    counts = [sum(p.numel() for p in outline152(1000, scale=Scale(rate)).parameters()) for rate in rates]
+    assert sum(counts) / len(counts) == pytest.approx(16_297_997.6)
+
+
+def test_layers_of_preresnet152():
+    net = outline152()
+    weighted = [m for m in net.modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]
+    assert len(weighted) == 152 + 4  # and a projection in each stage
+    assert [len(stage) for name, stage in net.stages.named_children() if name.startswith("layer")] == [3, 8, 36, 3]
+
+
+def test_a_bottleneck_carries_the_raw_input_or_projects_the_activated_one():
+    block = PreActivationBottleneck(8, 2).eval()
+    torch.nn.init.zeros_(block.conv3.weight)
+    x = torch.randn(2, 8, 6, 6)
+    assert torch.equal(block(x), x)
+    block = PreActivationBottleneck(4, 2, stride=2, project=True).eval()
+    torch.nn.init.zeros_(block.conv3.weight)
+    assert not block(-torch.rand(2, 4, 6, 6)).any()
+    assert block(torch.rand(2, 4, 6, 6)).shape == (2, 8, 3, 3)
+
+
+def test_a_narrow_preresnet152_is_a_leading_slice_at_widths_that_do_not_divide():
+    full, narrow = outline152(width=12), outline152(width=12, scale=Scale(1 / 5))
+    whole = {name: tensor.shape for name, tensor in full.state_dict().items()}
+    cut = {name: tensor.shape for name, tensor in narrow.state_dict().items()}
+    assert cut.keys() == whole.keys()
+    assert all(small <= large for name in cut for small, large in zip(cut[name], whole[name], strict=True))

@@ -78,12 +78,20 @@ def show(
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(help="A method name, or the Python file of a new method.")],
+    target: Annotated[
+        str | None, typer.Argument(help="A method name, the Python file of a new method, or a TOML file.")
+    ] = None,
+    overrides: Overrides = None,
 ) -> None:
-    """Check a method: the conformance suite, and the method's stated limits."""
-    from potluck.cli.examine import examine
+    """Check a method: the conformance suite and its stated limits. Or a federation: which methods can run on it."""
+    from potluck.cli.examine import examine, examine_federation
 
-    if not examine(target):
+    target, assignments = _asked(target, overrides)
+    if target is None or target.endswith(".toml"):
+        examine_federation(target, assignments)
+    elif assignments:
+        raise typer.BadParameter(f"{assignments[0]}: a method is checked as it is; name a TOML file, or no target")
+    elif not examine(target):
         raise typer.Exit(1)
 
 

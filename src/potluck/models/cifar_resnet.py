@@ -1,4 +1,4 @@
-"""ResNet-14, 20 and 32 for small images: three stages of basic blocks, 16, 32 and 64 channels wide.
+"""ResNet-14, 20, 32, 56 and 110 for small images: three stages of basic blocks, 16, 32 and 64 channels wide.
 
 He, Zhang, Ren, Sun. CVPR 2016. https://arxiv.org/abs/1512.03385, section 4.2: 6n + 2 layers, n blocks a stage.
 The 14-layer net (n = 2) is `resnet14_cifar`, since `resnet14` is the four-stage net of the FedIN experiments.
@@ -23,47 +23,30 @@ from potluck.models.contract import Blocks, StagedNet, of_depth
 from potluck.models.resnet import BasicBlock, with_fan_out_variance
 
 
-def resnet14_cifar(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    scale: Scale = FULL,
-    width: int = 16,
-    shortcut: str = "A",
-) -> StagedNet:
-    """ResNet-14 for small images: two blocks in each of three stages of `width`, 2 and 4 times `width` channels."""
-    return _cifar_resnet(2, num_classes, input_shape, scale, width, shortcut)
+def _variant(name: str, layers: int) -> Callable[..., StagedNet]:
+    """The function that builds the ResNet of this name and of so many layers."""
+    blocks = (layers - 2) // 6
+
+    def build(
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        *,
+        scale: Scale = FULL,
+        width: int = 16,
+        shortcut: str = "A",
+    ) -> StagedNet:
+        return _cifar_resnet(blocks, num_classes, input_shape, scale, width, shortcut)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = (
+        f"ResNet-{layers} for small images: {blocks} blocks in each of three stages of `width`, 2 and 4 times `width`"
+        ' channels; the `shortcut` "A" subsamples and fills up with zeros, "B" is a convolution.'
+    )
+    return build
 
 
-def resnet20(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    scale: Scale = FULL,
-    width: int = 16,
-    shortcut: str = "A",
-) -> StagedNet:
-    """ResNet-20 for small images: three blocks a stage; options as in `resnet14_cifar`."""
-    return _cifar_resnet(3, num_classes, input_shape, scale, width, shortcut)
-
-
-def resnet32(
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    *,
-    scale: Scale = FULL,
-    width: int = 16,
-    shortcut: str = "A",
-) -> StagedNet:
-    """ResNet-32 for small images: five blocks a stage; options as in `resnet14_cifar`."""
-    return _cifar_resnet(5, num_classes, input_shape, scale, width, shortcut)
-
-
-VARIANTS: dict[str, Callable[..., StagedNet]] = {
-    "resnet14_cifar": resnet14_cifar,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-}
+_LAYERS = {"resnet14_cifar": 14, "resnet20": 20, "resnet32": 32, "resnet56": 56, "resnet110": 110}
+VARIANTS = {name: _variant(name, layers) for name, layers in _LAYERS.items()}
 
 
 class SubsampleAndPad(nn.Module):

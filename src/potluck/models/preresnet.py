@@ -1,9 +1,10 @@
-"""Pre-activation ResNets: the ResNet-18 that HeteroFL slices and the ResNet-20 that FeDepth trains block by block.
+"""Pre-activation ResNets: those that HeteroFL slices, and the ResNet-20 that FeDepth trains block by block.
 
 He, Zhang, Ren, Sun. ECCV 2016. https://arxiv.org/abs/1603.05027.
 
-`preresnet18` has the form of Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264: a 3x3 stem without a
-norm, projections without a norm that read the activated input, and one norm after the last block.
+`preresnet18` and `preresnet152` have the form of Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264: a 3x3
+stem without a norm, projections without a norm that read the activated input, and one norm after the last block. Their
+released code cannot slice the bottlenecks of `preresnet152`, with which later papers compare.
 
 `preresnet20` is the net of FeDepth (Zhang et al. 2023. https://arxiv.org/abs/2303.04887), each block a stage of its
 own. Its paper counts the memory of the textbook's net and its released code trains another, so there are two.
@@ -20,7 +21,6 @@ from potluck.models import image_size
 from potluck.models.cifar_resnet import SubsampleAndPad
 from potluck.models.contract import Blocks, StagedNet, of_depth
 
-BLOCKS = 2
 STRIDES = (1, 2, 2, 2)
 
 
@@ -36,17 +36,18 @@ def preresnet18(
     The last norm is a stage of its own, "norm": it has parameters, so it cannot be part of the pooling, and
     the output of "layer4" stays a plain sum like that of every other layer.
     """
-    channels, _ = image_size(input_shape)
-    inputs = scale.of(width)
-    stages: dict[str, nn.Module] = {"stem": nn.Sequential(OrderedDict(conv=_conv(channels, inputs)))}
-    for index, stride in enumerate(STRIDES):
-        outputs = scale.of(width * 2**index)
-        further = [PreActivationBlock(outputs, outputs) for _ in range(BLOCKS - 1)]
-        stages[f"layer{index + 1}"] = Blocks(PreActivationBlock(inputs, outputs, stride), *further)
-        inputs = outputs
-    stages["norm"] = last_norm(inputs)
-    net = StagedNet(stages, nn.Linear(inputs, num_classes))
-    return of_depth(net, scale.depth, num_classes, input_shape)
+    return _preresnet((2, 2, 2, 2), PreActivationBlock, num_classes, input_shape, scale, width)
+
+
+def preresnet152(
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    *,
+    scale: Scale = FULL,
+    width: int = 64,
+) -> StagedNet:
+    """Pre-activation ResNet-152: 3, 8, 36 and 3 bottlenecks with stages of 4, 8, 16 and 32 times `width` channels."""
+    return _preresnet((3, 8, 36, 3), PreActivationBottleneck, num_classes, input_shape, scale, width)
 
 
 def preresnet20(
@@ -87,7 +88,33 @@ def preresnet20(
     return of_depth(net, scale.depth, num_classes, input_shape)
 
 
-VARIANTS: dict[str, Callable[..., StagedNet]] = {"preresnet18": preresnet18, "preresnet20": preresnet20}
+VARIANTS: dict[str, Callable[..., StagedNet]] = {
+    "preresnet18": preresnet18,
+    "preresnet20": preresnet20,
+    "preresnet152": preresnet152,
+}
+
+
+def _preresnet(
+    blocks: Sequence[int],
+    kind: "type[PreActivationBlock | PreActivationBottleneck]",
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    scale: Scale,
+    width: int,
+) -> StagedNet:
+    channels, _ = image_size(input_shape)
+    inputs = scale.of(width)
+    stages: dict[str, nn.Module] = {"stem": nn.Sequential(OrderedDict(conv=_conv(channels, inputs)))}
+    for index, (count, stride) in enumerate(zip(blocks, STRIDES, strict=True)):
+        inner = scale.of(width * 2**index)
+        outputs = inner * kind.expansion
+        first = kind(inputs, inner, stride, project=stride > 1 or kind.expansion > 1)
+        stages[f"layer{index + 1}"] = Blocks(first, *(kind(outputs, inner) for _ in range(count - 1)))
+        inputs = outputs
+    stages["norm"] = last_norm(inputs)
+    net = StagedNet(stages, nn.Linear(inputs, num_classes))
+    return of_depth(net, scale.depth, num_classes, input_shape)
 
 
 class PreActivationBlock(nn.Module):
@@ -105,6 +132,8 @@ class PreActivationBlock(nn.Module):
         shortcut: a module without parameters in place of the 1x1 convolution.
         raw: whether a shortcut without parameters reads the block's input, or else the activated input.
     """
+
+    expansion = 1
 
     def __init__(
         self,
@@ -132,6 +161,39 @@ class PreActivationBlock(nn.Module):
         if self.shortcut is not None:
             carried = self.shortcut(carried)
         return carried + self.conv2(self.norm2(self.conv1(active)).relu())
+
+
+class PreActivationBottleneck(nn.Module):
+    """Three convolutions, the outer two of one position each, with norm and ReLU before each.
+
+    Maps (batch, inputs, height, width) to (batch, 4 * inner, height / stride, width / stride).
+
+    Args:
+        inputs: channels that come in.
+        inner: channels between the convolutions.
+        stride: of the middle convolution.
+        project: whether the shortcut is a 1x1 convolution, which reads the activated input; else it carries the input.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, inner: int, stride: int = 1, *, project: bool = False) -> None:
+        super().__init__()
+        outputs = self.expansion * inner
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(inner)
+        self.conv2 = _conv(inner, inner, stride=stride)
+        self.norm3 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both branches."""
+        active = self.norm1(x).relu()
+        carried = x if self.shortcut is None else self.shortcut(active)
+        h = self.conv2(self.norm2(self.conv1(active)).relu())
+        return carried + self.conv3(self.norm3(h).relu())
 
 
 def last_norm(width: int) -> nn.Sequential:
