@@ -131,6 +131,11 @@ _HOMES = {
     "Mean": "parts.means",
     "MemoryModel": "parts.memory",
     "Piece": "parts.memory",
+    "Nested": "parts.nested",
+    "NestedWidths": "parts.nested",
+    "by_width": "parts.nested",
+    "of_width": "parts.nested",
+    "of_widths": "parts.nested",
     "Kind": "parts.noise",
     "noise_examples": "parts.noise",
     "effective_steps": "parts.normalised",
@@ -288,6 +293,11 @@ if TYPE_CHECKING:
     from potluck.parts.means import Mean as Mean
     from potluck.parts.memory import MemoryModel as MemoryModel
     from potluck.parts.memory import Piece as Piece
+    from potluck.parts.nested import Nested as Nested
+    from potluck.parts.nested import NestedWidths as NestedWidths
+    from potluck.parts.nested import by_width as by_width
+    from potluck.parts.nested import of_width as of_width
+    from potluck.parts.nested import of_widths as of_widths
     from potluck.parts.noise import Kind as Kind
     from potluck.parts.noise import noise_examples as noise_examples
     from potluck.parts.normalised import effective_steps as effective_steps

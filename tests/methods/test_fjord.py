@@ -15,8 +15,9 @@ from potluck.core.needs import Need
 from potluck.core.rng import Key, isolated
 from potluck.core.scale import Scale
 from potluck.core.weights import cut, load, parameters_of
-from potluck.methods.fjord import FjORD, Nested, OrderedDropout
+from potluck.methods.fjord import FjORD, OrderedDropout
 from potluck.models import get_model
+from potluck.parts.nested import Nested
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)

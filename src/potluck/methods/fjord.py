@@ -42,21 +42,17 @@ Departures from the paper
     7. The global network is that of the largest width.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from potluck import (
     Batch,
     Client,
-    ClientId,
     ClientWork,
     Cohort,
-    CoverageMean,
     Criterion,
     Extras,
     Fit,
@@ -65,21 +61,16 @@ from potluck import (
     Member,
     Message,
     Need,
+    Nested,
+    NestedWidths,
     Schema,
     Server,
     Weights,
-    WidthSlices,
     above,
     at_most,
-    buffers_of,
     count,
     distillation,
-    leading,
-    like,
-    load,
     on_client,
-    parameters_of,
-    select,
 )
 
 
@@ -91,20 +82,8 @@ class State:
     statistics: Weights
 
 
-class Nested(nn.ModuleList):
-    """Networks from the widest to the narrowest. The others lend their form and buffers, and have its weights."""
-
-    def at(self, place: int, x: Tensor) -> Tensor:
-        """SM_p(x; w) at the width in this place."""
-        if place == 0:
-            return self[0](x)
-        whole, narrow = dict(self[0].named_parameters()), self[place]
-        places = leading({name: tensor.shape for name, tensor in narrow.named_parameters()})
-        return functional_call(narrow, {name: whole[name][places[name]] for name in places}, (x,))
-
-
 @dataclass(frozen=True)
-class FjORD(WidthSlices[State]):
+class FjORD(NestedWidths[State]):
     """Hyper-parameters of FjORD: those of `WidthSlices`, see departure 6, and its own.
 
     Attributes:
@@ -126,63 +105,25 @@ class FjORD(WidthSlices[State]):
     def needs(self) -> frozenset[Need]:
         return super().needs() | ({Need.CLASSES} if self.distil else set())
 
-    def within(self, rate: float) -> list[float]:
-        """The widths that a client of this rate trains, the largest first."""
-        return sorted({level for level in self.levels if level <= rate}, reverse=True)
-
     def init(self, server: Server) -> State:
         self.warn_of_weak_clients(server)
-        statistics = {level: buffers_of(server.build(width=level)) for level in self.within(1.0)}
-        return State(parameters_of(server.build()), named(statistics.items()))
+        return State(*self.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
-        slices = {r: self.submodel(server, r) for r in set(rates.values())}
-        parts = {r: (select(state.weights, slices[r]), self.statistics(state, self.within(r))) for r in slices}
-        sent = {i: Message(weights=parts[r][0], statistics=parts[r][1], rate=r) for i, r in rates.items()}
-        replies = cohort.stream(self.local_update, sent)
-        weights, statistics = (CoverageMean(keep, self.combine) for keep in (state.weights, state.statistics))
-        for i, reply in replies if self.combine.rule == "mean" else replies.all().items():
-            weights.add(reply["weights"], slices[rates[i]], reply["examples"])
-            tracked = reply.get("tracked", {})
-            statistics.add(tracked, leading({name: t.shape for name, t in tracked.items()}), reply["examples"])
-            del reply, tracked  # before the next comes
-        return State(weights.weights(), statistics.weights())
+        replies = cohort.stream(self.local_update, self.send(state, rates, server))
+        widths = {i: self.within(rate) for i, rate in rates.items()}
+        return State(*self.merge(state, replies, widths, server, share=lambda reply: float(reply["examples"])))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        tracked = like(message["statistics"]) if "statistics" in message else None
-        return Schema(weights=like(message["weights"]), tracked=tracked, examples=count(member.examples))
+        return Schema(**self.expected(message), examples=count(member.examples))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        widths = self.within(message["rate"])
-        nets = Nested(client.build(width=width) for width in widths)
-        load(nets[0], message["weights"], partial=True)
-        for width, net in zip(widths, nets, strict=True):
-            load(net, of_width(message.get("statistics", {}), width), partial=True)
+        nets = self.receive(client, message)
         objective = OrderedDropout(client.criterion, self.distil)
         yield Fit(nets, objective, client.train, self.training, trainable=("0.",))
-        tracked = named((width, buffers_of(net)) for width, net in zip(widths, nets, strict=True))
-        return Message(weights=parameters_of(nets[0]), tracked=tracked or None, examples=len(client.train))
-
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        message = super().inference_message(state, client_id, server)
-        return Message(**message, statistics=self.statistics(state, [message["rate"]]))
-
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        """The client's widest network, with that width's statistics."""
-        statistics = of_width(message.get("statistics", {}), message["rate"])
-        return load(self.narrow_net(client, message), statistics, partial=True)
-
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        width = max(self.levels)
-        weights = select(state.weights, self.submodel(server, width))
-        return load(server.build(width=width), {**weights, **of_width(state.statistics, width)})
-
-    def statistics(self, state: State, widths: Iterable[float]) -> Weights | None:
-        """Those of some widths; None if networks have none."""
-        return named((width, of_width(state.statistics, width)) for width in widths) or None
+        return self.reply(nets, message, len(client.train))
 
 
 @dataclass(frozen=True)
@@ -201,14 +142,3 @@ class OrderedDropout:
         teacher = net.at(0, batch.inputs)
         loss = self.criterion(teacher, batch.targets)
         return loss + distillation(net.at(drawn, batch.inputs), teacher) if drawn else loss
-
-
-def named(by_width: Iterable[tuple[float, Weights]]) -> Weights:
-    """The tensors of several widths, named "WIDTH/NAME"."""
-    return {f"{width}/{name}": tensor for width, tensors in by_width for name, tensor in tensors.items()}
-
-
-def of_width(statistics: Weights, width: float) -> Weights:
-    """Those of one width, under their own names."""
-    prefix = f"{width}/"
-    return {name.removeprefix(prefix): t for name, t in statistics.items() if name.startswith(prefix)}

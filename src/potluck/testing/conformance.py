@@ -51,6 +51,7 @@ Overrides = Sequence[str]
 _SECTIONS = ("Symbols", "Wire", "Limits", "Departures from the paper")
 _LEAST_LIMITS = 2
 _LEARNT = 0.5
+_QUARTER = 0.25
 _ROUNDING = 1e-10
 
 
@@ -324,7 +325,7 @@ def trains_no_more_than_fits(method: Subject) -> None:
 
     Exits, which are not part of the full net, do not count.
     """
-    for capacity in (None, 0.25) if _cuts_widths(method) else ():
+    for capacity in (None, _small(method)) if _cuts_widths(method) else ():
         engine = _engine(method, world=World(batchnorm=True, capacity=capacity), executor=(heard := Hearing()))
         run_rounds(engine, 3)
         server, seen = engine.server(0), 0
@@ -345,7 +346,7 @@ def leaves_alone_what_nobody_covers(method: Subject) -> None:
     """Where the width is cut, a round moves no more of the global weights than its clients have trained."""
     if not _cuts_widths(method):
         return
-    engine = _engine(method, world=World(batchnorm=True, capacity=0.25), executor=(heard := Hearing()))
+    engine = _engine(method, world=World(batchnorm=True, capacity=_small(method)), executor=(heard := Hearing()))
     states = [engine.start()]
     states.append(engine.round(1, states[0], [0])[0])
     models = [engine.global_model(state) for state in states]
@@ -385,6 +386,11 @@ def learns_a_toy_task(method: Subject) -> None:
 
 def _cuts_widths(method: Subject) -> bool:
     return Need.WIDTH_SLICES in quick(method).needs()
+
+
+def _small(method: Subject) -> float:
+    """A small capacity: a quarter, or the least that the method can give a part to train."""
+    return max(_QUARTER, min(getattr(quick(method), "levels", (_QUARTER,))))
 
 
 def _complaint(declared: Schema, reply: Any) -> str | None:

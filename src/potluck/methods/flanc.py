@@ -1,0 +1,305 @@
+"""FLANC: resource-adaptive federated learning with all-in-one neural composition.
+
+Mei, Guo, Zhou, Patel. NeurIPS 2022. https://openreview.net/forum?id=wfel7CjOYk.
+
+Clients train networks of different widths. The kernels of every inner convolution are mixed from a bank of filters,
+which all widths share, by coefficients that each width has of its own. So every client trains every filter, however
+narrow its network is.
+
+Symbols
+    B         "LAYER.bank.weight" in state.banks, (filters, channels, ...)
+    A_p       "p/LAYER.coefficients.weight" in state.weights, of width p
+    lambda    penalty
+    E, eta    training.epochs, training.lr
+
+Wire
+    down      banks |banks|, weights at most |weights|, statistics at most |statistics|, rate 1
+    up        banks |banks|, weights at most |weights|, tracked at most |statistics|
+
+Limits
+    levels=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0 batchnorm=true
+    training.lr=0.0 stays at rest
+
+Departures from the paper
+    1. Of the paper only the abstract and the authors' code were at hand; equations and constants are the code's.
+    2. The code has a ResNet-18 and a small CNN; here any network is composed whose width can be cut. Composed are the
+       convolutions whose kernel has more than one position, but not the first of the network, grouped ones, frozen
+       ones, and those of the head: they are ordinary layers and belong to the width, as do linear layers. So of
+       networks without such convolutions, as MLPs and MobileNetV2 are, widths share nothing. Banks have one size for
+       all widths, so that networks of less than a quarter of the width can become larger than they were.
+    3. As in the code the two convolutions of a residual block have banks of the channels that the block reads, with
+       rows that are orthonormal together; here this holds of all convolutions that one module has side by side, if it
+       is neither the whole network nor a list of layers. Others have banks of their own input's channels.
+    4. Coefficients begin normal, of variance 2 over a layer's outputs, as in the code's ResNet; its CNN has torch's
+       default. All else begins as the network's builder has it. The code's first convolution has the full width in
+       networks of any width, and here the width of its network.
+    5. Banks are averaged over all clients and all else within a width, equally weighted, as in the code. A width that
+       nobody in the cohort has keeps its numbers. The code draws the widths of a cohort anew until it has each of them.
+    6. `assignment="capacity"` gives a client the largest width that its capacity allows; "dynamic" draws one for each
+       client of the cohort, as in the code.
+    7. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 1e-4 and
+       a rate that falls from 0.1 by steps (`training.schedule`).
+    8. A client predicts at the largest width that its capacity allows, with that width's BatchNorm statistics, which
+       are tracked in training and averaged. The global network is that of the largest width.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    ConfigError,
+    CoverageMean,
+    Criterion,
+    Extras,
+    Fit,
+    LocalTraining,
+    Mean,
+    Member,
+    Message,
+    Schema,
+    Server,
+    StagedNet,
+    Weights,
+    WidthSlices,
+    above,
+    at_least,
+    at_most,
+    buffers_of,
+    by_width,
+    leading,
+    level_within,
+    like,
+    load,
+    of_width,
+    on_client,
+    parameters_of,
+)
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+BANK = ".bank.weight"
+LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class State:
+    """The banks; the other weights and BatchNorm statistics of each width, named "WIDTH/NAME"."""
+
+    banks: Weights
+    weights: Weights
+    statistics: Weights
+
+
+class Composed(nn.Module):
+    """A convolution whose kernels are mixed from a bank: for output o and group g of input channels sum_j A_ogj B_j.
+
+    It has the outputs of that convolution on inputs (batch, channels, ...).
+
+    Args:
+        layer: gives way to it, and keeps its bias.
+        bank: (filters, channels of a group, ...).
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, layer: Convolution, bank: Tensor) -> None:
+        super().__init__()
+        filters, channels = bank.shape[:2]
+        form = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        form |= {"padding_mode": layer.padding_mode, "bias": False}
+        self.groups = layer.in_channels // channels
+        self.bank = _empty(type(layer), channels, filters, layer.kernel_size, **form)
+        self.coefficients = _empty(type(layer), self.groups * filters, layer.out_channels, 1, bias=False)
+        self.bias = cast("nn.Parameter | None", layer.bias)
+        with torch.no_grad():
+            self.bank.weight.copy_(bank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One convolution with the bank for every group, and one of kernel 1 with the coefficients."""
+        maps = self.bank(x.unflatten(1, (self.groups, -1)).flatten(0, 1))
+        mixed = self.coefficients(maps.unflatten(0, (len(x), self.groups)).flatten(1, 2))
+        return mixed if self.bias is None else mixed + self.bias.view(-1, *[1] * (mixed.dim() - 2))
+
+
+@dataclass(frozen=True)
+class FLANC(WidthSlices[State]):
+    """Hyper-parameters of FLANC: those of `WidthSlices`, see departure 6, and its own.
+
+    Attributes:
+        filters: number of filters in a layer's bank, as a share of its outputs in the full network.
+        channels: number of channels that a filter reads, as a share of those that the layer's block reads in the full
+            network. A network's layers must have multiples of it at all levels.
+        penalty: weight of the banks' distance from orthonormal rows.
+        combine: how the clients' values of a number become one.
+    """
+
+    training: LocalTraining = LocalTraining()
+    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.75, 0.5, 0.25)
+    filters: Annotated[float, above(0)] = 0.25
+    channels: Annotated[float, above(0), at_most(1)] = 0.125
+    penalty: Annotated[float, at_least(0)] = 10.0
+    combine: Mean = Mean()
+
+    default_capacities = (1.0, 0.75, 0.5, 0.25)
+    variants = {
+        "dynamic": {"assignment": "dynamic"},
+        "without penalty": {"penalty": 0.0},
+        "median": {"combine.rule": "median"},
+    }
+
+    def init(self, server: Server) -> State:
+        self.warn_of_weak_clients(server)
+        banks, nets = self.new_banks(server.build(), server.rng), dict[float, nn.Module]()
+        for level in sorted(set(self.levels)):
+            try:
+                net = nets[level] = composed(server.build(width=level), banks)
+            except ConfigError as error:
+                raise ConfigError(f"flanc: at width {level:g} {error}; choose other levels, or channels") from error
+            for layer in layers_of(net).values():
+                spread = math.sqrt(2 / len(layer.coefficients.weight))
+                nn.init.normal_(layer.coefficients.weight, std=spread, generator=server.rng)
+        weights = by_width((level, own_weights(net, banks)) for level, net in nets.items())
+        return State(banks, weights, by_width((level, buffers_of(net)) for level, net in nets.items()))
+
+    def new_banks(self, net: nn.Module, generator: torch.Generator) -> Weights:
+        """The banks for a full network, those of one block with rows that are orthonormal together."""
+        banks = Weights()
+        for block in blocks(net):
+            channels = max(round(self.channels * next(iter(block.values())).in_channels), 1)
+            shapes = {
+                name: (max(round(self.filters * layer.out_channels), 1), channels, *layer.kernel_size)
+                for name, layer in block.items()
+            }
+            for shape in dict.fromkeys(shapes.values()):
+                names = [name for name in shapes if shapes[name] == shape]
+                rows = torch.empty(len(names) * shape[0], *shape[1:])
+                nn.init.orthogonal_(rows, generator=generator)
+                banks |= dict(zip(names, rows.chunk(len(names)), strict=True))
+        return {f"{name}{BANK}": bank.clone() for name, bank in banks.items()}
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
+        sent = {rate: self.message(state, rate) for rate in set(rates.values())}
+        replies = cohort.stream(self.local_update, {i: sent[rate] for i, rate in rates.items()})
+        means = [CoverageMean(keep, self.combine) for keep in (state.banks, state.weights, state.statistics)]
+        for i, reply in replies if self.combine.rule == "mean" else replies.all().items():
+            own = [by_width([(rates[i], found)]) for found in (reply["weights"], reply.get("tracked", {}))]
+            for mean, tensors in zip(means, [reply["banks"], *own], strict=True):
+                mean.add(tensors, leading({name: tensor.shape for name, tensor in tensors.items()}))
+            del reply  # before the next comes
+        return State(*(mean.weights() for mean in means))
+
+    def message(self, state: State, rate: float) -> Message:
+        """The network of this width."""
+        statistics = of_width(state.statistics, rate) or None
+        return Message(banks=state.banks, weights=of_width(state.weights, rate), statistics=statistics, rate=rate)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        tracked = like(message["statistics"]) if "statistics" in message else None
+        return Schema(banks=like(message["banks"]), weights=like(message["weights"]), tracked=tracked)
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        net = self.net(client, message)
+        yield Fit(net, OrthogonalLoss(client.criterion, self.penalty), client.train, self.training)
+        trained = parameters_of(net)
+        banks, weights = ({name: trained[name] for name in message[entry]} for entry in ("banks", "weights"))
+        return Message(banks=banks, weights=weights, tracked=buffers_of(net) or None)
+
+    def net(self, party: Client | Server, message: Message) -> nn.Module:
+        """The network of a message."""
+        net = composed(party.build(width=message["rate"]), message["banks"])
+        return load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        return self.message(state, level_within(self.levels, server.roster[client_id].capacity))
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        """The composed network of the client's width."""
+        return self.net(client, message)
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        return self.net(server, self.message(state, max(self.levels)))
+
+
+@dataclass(frozen=True)
+class OrthogonalLoss:
+    """The task's loss + lambda sum_B MSE(B B^T, I)."""
+
+    criterion: Criterion
+    penalty: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch."""
+        loss = self.criterion(net(batch.inputs), batch.targets)
+        for layer in layers_of(net).values() if self.penalty else ():
+            rows = layer.bank.weight.flatten(1)
+            products = rows @ rows.T
+            loss = loss + self.penalty * F.mse_loss(
+                products, torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+            )
+        return loss
+
+
+def blocks(net: nn.Module) -> list[dict[str, Convolution]]:
+    """The convolutions to compose, by name, those of one block together."""
+    modules, found = dict(net.named_modules()), dict[str, dict[str, Convolution]]()
+    head = {*net.head.modules()} if isinstance(net, StagedNet) else set[nn.Module]()
+    convolutions = [(name, module) for name, module in modules.items() if isinstance(module, Convolution)]
+    for name, layer in convolutions[1:]:
+        plain = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and layer.groups == 1 and layer not in head
+        if plain and math.prod(layer.kernel_size) > 1 and layer.weight.requires_grad:
+            parent = name.rpartition(".")[0]
+            block = parent if parent and not isinstance(modules[parent], LISTS) else name
+            found.setdefault(block, {})[name] = layer
+    return list(found.values())
+
+
+def composed(net: nn.Module, banks: Mapping[str, Tensor]) -> nn.Module:
+    """The network with the layers composed of which these are the banks, wherever it has them.
+
+    Raises:
+        ConfigError: a layer's input channels cannot be divided into groups of the bank's.
+    """
+    new = dict[nn.Module, Composed]()
+    for name, bank in ((name.removesuffix(BANK), bank) for name, bank in banks.items()):
+        layer = net.get_submodule(name)
+        assert isinstance(layer, Convolution)
+        if layer.in_channels % bank.shape[1]:
+            raise ConfigError(
+                f"{name} has {layer.in_channels} input channels, which cannot be divided into groups of"
+                f" {bank.shape[1]}, as its bank's filters read"
+            )
+        new[layer] = Composed(layer, bank)
+    for parent in [*net.modules()]:
+        for name, child in [*parent._modules.items()]:
+            if child in new:
+                setattr(parent, name, new[child])
+    return net
+
+
+def layers_of(net: nn.Module) -> dict[str, Composed]:
+    """The composed layers by name."""
+    return {name: layer for name, layer in net.named_modules() if isinstance(layer, Composed)}
+
+
+def own_weights(net: nn.Module, banks: Mapping[str, Tensor]) -> Weights:
+    """What is trained of a composed network beside the banks, once under its first name."""
+    trained = parameters_of(net)
+    return {name: trained[name] for name, _ in net.named_parameters() if name in trained and name not in banks}
+
+
+def _empty(kind: type[Convolution], *sizes: Any, **form: Any) -> Convolution:
+    """A convolution whose weights are to be loaded; none are drawn."""
+    return cast(Convolution, nn.utils.skip_init(kind, *sizes, **form))

@@ -1,0 +1,158 @@
+"""What methods share whose clients train networks of several widths, one inside the other.
+
+The networks have the leading slices of one set of weights, and each width has BatchNorm statistics of its own: the
+leading channels of a wide network have other means and variances than those of a narrow one (Yu, Yang, Xu, Yang, Huang.
+ICLR 2019. https://arxiv.org/abs/1812.08928).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from potluck.core.federation import ClientId
+from potluck.core.message import Message
+from potluck.core.method import on_client
+from potluck.core.roles import Arriving, Client, Server
+from potluck.core.schema import Kind, like
+from potluck.core.weights import Weights, buffers_of, load, parameters_of
+from potluck.parts.means import Mean
+from potluck.parts.submodels import CoverageMean, leading, select
+from potluck.parts.width import HasWeights, WidthSlices
+
+
+class Nested(nn.ModuleList):
+    """Networks from the widest to the narrowest. The others lend their form and buffers, and have its weights."""
+
+    def at(self, place: int, x: Tensor) -> Tensor:
+        """The outputs of the network in this place, on inputs (batch, ...)."""
+        if place == 0:
+            return self[0](x)
+        whole, narrow = dict(self[0].named_parameters()), self[place]
+        places = leading({name: tensor.shape for name, tensor in narrow.named_parameters()})
+        return functional_call(narrow, {name: whole[name][places[name]] for name in places}, (x,))
+
+
+class HasStatistics(HasWeights, Protocol):
+    """A method's state that also holds BatchNorm statistics for each width."""
+
+    @property
+    def statistics(self) -> Weights:
+        """Named "WIDTH/NAME"."""
+        ...
+
+
+N = TypeVar("N", bound=HasStatistics)
+
+
+class NestedWidths(WidthSlices[N]):
+    """A method whose clients train a `Nested`. Deriving from it gives messages, means and the inference half.
+
+    The method declares the field `combine`, which says how the clients' values of a number become one.
+    """
+
+    combine: Mean
+
+    def within(self, rate: float) -> list[float]:
+        """The widths that a client of this rate trains, the largest first."""
+        return sorted({level for level in self.levels if level <= rate}, reverse=True)
+
+    def initial(self, server: Server) -> tuple[Weights, Weights]:
+        """The weights and statistics of the first state."""
+        statistics = ((level, buffers_of(server.build(width=level))) for level in self.within(1.0))
+        return parameters_of(server.build()), by_width(statistics)
+
+    def send(self, state: N, rates: Mapping[ClientId, float], server: Server) -> dict[ClientId, Message]:
+        """For each client the slice of its rate, and the statistics of all widths within it."""
+        parts = {
+            rate: Message(
+                weights=select(state.weights, self.submodel(server, rate)),
+                statistics=of_widths(state.statistics, self.within(rate)) or None,
+                rate=rate,
+            )
+            for rate in set(rates.values())
+        }
+        return {id: parts[rate] for id, rate in rates.items()}
+
+    def expected(self, message: Message) -> dict[str, Kind | None]:
+        """The schema of the entries of `reply`."""
+        tracked = like(message["statistics"]) if "statistics" in message else None
+        return {"weights": like(message["weights"]), "tracked": tracked}
+
+    def receive(self, client: Client, message: Message) -> Nested:
+        """On the client, the networks of all widths that it trains."""
+        widths = self.within(message["rate"])
+        nets = Nested(client.build(width=width) for width in widths)
+        load(nets[0], message["weights"], partial=True)
+        for width, net in zip(widths, nets, strict=True):
+            load(net, of_width(message.get("statistics", {}), width), partial=True)
+        return nets
+
+    def reply(self, nets: Nested, message: Message, examples: int | None = None) -> Message:
+        """The trained weights, what was tracked, and the number of examples if given."""
+        tracked = by_width(zip(self.within(message["rate"]), map(buffers_of, nets), strict=True))
+        return Message(weights=parameters_of(nets[0]), tracked=tracked or None, examples=examples)
+
+    def merge(
+        self,
+        state: N,
+        replies: Arriving,
+        heard: Mapping[ClientId, Sequence[float]],
+        server: Server,
+        share: Callable[[Message], float] = lambda reply: 1.0,
+    ) -> tuple[Weights, Weights]:
+        """The weights and statistics after a round; what nobody covers keeps its value.
+
+        Args:
+            state: before the round.
+            replies: read to their end; under the plain mean one is in memory at a time.
+            heard: the widths that count of each client's reply, the largest first: its weights within that one, and
+                the statistics of all. With none the reply does not count.
+            server: for the networks' shapes.
+            share: a client's weight in the mean.
+        """
+        slices = {width: self.submodel(server, width) for width in {widths[0] for widths in heard.values() if widths}}
+        weights, statistics = (CoverageMean(keep, self.combine) for keep in (state.weights, state.statistics))
+        for id, reply in replies if self.combine.rule == "mean" else replies.all().items():
+            for place in [slices[width] for width in heard[id][:1]]:
+                part = {name: tensor[place[name]] for name, tensor in reply["weights"].items()}
+                weights.add(part, place, share(reply))
+            tracked = of_widths(reply.get("tracked", {}), heard[id])
+            statistics.add(tracked, leading({name: t.shape for name, t in tracked.items()}), share(reply))
+            del reply  # before the next comes
+        return weights.weights(), statistics.weights()
+
+    def inference_message(self, state: N, client_id: ClientId, server: Server) -> Message:
+        """The slice of the largest level that the client's capacity allows, with that width's statistics."""
+        message = super().inference_message(state, client_id, server)
+        return Message(**message, statistics=of_widths(state.statistics, [message["rate"]]) or None)
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        """The client's widest network, with that width's statistics."""
+        statistics = of_width(message.get("statistics", {}), message["rate"])
+        return load(self.narrow_net(client, message), statistics, partial=True)
+
+    def global_model(self, state: N, server: Server) -> nn.Module | None:
+        """The network of the largest level."""
+        width = max(self.levels)
+        weights = select(state.weights, self.submodel(server, width))
+        return load(server.build(width=width), {**weights, **of_width(state.statistics, width)})
+
+
+def by_width(found: Iterable[tuple[float, Weights]]) -> Weights:
+    """The tensors of several widths, named "WIDTH/NAME"."""
+    return {f"{width}/{name}": tensor for width, tensors in found for name, tensor in tensors.items()}
+
+
+def of_width(tensors: Weights, width: float) -> Weights:
+    """Those of one width, under their own names."""
+    prefix = f"{width}/"
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def of_widths(tensors: Weights, widths: Iterable[float]) -> Weights:
+    """Those of some widths, named "WIDTH/NAME"."""
+    prefixes = tuple(f"{width}/" for width in widths)
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}

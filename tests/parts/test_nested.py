@@ -1,0 +1,67 @@
+"""Networks inside one another: the names of their statistics, and replies of which only a part counts."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch.testing import assert_close
+
+from potluck.core.fit import LocalTraining
+from potluck.core.message import Message
+from potluck.core.roles import Arriving
+from potluck.core.scale import Scale
+from potluck.parts.means import Mean
+from potluck.parts.nested import NestedWidths, by_width, of_width, of_widths
+from potluck.testing.worlds import toy_net
+
+
+@dataclass(frozen=True)
+class Halves(NestedWidths):
+    training: LocalTraining = LocalTraining()
+    levels: tuple[float, ...] = (1.0, 0.5)
+    combine: Mean = Mean()
+
+
+SERVER = SimpleNamespace(build=lambda width=1.0: toy_net(1, batchnorm=True, scale=Scale(width)))
+
+
+def test_by_width__names_tell_widths_apart_that_begin_alike():
+    found = by_width([(0.5, {"a": torch.tensor(1.0)}), (0.55, {"a": torch.tensor(2.0)})])
+    assert of_width(found, 0.5) == {"a": torch.tensor(1.0)}
+    assert of_widths(found, [0.5]) == {"0.5/a": torch.tensor(1.0)}
+    assert of_widths(found, []) == {}
+
+
+def merged(heard, rule="mean"):
+    """The state before, and after three clients have replied their number in all places."""
+    weights, statistics = Halves().initial(SERVER)
+    state = SimpleNamespace(weights=weights, statistics=statistics)
+    replies = {
+        id: Message(
+            weights={name: torch.full_like(tensor, id) for name, tensor in weights.items()},
+            tracked={name: torch.full_like(tensor, id) for name, tensor in statistics.items()},
+        )
+        for id in (1, 2, 4)
+    }
+    arriving = Arriving(iter(replies.items()), {})
+    return state, Halves(combine=Mean(rule)).merge(state, arriving, heard, SERVER, lambda reply: 1.0)
+
+
+def test_merge__what_is_not_heard_of_a_reply_does_not_count():
+    _, (weights, statistics) = merged({1: [1.0, 0.5], 2: [0.5], 4: []})
+    inside = weights["head.weight"][:, :8]
+    assert_close(inside, torch.full_like(inside, 1.5))
+    assert_close(weights["head.weight"][:, 8:], torch.ones(4, 8))
+    assert_close(statistics["0.5/stages.stem.1.running_mean"], torch.full((8,), 1.5))
+    assert_close(statistics["1.0/stages.stem.1.running_mean"], torch.ones(16))
+
+
+def test_merge__with_a_rule_that_needs_all_replies_together():
+    _, (weights, _) = merged({1: [1.0, 0.5], 2: [1.0, 0.5], 4: [1.0, 0.5]}, "median")
+    assert_close(weights["head.weight"], torch.full((4, 16), 2.0))
+
+
+def test_merge__if_nobody_is_heard_nothing_changes():
+    before, (weights, statistics) = merged({1: [], 2: [], 4: []})
+    assert all(torch.equal(weights[name], old) for name, old in before.weights.items())
+    assert all(torch.equal(statistics[name], old) for name, old in before.statistics.items())
