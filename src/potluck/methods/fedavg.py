@@ -18,7 +18,7 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      not compared
+    code      none by the authors; NIID-Bench's, one round of three clients: 1e-16
     table     not yet
 
 Limits

@@ -26,8 +26,8 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      not compared
-    table     not yet
+    code      the authors' training (bypass too) and average, a round of all budgets, nets with GroupNorm: 3e-16
+    table     Table 1, by `potluck plan`
 
 Limits
     equals fedavg on capacity=1.0 architectures=1
@@ -58,10 +58,11 @@ Departures from the paper
        more channels than the classifier reads, it drops the outer ones; from images to flat features it is the mean.
     7. Blocks that do not fit are frozen and their weights not sent back, so that they do not count in the mean
        (`partial="freeze"`, the paper's text). `partial="bypass"` is the authors' code: the stem leads straight to the
-       first block that fits, is trained with it, and the blocks between count as they were sent.
+       first block that fits, is trained with it, and the blocks between count as they were sent. In the code's
+       Lack clients of 1/6 have this path too, though they train as in Fair: a slip, which is not followed.
     8. With `models` above 1 each loss has no 1 / M, as in the authors' code, and they step in turn, as in mutual
-       learning (Zhang et al. 2018), each seeing its peers' last step. Peers start from weights drawn afresh and stay
-       with their client; by a slip all clients share one in the code.
+       learning (Zhang et al. 2018), each seeing its peers' last step; in the code both step at once. Peers start
+       from weights drawn afresh and stay with their client; by a slip all clients share one in the code.
     9. Local training defaults to Adam, a constant rate, one epoch and batches of 16 like all methods here. The paper
        has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten epochs, batches of 128
        and a cosine over the rounds (`training.schedule`).

@@ -20,7 +20,7 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      not compared
+    code      the authors' weights by Euclidean distance, and mixture, three rounds of four clients: 1e-16
     table     not yet
 
 Limits
@@ -38,7 +38,8 @@ Departures from the paper
     4. Where no candidate is better the client goes on with its own model; the code falls back to the one from before
        its last training.
     5. Any client that has ever uploaded may be a candidate, drawn this round or not. Equal affinities are taken in
-       random order. Epsilon is constant; the code starts from 0.3 and takes 0.05 off in each round.
+       random order. Epsilon is constant; the code starts from 0.3 and takes 0.05 off in each round. To P the code adds
+       w_n divided by the magnitude of their sum, also where w_n is negative; here only gains are added.
     6. BatchNorm's running statistics are averaged with the weights.
     7. Local training defaults to Adam, like all methods here; the paper has SGD.
 """

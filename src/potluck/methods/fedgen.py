@@ -22,7 +22,7 @@ Wire
 Facts
     keeps     nothing
     stacks    no: the generator's noise is drawn within a step
-    code      not compared
+    code      the authors' generator, its training but for their broadcast, and clients' training: 6e-17
     table     not yet
 
 Limits
@@ -35,12 +35,13 @@ Departures from the paper
        sent.
     2. Clients are first sent a generator in the second round; the first one has learnt nothing.
     3. The paper's ensemble is the clients' plain mean of logits ("mean"). In the code each client's loss weighs by its
-       share of the class ("share"); there a broadcast makes the shares cancel, which is not followed.
+       share of the class ("share"); there a broadcast multiplies a client's mean loss by its mean share, both over the
+       batch, which is not followed.
     4. p(y) counts the examples that clients of the last round have, so that no class is generated that none of them
        has. The code counts examples seen, and starts from one for each class.
     5. `beta` and `diversity` are terms of the code only; beta draws a client's predictions to those that its last layer
-       makes of a generated feature of the same class. The code also scales both terms down by 0.98 in each round and
-       has them in a client's first 20 steps only.
+       makes of a generated feature of the same class. The code also scales both terms down by 0.98 in each round, to
+       no less than 1e-4, and has them in a client's first 20 steps only.
     6. Noise is normal as in the paper; the code draws it uniformly.
     7. A client generates as many features in each step as its batch has examples. At clients the generator predicts
        with its running statistics.

@@ -25,7 +25,7 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      not compared
+    code      none published; three rounds recomputed from the equations, with both rules: 2e-16
     table     not yet
 
 Limits

@@ -25,7 +25,7 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      not compared
+    code      none published; three rounds recomputed from Algorithm 1: 2e-16
     table     not yet
 
 Limits

@@ -24,7 +24,7 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      not compared
+    code      the authors' VAE and its training, with the summed divergence, and a client's step: 1e-16
     table     not yet
 
 Limits
