@@ -13,8 +13,8 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      not compared
-    table     not yet
+    code      none: there is no paper
+    table     none
 
 Limits
     training.lr=0.0 stays at rest

@@ -5,8 +5,8 @@ Lines of the Facts section, each once, for the default hyper-parameters:
     keeps     model, NAME          what a client stores between rounds: its model, entries of its state; or nothing
     stacks    yes                  whether clients train as one computation under `run.executor = "stacked"`; or
     stacks    no: WHY              "no", and why
-    code      WHAT, DIFFERENCE     what was compared with the authors' code on the same arrays; or: none published
-    table     WHERE                which numbers of the paper were reproduced, and where that is written; or: not yet
+    code      WHAT, DIFFERENCE     what was compared on the same arrays, "the authors' ..." if it was with their code
+    table     WHERE                which numbers of the paper were reproduced, and where; or: not yet
 
 Keeping and stacking are checked by running the method; the other two say what people did.
 """
@@ -57,9 +57,10 @@ class Facts:
         for head in ("keeps", "stacks"):
             if head in self.stated:
                 yield head, self.stated[head]
-        checked = {"the authors' code": "code", "the paper's tables": "table"}
-        rest = (f"{what}: {self.stated[head]}" for what, head in checked.items() if head in self.stated)
-        yield "verified", "; ".join([f"{self.limits} stated limits", *rest])
+        yield "verified", f"theory: {self.limits} stated limits"
+        for head, what in {"code": "code", "table": "tables"}.items():
+            if head in self.stated:
+                yield "", f"{what}: {self.stated[head]}"
 
 
 def facts_of(method: type[Method[Any]]) -> Facts:
