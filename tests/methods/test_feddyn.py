@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import minus, parameters_of, plus
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.feddyn import DynamicLoss, FedDyn
+from potluck.methods.feddyn import FedDyn
 from potluck.methods.fedprox import FedProx
 from potluck.parts.sharing import Sharing
 
@@ -44,16 +43,6 @@ def mean_of_duals(run, weight):
 
 
 # Clients
-
-
-def test_dynamic_loss__has_the_gradient_of_the_task_less_g_and_the_pull(play, clouds):
-    federation = clouds("norm2")
-    net, batch = play(FedDyn(), federation, rounds=0).model(0), federation.sites[0].train.batch(torch.arange(9))
-    weights = list(net.parameters())
-    g, sent = ({n: torch.full_like(w, value) for n, w in net.named_parameters()} for value in (0.3, -0.2))
-    task = torch.autograd.grad(F.cross_entropy(net(batch.inputs), batch.targets), weights)
-    found = torch.autograd.grad(DynamicLoss(F.cross_entropy, 0.5)(net, batch, {"g": g, "sent": sent}), weights)
-    assert_close(found, tuple(t - 0.3 + 0.5 * (w + 0.2) for t, w in zip(task, weights, strict=True)))
 
 
 def test_the_first_round_trains_as_fedprox_does(play, clouds):
