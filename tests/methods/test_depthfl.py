@@ -6,11 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import batch_norms
 from potluck.core.errors import PotluckWarning
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
@@ -19,7 +17,7 @@ from potluck.core.inference import predict
 from potluck.core.method import Need
 from potluck.core.rng import fold_in
 from potluck.core.weights import buffers_of, load, minus, parameters_of, plus
-from potluck.methods.depthfl import DepthFL, DepthLoss, bottleneck_exit
+from potluck.methods.depthfl import DepthFL, ExitsLoss
 from potluck.models import get_model
 from potluck.models.contract import blocks, linear_exit, place_shapes
 from potluck.models.vit import vit
@@ -45,7 +43,7 @@ def images(*capacities, build=SMALL, shape=IMAGE):
 def whole_net(run):
     """The network with all classifiers, and the weights of the state."""
     server = run.engine.server(0)
-    net = run.engine.method.net(server, server.build(), server.input_shape, 1.0)
+    net = run.engine.method.net(server, 1.0)
     return load(net, {**run.state.weights, **run.state.buffers})
 
 
@@ -71,9 +69,8 @@ def test_a_resnet18_has_the_parameters_of_the_authors_at_every_depth(play, class
     )
     run = play(DepthFL(), replace(federation, num_classes=classes), rounds=0)
     server, found = run.engine.server(0), []
-    net = server.build()
     for level in sorted(FOUR):
-        part = run.engine.method.net(server, net, (3, 32, 32), level)
+        part = run.engine.method.net(server, level)
         found.append(sum(parameter.numel() for parameter in part.parameters()))
     assert found == expected
 
@@ -95,28 +92,6 @@ def test_clients_have_the_leading_blocks_and_the_classifiers_behind_them(play):
     assert deepest["buffers"].keys() == run.state.buffers.keys()
 
 
-def test_the_gate_and_the_rows_of_the_bottleneck_follow_the_map_down_to_the_last(play):
-    net = SMALL()
-    shapes = list(place_shapes(net, IMAGE).values())
-    found = bottleneck_exit(shapes, net, torch.Size((2, 8, 8)), 3)
-    gate, *rows, _ = found.body
-    assert [row[-3].out_channels for row in rows] == [4, 8, 16]
-    x = torch.rand(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    share = gate.eval()(x) / x
-    assert share.min() > 0
-    assert share.max() < 1
-    assert found.eval()(x).shape == (4, 3)
-    assert gate(torch.rand(2, 2, 7, 5)).shape == (2, 2, 7, 5)  # the authors' needs even sides
-
-
-@pytest.mark.parametrize("normed", [True, False])
-def test_classifiers_have_norms_if_the_net_has_any(normed):
-    stem = [nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if normed else [])]
-    net = nn.Sequential(*stem)
-    found = bottleneck_exit([torch.Size((4, 6, 6)), torch.Size((8, 3, 3))], net, torch.Size((4, 6, 6)), 3)
-    assert len(batch_norms(found)) == (5 if normed else 0)
-
-
 @pytest.mark.parametrize("build", [partial(vit, 3, IMAGE, patch=4, width=8, heads=2, depth=4)])
 def test_classifiers_of_other_features_are_linear(play, build):
     run = play(DepthFL(SGD), images(1.0, 0.25, build=build))
@@ -134,11 +109,11 @@ def outputs_and_loss(play, consistency):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
-    loss = DepthLoss(F.cross_entropy, consistency, 0.0)(net, batch, {})
+    loss = ExitsLoss(F.cross_entropy, consistency)(net, batch, {})
     return net, batch, loss
 
 
-def test_depth_loss__is_that_of_the_paper_with_teachers_that_do_not_learn(play):
+def test_exits_loss__is_that_of_the_paper_with_teachers_that_do_not_learn(play):
     net, batch, loss = outputs_and_loss(play, 0.3)
     z = list(net.exit_outputs(batch.inputs).values())
     assert len(z) == 4
@@ -160,21 +135,10 @@ def test_classifiers_that_agree_teach_nothing(play):
         for last in (net.head, *(found.head for found in net.exits.children())):
             last.weight.zero_()
             last.bias.copy_(torch.tensor([0.3, -0.2, 0.5]))
-    taught, alone = (DepthLoss(F.cross_entropy, weight, 0.0)(net, batch, {}) for weight in (5.0, 0.0))
+    taught, alone = (ExitsLoss(F.cross_entropy, weight)(net, batch, {}) for weight in (5.0, 0.0))
     assert_close(taught, alone)
     weights = list(net.parameters())
     assert_close(torch.autograd.grad(taught, weights), torch.autograd.grad(alone, weights), **CLOSELY)
-
-
-def test_depth_loss__has_the_gradient_of_feddyns_two_terms(play):
-    net, batch, _ = outputs_and_loss(play, 0.0)
-    weights = list(net.parameters())
-    g, sent = ({n: torch.full_like(w, value) for n, w in net.named_parameters()} for value in (0.3, -0.2))
-    extras = {"g": g, "sent": sent}
-    plain, found = (
-        torch.autograd.grad(DepthLoss(F.cross_entropy, 0.5, alpha)(net, batch, extras), weights) for alpha in (0.0, 0.4)
-    )
-    assert_close(found, tuple(p - 0.3 + 0.4 * (w + 0.2) for p, w in zip(plain, weights, strict=True)), **CLOSELY)
 
 
 def test_what_classifiers_teach_grows_to_its_full_weight_after_the_ramp():
