@@ -6,21 +6,25 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import PotluckWarning
+from potluck.core.errors import ConfigError, PotluckWarning
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.inference import predict
-from potluck.core.method import Need
+from potluck.core.needs import Need, Offer
 from potluck.core.rng import fold_in
 from potluck.core.weights import buffers_of, load, minus, parameters_of, plus
+from potluck.experiment.needs import check_needs
 from potluck.methods.depthfl import DepthFL, ExitsLoss
+from potluck.methods.fedavg import FedAvg
 from potluck.models import get_model
-from potluck.models.contract import blocks, linear_exit, place_shapes
+from potluck.models.contract import StagedNet, blocks, linear_exit, place_shapes
 from potluck.models.vit import vit
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 CLOSELY = {"rtol": 1e-4, "atol": 1e-6}
@@ -28,6 +32,14 @@ SGD = LocalTraining("sgd", lr=0.05, batch_size=8)
 IMAGE = (3, 8, 8)
 SMALL = partial(get_model("resnet10"), 3, IMAGE, width=2, stem="cifar")  # four blocks, a classifier behind each
 FOUR = (1.0, 0.75, 0.5, 0.25)
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+
+def no_blocks():
+    return StagedNet({"stem": nn.Flatten()}, nn.Linear(192, 3))
 
 
 def images(*capacities, build=SMALL, shape=IMAGE):
@@ -213,6 +225,24 @@ def test_without_alpha_clients_keep_nothing(play):
     assert not any(h.any() for h in run.state.h.values())
 
 
+@pytest.mark.parametrize("capacity", [1.0, 0.5])
+def test_with_one_level_without_feddyn_it_is_fedavg_with_equal_weights_bit_for_bit(play, capacity):
+    """Whatever part of the network that level is."""
+    method = DepthFL(SGD, levels=(capacity,), alpha=0.0, consistency=0.0)
+    federation = images(capacity, capacity, capacity)
+    run = play(method, federation, rounds=0)
+    shallow = partial(leading_net, run.engine.server(0), capacity)
+    fedavg = play(FedAvg(SGD, Sharing(weighting="uniform")), replace(federation, architectures={"net": shallow}), 0)
+    fedavg.states[0].pool["all"].update({**run.state.weights, **run.state.buffers})
+    for cohort in [(0, 1), (2,), (0, 1, 2)]:
+        assert_close({**run.round(*cohort).weights, **run.state.buffers}, fedavg.round(*cohort).pool["all"], **EXACTLY)
+    assert all(not torch.equal(w, run.states[0].weights[name]) for name, w in run.state.weights.items())
+
+
+def leading_net(server, share, **scale):
+    return DepthFL(levels=(share,)).net(server, share)
+
+
 def test_notes__tell_the_norm_of_h(play):
     run = play(DepthFL(SGD), images(1.0, 0.5), rounds=2)
     norm = torch.cat([h.flatten() for h in run.state.h.values()]).norm()
@@ -258,6 +288,28 @@ def test_levels_that_no_net_has_are_refused():
     ]:
         with pytest.raises(ValueError, match=f"levels: expected {expected}"):
             DepthFL(levels=levels)
+
+
+@pytest.mark.parametrize(
+    ("builds", "complaint"),
+    [
+        (
+            [flat, flat],
+            "it cuts the depth of net0, which has no blocks to leave out; .*; net0: Sequential cannot be split",
+        ),
+        ([no_blocks, no_blocks], "net0: StagedNet has 1 stages, its extractor 1; there must be at least one stage"),
+        ([SMALL, flat], "it needs one architecture, but client 0 has net0 and client 1 has net1; give"),
+    ],
+    ids=["no stages", "no blocks", "two families"],
+)
+def test_networks_that_have_no_depth_or_differ_are_refused_before_training(builds, complaint):
+    federation = images(1.0, 0.5)
+    sites = {id: replace(site, architecture=f"net{builds.index(builds[id])}") for id, site in federation.sites.items()}
+    architectures = {f"net{number}": build for number, build in enumerate(builds)}
+    offer = Offer.of(replace(federation, sites=sites, architectures=architectures, server_architecture="net0"))
+    with pytest.raises(ConfigError, match=f"^DepthFL cannot run here: .*{complaint}") as error:
+        check_needs(DepthFL().needs(), "DepthFL", offer)
+    assert "\n" not in str(error.value)
 
 
 def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play):

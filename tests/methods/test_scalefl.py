@@ -11,15 +11,16 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import batch_norms
-from potluck.core.errors import PotluckWarning
+from potluck.core.errors import ConfigError, PotluckWarning
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.inference import predict
-from potluck.core.method import Need
+from potluck.core.needs import Need, Offer
 from potluck.core.rng import fold_in
 from potluck.core.scale import FULL
 from potluck.core.weights import load, parameters_of
+from potluck.experiment.needs import check_needs
 from potluck.methods.scalefl import ExitsLoss, ScaleFL
 from potluck.models import get_model
 from potluck.models.cifar_resnet import _cifar_resnet
@@ -51,6 +52,17 @@ def plain(scale=FULL):
     names = ("stem", "one", "two", "three")
     stages = {n: nn.Conv2d(widths[i], widths[i + 1], 3, padding=1) for i, n in enumerate(names)}
     return of_depth(StagedNet(stages, nn.Linear(widths[-1], 3)), scale.depth, 3, IMAGE)
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+
+def shallow_only(scale=FULL):
+    """Has a depth to cut and no width."""
+    if scale.width != 1:
+        raise ValueError("no widths")
+    return of_depth(SMALL(), scale.depth, 3, IMAGE)
 
 
 def part(run, level):
@@ -143,7 +155,10 @@ def test_exits_loss__without_gamma_is_a_mean_whose_weights_grow_with_depth(play)
     net, batch = with_outputs(play)
     z = list(net.exit_outputs(batch.inputs).values())
     expected = sum((j + 1) / 10 * F.cross_entropy(each, batch.targets) for j, each in enumerate(z))
-    assert_close(ExitsLoss(F.cross_entropy, 0.0, 3.0, True)(net, batch, {}), expected)
+    loss = ExitsLoss(F.cross_entropy, 0.0, 3.0, True)(net, batch, {})
+    assert_close(loss, expected)
+    weights = list(net.parameters())
+    assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights), **CLOSELY)
     one = ExitsLoss(lambda outputs, targets: torch.tensor(1.0), 0.0, 3.0, True)(net, batch, {})
     assert one == 1.0  # the weights sum to one
 
@@ -314,6 +329,7 @@ def test_needs_are_stated():
     ("options", "complaint"),
     [
         ({"widths": (1.0, 0.5)}, "widths: expected one for each of 4 levels"),
+        ({"levels": (1.0, 0.5, 0.5, 0.25)}, "levels: expected each of them once"),
         ({"depths": (1.0,)}, "depths: expected one for each of 4 levels"),
         ({"depths": (0.5, 0.5, 0.5, 0.5)}, "depths: expected 1 for the largest level, 1,"),
         (
@@ -326,6 +342,28 @@ def test_needs_are_stated():
 def test_levels_that_make_no_nets_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         ScaleFL(**options)
+
+
+@pytest.mark.parametrize(
+    ("builds", "complaint"),
+    [
+        (
+            [flat, flat],
+            "it cuts the depth of net0, .*; it cuts the width of net0, .*; net0: Sequential cannot be split into",
+        ),
+        ([shallow_only, shallow_only], "it cuts the width of net0, which has no slices; choose another model"),
+        ([SMALL, plain], "it needs one architecture, but client 0 has net0 and client 1 has net1; give"),
+    ],
+    ids=["no stages", "no widths", "two families"],
+)
+def test_networks_that_cannot_be_cut_or_differ_are_refused_before_training(builds, complaint):
+    federation = images(1.0, 0.5)
+    sites = {id: replace(site, architecture=f"net{builds.index(builds[id])}") for id, site in federation.sites.items()}
+    architectures = {f"net{number}": build for number, build in enumerate(builds)}
+    offer = Offer.of(replace(federation, sites=sites, architectures=architectures, server_architecture="net0"))
+    with pytest.raises(ConfigError, match=f"^ScaleFL cannot run here: .*{complaint}") as error:
+        check_needs(ScaleFL().needs(), "ScaleFL", offer)
+    assert "\n" not in str(error.value)
 
 
 def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play):

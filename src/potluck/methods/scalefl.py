@@ -140,6 +140,7 @@ class ScaleFL(WidthSlices[State]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(len(set(self.levels)) == len(self.levels), "levels", "each of them once", self.levels)
         for name in ("widths", "depths"):
             found: tuple[float, ...] = getattr(self, name)
             require(len(found) == len(self.levels), name, f"one for each of {len(self.levels)} levels", found)
