@@ -115,22 +115,19 @@ def test_shared_layers_are_the_mean_over_sizes_of_their_mixed_updates(play, deep
     run = play(InclusiveFL(SGD, beta=0.3), deep(2, 5, 2, 5), rounds=2)
     small = after(run, "mlp2", mixed(run, "mlp2", "mlp5", own=1, above=(1, 2, 3, 4), beta=0.3))
     large, n, m = after(run, "mlp5", way(run, "mlp5")), SIZES[0] + SIZES[2], SIZES[1] + SIZES[3]
-    for size, own in (("mlp2", small), ("mlp5", large)):
-        assert run.state.pool[size].keys() == own.keys()
-        for name, found in run.state.pool[size].items():
-            expected = (n * small[name] + m * large[name]) / (n + m) if name in small else large[name]
-            assert_close(found, expected, **CLOSELY)
+    for name, found in run.state.pool["all"].items():
+        expected = (n * small[name] + m * large[name]) / (n + m) if name in small else large[name]
+        assert_close(found, expected, **CLOSELY)
 
 
 @pytest.mark.parametrize("cohort", [(0,), (0, 2)])
 def test_where_nobody_of_the_next_larger_size_answers_there_is_no_momentum(play, deep, cohort):
     federation = deep(2, 3, 5)
     runs = [play(method, federation, rounds=1) for method in (InclusiveFL(SGD, 0.9), FedAvg(SGD))]
-    runs[1].states[-1] = type(runs[1].state)({"all": runs[0].state.pool["mlp5"]})  # the others are its lower parts
+    runs[1].states[-1] = type(runs[1].state)(runs[0].state.pool)
     for run in runs:
         run.round(*cohort)
-    for weights in runs[0].state.pool.values():
-        assert_close(weights, {name: runs[1].state.pool["all"][name] for name in weights}, **CLOSELY)
+    assert_close(runs[0].state.pool, runs[1].state.pool, **CLOSELY)
 
 
 def test_of_the_previous_round_it_is_mixed_in_from_the_second_on(play, deep):
@@ -236,8 +233,8 @@ def test_what_is_frozen_in_a_top_layer_is_nobodys_own(play, deep):
     for depth, build in list(federation.architectures.items()):
         federation.architectures[depth] = partial(with_frozen_bias, build)
     run = play(InclusiveFL(SGD, shared="lower"), federation, rounds=2)
-    assert HIDDEN.format(1, "bias") not in run.state.pool["mlp2"]
-    assert HIDDEN.format(1, "weight") in run.state.pool["mlp2"]
+    assert HIDDEN.format(1, "bias") not in run.state.own["mlp2"]
+    assert HIDDEN.format(1, "weight") in run.state.own["mlp2"]
 
 
 def with_frozen_bias(build):
@@ -251,8 +248,7 @@ def test_running_statistics_are_plain_means(play, clouds):
     one, two = (run.wire.replied["local_update"][0][id]["buffers"] for id in (0, 1))
     for name, buffer in one.items():
         expected = (12 * buffer + 20 * two[name]) / 32 if buffer.is_floating_point() else max(buffer, two[name])
-        assert_close(run.state.pool["norm2"][name], expected)
-        assert_close(run.state.pool["norm3"][name], expected)
+        assert_close(run.state.pool["all"][name], expected)
 
 
 def test_statistics_of_a_layer_that_a_size_keeps_are_its_own(play, clouds):
@@ -276,7 +272,7 @@ def test_with_one_size_it_is_fedavg_bit_for_bit_and_has_a_global_model(play, clo
 def test_without_beta_it_is_fedavg(play, clouds):
     federation = clouds("norm2", "norm3", "norm3")
     runs = [play(method, federation, rounds=3) for method in (InclusiveFL(SGD, 0.0), FedAvg(SGD))]
-    assert_close(runs[0].state.pool["norm3"], runs[1].state.pool["all"], **CLOSELY)
+    assert_close(runs[0].state.pool, runs[1].state.pool, **CLOSELY)
 
 
 def test_it_needs_models_in_stages():

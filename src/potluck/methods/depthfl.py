@@ -28,13 +28,14 @@ Limits
 
 Departures from the paper
     1. A level is a share of the blocks of any network in stages, rounded down; with the default levels those of ResNet
-       are the paper's, a stage each. A client has the largest level that its capacity allows.
+       are the paper's, a stage each. A client has the largest level that its capacity allows; the authors' code deals
+       levels by the client's number.
     2. As in the authors' code a classifier behind a feature map is a gate and a row of separable convolutions with a
        stride, until the map is as small and as wide as the network's last (`exits`). The gate's map is widened to the
        size of what it gates, which need not be even. Classifiers of other features, and all of them with
        exits="linear", are a norm, a mean over positions and a linear layer. Initial weights are torch's.
-    3. The linear terms of FedDyn and h are divided by all clients, as in the authors' code, where Potluck's FedDyn
-       counts a layer's owners. With alpha = 0 both are left out, which is the authors' variant with FedAvg.
+    3. A layer's h is divided by the number of all clients, as in the authors' code, where Potluck's FedDyn counts the
+       layer's owners. With alpha = 0 the client's terms and h are left out, which is the authors' variant with FedAvg.
     4. The authors' code adds 1e-7 to the probabilities of the classifier that teaches.
     5. Local training defaults to Adam, like all methods here; the authors' code has SGD with 0.1 * 0.998^t, weight
        decay 0.001, batches of 50 and 5 epochs, and alpha = 0.1. They grow w(t) over 300 of 1000 rounds.

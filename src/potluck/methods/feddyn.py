@@ -35,8 +35,8 @@ Departures from the paper
        answered. A layer of which no owner answered keeps its theta and h.
     4. `sharing.weighting="samples"` weighs clients by their examples, in the mean and in h; the fixed point is then the
        optimum of the pooled data. The authors' code instead divides alpha by a client's share of the data.
-    5. The quadratic term is part of the loss. The authors' code has it in the optimiser's weight decay, which Adam and
-       AdamW take otherwise.
+    5. The quadratic term is part of the loss and clipped with it. The authors' code has it in the
+       optimiser's weight decay, which is not clipped, and which Adam and AdamW take otherwise.
     6. h, g_k and the terms cover parameters only. BatchNorm's running statistics are averaged like those of FedAvg, and
        theta's way beyond the mean leaves them out.
     7. theta is evaluated, as in Algorithm 1; the authors' code also reports the mean of the models of all clients.

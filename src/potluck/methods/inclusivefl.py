@@ -45,6 +45,7 @@ Departures from the paper
     9. Local training defaults to Adam, like all methods here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import Annotated, Literal
@@ -86,14 +87,16 @@ Rows = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class State:
-    """What the server has of each size.
+    """The server's weights.
 
     Attributes:
-        pool: by size, its model.
+        pool: by group of clients, the layers that its sizes share; one that no size shares keeps its first value here.
+        own: by size, the layers that it keeps to itself.
         updates: by size, g_i of the last round, if its momentum is still to be used.
     """
 
     pool: GroupWeights
+    own: GroupWeights
     updates: GroupWeights
 
 
@@ -133,23 +136,29 @@ class InclusiveFL(SharesWeights[State]):
         return super().needs() | {Need.SPLIT_MODEL}
 
     def init(self, server: Server) -> State:
-        pool = self.sharing.initial(server)
-        return State({i: pick(pool[self.sharing.group(one)], one.shapes) for i, one in sizes(server).items()}, {})
+        pool, own = self.sharing.initial(server), GroupWeights()
+        if self.shared == "lower":
+            for size, member in sizes(server).items():
+                layers = pick(pool[self.sharing.group(member)], member.shapes)
+                own[size] = {n: w for n, w in layers.items() if n.startswith(server.about(size, apart))}
+        return State(pool, own, {})
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.stream(self.local_update, self.by_size.send(state.pool, cohort, server))
+        models = self._models(state, server)
+        replies = cohort.stream(self.local_update, self.by_size.send(models, cohort, server))
         means = self.by_size.means(replies, server.roster, "weights", "buffers")
         trained = means.of("weights")  # homogeneous aggregation
-        updates = {i: minus(weights, state.pool[i]) for i, weights in trained.items()}  # g_i
+        updates = {i: minus(weights, models[i]) for i, weights in trained.items()}  # g_i
         known = updates if self.momentum == "same" else state.updates
         for i, g in updates.items():
             larger = next_larger(i, server)
             if larger is not None and larger in known:
                 m = momentum(g, server.about(i, rows), known[larger], server.about(larger, rows))
                 trained[i] = plus(trained[i], minus(m, g), self.beta)  # by beta m_i + (1 - beta) g_i
-        shares = {i: max(by_layer.values()) for i, by_layer in means.weights("weights").items()}
-        pool = self._averaged(state.pool, means.over(trained, "buffers"), shares, server)
-        return State(pool, updates if self.momentum == "previous" else {})
+        shares = {size: max(by_layer.values()) for size, by_layer in means.weights("weights").items()}
+        found = means.over(trained, "buffers")
+        kept = {size: {name: found.get(size, own)[name] for name in own} for size, own in state.own.items()}
+        return State(self._shared(state, found, shares, server), kept, updates if self.momentum == "previous" else {})
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
@@ -158,26 +167,24 @@ class InclusiveFL(SharesWeights[State]):
         return self.sharing.reply(client)
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return self.by_size.message(state.pool, server.roster[client_id])
+        return self.by_size.message(self._models(state, server), server.roster[client_id])
 
     def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return self.by_size.global_model(state.pool, server)
+        return self.by_size.global_model(self._models(state, server), server)
 
-    def _averaged(
-        self, pool: GroupWeights, found: GroupWeights, shares: dict[str, float], server: Server
-    ) -> GroupWeights:
-        """Heterogeneous aggregation: each layer's mean over the sizes of a group that share it and have answered."""
-        own = {i: server.about(i, apart) if self.shared == "lower" else () for i in pool}
-        group = {i: self.sharing.group(one) for i, one in sizes(server).items()}
-        shared = {i: {n: w for n, w in layers.items() if not n.startswith(own[i])} for i, layers in found.items()}
-        models: GroupWeights = {}
-        for name in set(group.values()):
-            ours = [i for i in found if group[i] == name]
-            common = mean_where_present([shared[i] for i in ours], [shares[i] for i in ours], {}, self.sharing.combine)
-            for i in [i for i in pool if group[i] == name]:
-                alone = found.get(i, {})
-                models[i] = {n: (alone if n.startswith(own[i]) else common).get(n, w) for n, w in pool[i].items()}
-        return models
+    def _models(self, state: State, server: Server) -> GroupWeights:
+        """By size, the weights that it picks its layers from."""
+        groups = {size: self.sharing.group(member) for size, member in sizes(server).items()}
+        return {size: {**state.pool[group], **state.own.get(size, {})} for size, group in groups.items()}
+
+    def _shared(self, state: State, found: GroupWeights, shares: Mapping[str, float], server: Server) -> GroupWeights:
+        """Heterogeneous aggregation: each layer's mean over the sizes that share it."""
+        pool: GroupWeights = {}
+        for group, keep in state.pool.items():
+            ours = [size for size in found if self.sharing.group(sizes(server)[size]) == group]
+            layers = [{n: w for n, w in found[size].items() if n not in state.own.get(size, {})} for size in ours]
+            pool[group] = mean_where_present(layers, [shares[size] for size in ours], keep, self.sharing.combine)
+        return pool
 
 
 def sizes(server: Server) -> dict[str, Member]:
