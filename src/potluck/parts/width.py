@@ -149,7 +149,8 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     if not norms:
         whole = staged(net)
         heads = [whole.head, *(found.head for found in whole.exits.children() if isinstance(found, Exit))]
-        last = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)][-1] for head in heads]
+        layers = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)] for head in heads]
+        last = [layer for found in layers for layer in found[-1:]]
         for layer in net.modules():
             if isinstance(layer, HIDDEN) and layer not in last:
                 layer.register_forward_hook(after)
