@@ -32,10 +32,10 @@ Departures from the paper
     3. An exit behind a feature map is three convolutions with a BatchNorm, if the net has any, and ReLU, then a mean
        over positions and a linear layer, as in the code's ResNet. Other features have a norm, a mean over positions
        and a linear layer.
-    4. gamma is the code's, which takes the mean of the divergence over classes, not its sum: for that multiply it by
-       their number. The default is the code's for text; its commands for images leave gamma at 0. It teaches from round
-       `warmup` + 1 on; the code begins after a quarter of all rounds. As in the code the deepest exit also learns from
-       the others, unless teacher_learns=false.
+    4. The divergence is the code's, a mean over classes; to have its sum, as in the usual definition, multiply gamma by
+       their number. gamma defaults to the code's value for text; its commands for images leave it at 0. The deepest
+       exit teaches from round `warmup` + 1 on, in the code after a quarter of all rounds. As in the code it also learns
+       from the others, unless teacher_learns=false.
     5. The code normalises by the statistics of the test batch. Here BatchNorm is static, see departures 1 and 2 of
        HeteroFL. What enters a norm is divided by the width in training and evaluation, as in the code, which leaves out
        those of shortcuts; of BatchNorm only its epsilon tells the difference.
