@@ -21,6 +21,7 @@ from potluck.core.weights import buffers_of, load, minus, parameters_of, plus
 from potluck.experiment.needs import check_needs
 from potluck.methods.depthfl import DepthFL, ExitsLoss
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.feddyn import FedDyn
 from potluck.models import get_model
 from potluck.models.contract import StagedNet, blocks, linear_exit, place_shapes
 from potluck.models.vit import vit
@@ -237,6 +238,24 @@ def test_with_one_level_without_feddyn_it_is_fedavg_with_equal_weights_bit_for_b
     for cohort in [(0, 1), (2,), (0, 1, 2)]:
         assert_close({**run.round(*cohort).weights, **run.state.buffers}, fedavg.round(*cohort).pool["all"], **EXACTLY)
     assert all(not torch.equal(w, run.states[0].weights[name]) for name, w in run.state.weights.items())
+
+
+def test_with_one_level_and_all_clients_alike_it_is_feddyn(play):
+    """Also in what clients minimise, which h and g alone would not show."""
+    federation = images(1.0, 1.0, 1.0)
+    run = play(DepthFL(SGD, levels=(1.0,), alpha=0.5), federation, rounds=0)
+    feddyn = play(FedDyn(SGD, 0.5), federation, rounds=0)
+    for cohort in [(0, 1), (2, 0), (0, 1, 2)]:
+        assert_close({**run.round(*cohort).weights, **run.state.buffers}, feddyn.round(*cohort).pool["all"], **CLOSELY)
+
+
+def test_classifiers_teach_with_the_weight_of_the_round(play):
+    grown, low = (DepthFL(SGD, consistency=c, ramp=r, alpha=0.0) for c, r in ((5.0, 1), (5.0 * math.exp(-5), 0)))
+    runs = [play(method, images(1.0)) for method in (grown, low)]
+    assert_close(runs[0].state.weights, runs[1].state.weights, **EXACTLY)
+    for run in runs:
+        run.round()
+    assert not torch.equal(runs[0].state.weights["head.weight"], runs[1].state.weights["head.weight"])
 
 
 def leading_net(server, share, **scale):
