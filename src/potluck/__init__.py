@@ -106,6 +106,9 @@ _HOMES = {
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
     "blocks_within": "parts.exits",
+    "bottleneck_exit": "parts.exits",
+    "convolutional_exit": "parts.exits",
+    "leading_names": "parts.exits",
     "leading_share": "parts.exits",
     "new_exits": "parts.exits",
     "FeatureLoss": "parts.features",
@@ -124,6 +127,7 @@ _HOMES = {
     "sent_heads": "parts.generator",
     "Link": "parts.links",
     "SkipLink": "parts.links",
+    "DynamicLoss": "parts.losses",
     "distillation": "parts.losses",
     "masked_cross_entropy": "parts.losses",
     "soft_cross_entropy": "parts.losses",
@@ -268,6 +272,9 @@ if TYPE_CHECKING:
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
     from potluck.parts.exits import blocks_within as blocks_within
+    from potluck.parts.exits import bottleneck_exit as bottleneck_exit
+    from potluck.parts.exits import convolutional_exit as convolutional_exit
+    from potluck.parts.exits import leading_names as leading_names
     from potluck.parts.exits import leading_share as leading_share
     from potluck.parts.exits import new_exits as new_exits
     from potluck.parts.features import FeatureLoss as FeatureLoss
@@ -286,6 +293,7 @@ if TYPE_CHECKING:
     from potluck.parts.generator import sent_heads as sent_heads
     from potluck.parts.links import Link as Link
     from potluck.parts.links import SkipLink as SkipLink
+    from potluck.parts.losses import DynamicLoss as DynamicLoss
     from potluck.parts.losses import distillation as distillation
     from potluck.parts.losses import masked_cross_entropy as masked_cross_entropy
     from potluck.parts.losses import soft_cross_entropy as soft_cross_entropy

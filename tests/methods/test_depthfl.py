@@ -10,19 +10,22 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.errors import PotluckWarning
+from potluck.core.errors import ConfigError, PotluckWarning
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.inference import predict
-from potluck.core.method import Need
+from potluck.core.needs import Need, Offer
 from potluck.core.rng import fold_in
 from potluck.core.weights import buffers_of, load, minus, parameters_of, plus
-from potluck.methods.depthfl import DepthFL, DepthLoss, bottleneck_exit
+from potluck.experiment.needs import check_needs
+from potluck.methods.depthfl import DepthFL, ExitsLoss
+from potluck.methods.fedavg import FedAvg
+from potluck.methods.feddyn import FedDyn
 from potluck.models import get_model
-from potluck.models.contract import blocks, linear_exit, place_shapes
+from potluck.models.contract import StagedNet, blocks, linear_exit, place_shapes
 from potluck.models.vit import vit
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 CLOSELY = {"rtol": 1e-4, "atol": 1e-6}
@@ -30,6 +33,14 @@ SGD = LocalTraining("sgd", lr=0.05, batch_size=8)
 IMAGE = (3, 8, 8)
 SMALL = partial(get_model("resnet10"), 3, IMAGE, width=2, stem="cifar")  # four blocks, a classifier behind each
 FOUR = (1.0, 0.75, 0.5, 0.25)
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+
+def no_blocks():
+    return StagedNet({"stem": nn.Flatten()}, nn.Linear(192, 3))
 
 
 def images(*capacities, build=SMALL, shape=IMAGE):
@@ -45,7 +56,7 @@ def images(*capacities, build=SMALL, shape=IMAGE):
 def whole_net(run):
     """The network with all classifiers, and the weights of the state."""
     server = run.engine.server(0)
-    net = run.engine.method.net(server, server.build(), server.input_shape, 1.0)
+    net = run.engine.method.net(server, 1.0)
     return load(net, {**run.state.weights, **run.state.buffers})
 
 
@@ -71,9 +82,8 @@ def test_a_resnet18_has_the_parameters_of_the_authors_at_every_depth(play, class
     )
     run = play(DepthFL(), replace(federation, num_classes=classes), rounds=0)
     server, found = run.engine.server(0), []
-    net = server.build()
     for level in sorted(FOUR):
-        part = run.engine.method.net(server, net, (3, 32, 32), level)
+        part = run.engine.method.net(server, level)
         found.append(sum(parameter.numel() for parameter in part.parameters()))
     assert found == expected
 
@@ -95,28 +105,6 @@ def test_clients_have_the_leading_blocks_and_the_classifiers_behind_them(play):
     assert deepest["buffers"].keys() == run.state.buffers.keys()
 
 
-def test_the_gate_and_the_rows_of_the_bottleneck_follow_the_map_down_to_the_last(play):
-    net = SMALL()
-    shapes = list(place_shapes(net, IMAGE).values())
-    found = bottleneck_exit(shapes, net, torch.Size((2, 8, 8)), 3)
-    gate, *rows, _ = found.body
-    assert [row[-3].out_channels for row in rows] == [4, 8, 16]
-    x = torch.rand(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    share = gate.eval()(x) / x
-    assert share.min() > 0
-    assert share.max() < 1
-    assert found.eval()(x).shape == (4, 3)
-    assert gate(torch.rand(2, 2, 7, 5)).shape == (2, 2, 7, 5)  # the authors' needs even sides
-
-
-@pytest.mark.parametrize("normed", [True, False])
-def test_classifiers_have_norms_if_the_net_has_any(normed):
-    stem = [nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if normed else [])]
-    net = nn.Sequential(*stem)
-    found = bottleneck_exit([torch.Size((4, 6, 6)), torch.Size((8, 3, 3))], net, torch.Size((4, 6, 6)), 3)
-    assert len(batch_norms(found)) == (5 if normed else 0)
-
-
 @pytest.mark.parametrize("build", [partial(vit, 3, IMAGE, patch=4, width=8, heads=2, depth=4)])
 def test_classifiers_of_other_features_are_linear(play, build):
     run = play(DepthFL(SGD), images(1.0, 0.25, build=build))
@@ -134,11 +122,11 @@ def outputs_and_loss(play, consistency):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
-    loss = DepthLoss(F.cross_entropy, consistency, 0.0)(net, batch, {})
+    loss = ExitsLoss(F.cross_entropy, consistency)(net, batch, {})
     return net, batch, loss
 
 
-def test_depth_loss__is_that_of_the_paper_with_teachers_that_do_not_learn(play):
+def test_exits_loss__is_that_of_the_paper_with_teachers_that_do_not_learn(play):
     net, batch, loss = outputs_and_loss(play, 0.3)
     z = list(net.exit_outputs(batch.inputs).values())
     assert len(z) == 4
@@ -160,21 +148,10 @@ def test_classifiers_that_agree_teach_nothing(play):
         for last in (net.head, *(found.head for found in net.exits.children())):
             last.weight.zero_()
             last.bias.copy_(torch.tensor([0.3, -0.2, 0.5]))
-    taught, alone = (DepthLoss(F.cross_entropy, weight, 0.0)(net, batch, {}) for weight in (5.0, 0.0))
+    taught, alone = (ExitsLoss(F.cross_entropy, weight)(net, batch, {}) for weight in (5.0, 0.0))
     assert_close(taught, alone)
     weights = list(net.parameters())
     assert_close(torch.autograd.grad(taught, weights), torch.autograd.grad(alone, weights), **CLOSELY)
-
-
-def test_depth_loss__has_the_gradient_of_feddyns_two_terms(play):
-    net, batch, _ = outputs_and_loss(play, 0.0)
-    weights = list(net.parameters())
-    g, sent = ({n: torch.full_like(w, value) for n, w in net.named_parameters()} for value in (0.3, -0.2))
-    extras = {"g": g, "sent": sent}
-    plain, found = (
-        torch.autograd.grad(DepthLoss(F.cross_entropy, 0.5, alpha)(net, batch, extras), weights) for alpha in (0.0, 0.4)
-    )
-    assert_close(found, tuple(p - 0.3 + 0.4 * (w + 0.2) for p, w in zip(plain, weights, strict=True)), **CLOSELY)
 
 
 def test_what_classifiers_teach_grows_to_its_full_weight_after_the_ramp():
@@ -249,6 +226,42 @@ def test_without_alpha_clients_keep_nothing(play):
     assert not any(h.any() for h in run.state.h.values())
 
 
+@pytest.mark.parametrize("capacity", [1.0, 0.5])
+def test_with_one_level_without_feddyn_it_is_fedavg_with_equal_weights_bit_for_bit(play, capacity):
+    """Whatever part of the network that level is."""
+    method = DepthFL(SGD, levels=(capacity,), alpha=0.0, consistency=0.0)
+    federation = images(capacity, capacity, capacity)
+    run = play(method, federation, rounds=0)
+    shallow = partial(leading_net, run.engine.server(0), capacity)
+    fedavg = play(FedAvg(SGD, Sharing(weighting="uniform")), replace(federation, architectures={"net": shallow}), 0)
+    fedavg.states[0].pool["all"].update({**run.state.weights, **run.state.buffers})
+    for cohort in [(0, 1), (2,), (0, 1, 2)]:
+        assert_close({**run.round(*cohort).weights, **run.state.buffers}, fedavg.round(*cohort).pool["all"], **EXACTLY)
+    assert all(not torch.equal(w, run.states[0].weights[name]) for name, w in run.state.weights.items())
+
+
+def test_with_one_level_and_all_clients_alike_it_is_feddyn(play):
+    """Also in what clients minimise, which h and g alone would not show."""
+    federation = images(1.0, 1.0, 1.0)
+    run = play(DepthFL(SGD, levels=(1.0,), alpha=0.5), federation, rounds=0)
+    feddyn = play(FedDyn(SGD, 0.5), federation, rounds=0)
+    for cohort in [(0, 1), (2, 0), (0, 1, 2)]:
+        assert_close({**run.round(*cohort).weights, **run.state.buffers}, feddyn.round(*cohort).pool["all"], **CLOSELY)
+
+
+def test_classifiers_teach_with_the_weight_of_the_round(play):
+    grown, low = (DepthFL(SGD, consistency=c, ramp=r, alpha=0.0) for c, r in ((5.0, 1), (5.0 * math.exp(-5), 0)))
+    runs = [play(method, images(1.0)) for method in (grown, low)]
+    assert_close(runs[0].state.weights, runs[1].state.weights, **EXACTLY)
+    for run in runs:
+        run.round()
+    assert not torch.equal(runs[0].state.weights["head.weight"], runs[1].state.weights["head.weight"])
+
+
+def leading_net(server, share, **scale):
+    return DepthFL(levels=(share,)).net(server, share)
+
+
 def test_notes__tell_the_norm_of_h(play):
     run = play(DepthFL(SGD), images(1.0, 0.5), rounds=2)
     norm = torch.cat([h.flatten() for h in run.state.h.values()]).norm()
@@ -294,6 +307,28 @@ def test_levels_that_no_net_has_are_refused():
     ]:
         with pytest.raises(ValueError, match=f"levels: expected {expected}"):
             DepthFL(levels=levels)
+
+
+@pytest.mark.parametrize(
+    ("builds", "complaint"),
+    [
+        (
+            [flat, flat],
+            "it cuts the depth of net0, which has no blocks to leave out; .*; net0: Sequential cannot be split",
+        ),
+        ([no_blocks, no_blocks], "net0: StagedNet has 1 stages, its extractor 1; there must be at least one stage"),
+        ([SMALL, flat], "it needs one architecture, but client 0 has net0 and client 1 has net1; give"),
+    ],
+    ids=["no stages", "no blocks", "two families"],
+)
+def test_networks_that_have_no_depth_or_differ_are_refused_before_training(builds, complaint):
+    federation = images(1.0, 0.5)
+    sites = {id: replace(site, architecture=f"net{builds.index(builds[id])}") for id, site in federation.sites.items()}
+    architectures = {f"net{number}": build for number, build in enumerate(builds)}
+    offer = Offer.of(replace(federation, sites=sites, architectures=architectures, server_architecture="net0"))
+    with pytest.raises(ConfigError, match=f"^DepthFL cannot run here: .*{complaint}") as error:
+        check_needs(DepthFL().needs(), "DepthFL", offer)
+    assert "\n" not in str(error.value)
 
 
 def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play):

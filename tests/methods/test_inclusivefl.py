@@ -9,8 +9,9 @@ from torch.testing import assert_close
 
 from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
-from potluck.core.needs import Need
+from potluck.core.needs import Need, Offer
 from potluck.core.weights import parameters_of, weights_of
+from potluck.experiment.needs import check_needs
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.inclusivefl import InclusiveFL, momentum, next_larger, rows
 from potluck.models.mlp import mlp2, mlp3, mlp5
@@ -277,6 +278,27 @@ def test_without_beta_it_is_fedavg(play, clouds):
 def test_it_needs_models_in_stages():
     assert InclusiveFL().needs() == {Need.NESTED_LAYERS, Need.SPLIT_MODEL}
     assert InclusiveFL(sharing=APART).needs() == {Need.SPLIT_MODEL}
+
+
+@pytest.mark.parametrize(
+    ("builds", "complaint"),
+    [
+        (
+            [partial(mlp2, 3, (6,), width=8), partial(mlp2, 3, (6,), width=16)],
+            "it averages layers by name, but .* has shape",
+        ),
+        ([lambda: torch.nn.Linear(6, 3)] * 2, "net0: Linear cannot be split into extractor, intermediate layers and"),
+    ],
+    ids=["two families", "no stages"],
+)
+def test_networks_without_layers_in_common_or_stages_are_refused_before_training(clouds, builds, complaint):
+    federation = clouds("mlp2", "mlp2")
+    sites = {id: replace(site, architecture=f"net{id}") for id, site in federation.sites.items()}
+    architectures = {f"net{number}": build for number, build in enumerate(builds)}
+    offer = Offer.of(replace(federation, sites=sites, architectures=architectures, server_architecture="net0"))
+    with pytest.raises(ConfigError, match=f"^InclusiveFL cannot run here: .*{complaint}") as error:
+        check_needs(InclusiveFL().needs(), "InclusiveFL", offer)
+    assert "\n" not in str(error.value)
 
 
 def test_a_sharing_that_averages_nothing_is_refused():

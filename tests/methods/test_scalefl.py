@@ -1,29 +1,31 @@
 """ScaleFL: its loss by hand, what is averaged where, and the sizes of the networks that clients train."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import batch_norms
-from potluck.core.errors import PotluckWarning
-from potluck.core.examples import Examples
+from potluck.core.errors import ConfigError, PotluckWarning
+from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.inference import predict
-from potluck.core.method import Need
+from potluck.core.needs import Need, Offer
 from potluck.core.rng import fold_in
 from potluck.core.scale import FULL
 from potluck.core.weights import load, parameters_of
-from potluck.methods.scalefl import ExitsLoss, ScaleFL, divergence
+from potluck.experiment.needs import check_needs
+from potluck.methods.scalefl import ExitsLoss, ScaleFL
 from potluck.models import get_model
 from potluck.models.cifar_resnet import _cifar_resnet
-from potluck.models.contract import blocks
+from potluck.models.contract import StagedNet, blocks, of_depth
 from potluck.models.preresnet import preresnet18
-from potluck.models.vit import vit
 from potluck.testing.worlds import assigned, quick
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -44,10 +46,29 @@ def images(*capacities, build=SMALL, shape=IMAGE, classes=3):
     return Federation(sites, {"net": build}, "net", num_classes=classes)
 
 
+def plain(scale=FULL):
+    """Four convolutions without norms."""
+    widths = [3, *[scale.of(width) for width in (4, 4, 8, 8)]]
+    names = ("stem", "one", "two", "three")
+    stages = {n: nn.Conv2d(widths[i], widths[i + 1], 3, padding=1) for i, n in enumerate(names)}
+    return of_depth(StagedNet(stages, nn.Linear(widths[-1], 3)), scale.depth, 3, IMAGE)
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+
+def shallow_only(scale=FULL):
+    """Has a depth to cut and no width."""
+    if scale.width != 1:
+        raise ValueError("no widths")
+    return of_depth(SMALL(), scale.depth, 3, IMAGE)
+
+
 def part(run, level):
     """The net of a level, with the weights of the state."""
     server, method = run.engine.server(0), run.engine.method
-    net = method.part(server, server.input_shape, *method.scale(level))
+    net = method.part(server, level)
     slices = {name: tuple(map(slice, tensor.shape)) for name, tensor in net.named_parameters()}
     return load(net, {name: run.state.weights[name][at] for name, at in slices.items()}, partial=True)
 
@@ -99,14 +120,6 @@ def test_clients_have_leading_channels_and_blocks_and_the_exits_behind_them(play
             assert torch.equal(weight, run.states[0].weights[name][tuple(map(slice, weight.shape))])
 
 
-def test_exits_are_three_convolutions_behind_maps_and_linear_behind_tokens(play):
-    net = part(play(ScaleFL(SGD), images(1.0)), 1.0)
-    for found in net.exits.children():
-        assert [type(layer).__name__ for layer in found.body] == ["Conv2d", "BatchNorm2d", "ReLU"] * 3 + ["GlobalPool"]
-    tokens = part(play(ScaleFL(SGD), images(1.0, build=partial(vit, 3, IMAGE, width=16, heads=2))), 1.0)
-    assert [len(list(found.body)) for found in tokens.exits.children()] == [2] * 3
-
-
 # The loss
 
 
@@ -142,17 +155,55 @@ def test_exits_loss__without_gamma_is_a_mean_whose_weights_grow_with_depth(play)
     net, batch = with_outputs(play)
     z = list(net.exit_outputs(batch.inputs).values())
     expected = sum((j + 1) / 10 * F.cross_entropy(each, batch.targets) for j, each in enumerate(z))
-    assert_close(ExitsLoss(F.cross_entropy, 0.0, 3.0, True)(net, batch, {}), expected)
+    loss = ExitsLoss(F.cross_entropy, 0.0, 3.0, True)(net, batch, {})
+    assert_close(loss, expected)
+    weights = list(net.parameters())
+    assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights), **CLOSELY)
     one = ExitsLoss(lambda outputs, targets: torch.tensor(1.0), 0.0, 3.0, True)(net, batch, {})
     assert one == 1.0  # the weights sum to one
 
 
-def test_the_authors_divergence_is_a_class_count_smaller():
-    draws = torch.Generator().manual_seed(0)
-    z, teacher = torch.randn(6, 10, generator=draws), torch.randn(6, 10, generator=draws)
-    theirs = torch.nn.KLDivLoss(reduction="none")((z / 3).log_softmax(1), (teacher / 3).softmax(1)).mean() * 9
-    assert_close(divergence(z, teacher, 3.0), 10 * theirs)
-    assert divergence(z, z, 3.0).abs() < 1e-6
+def said(*logits):
+    """A net that says these (classes,) at its exits, and a batch of one example of the first class."""
+
+    class Says(StagedNet):
+        def exit_outputs(self, x):
+            return {str(place): torch.tensor([z]) for place, z in enumerate(logits)}
+
+    net = Says({"stem": nn.Linear(1, 1), "body": nn.Linear(1, 1)}, nn.Linear(1, 2))
+    return net, Batch(torch.zeros(1, 1), torch.tensor([0]), {})
+
+
+def test_exits_loss__by_hand():
+    net, batch = said([0.0, 0.0], [3 * math.log(3.0), 0.0])  # at T = 3: (1/2, 1/2) and (3/4, 1/4)
+    kl = 0.75 * math.log(1.5) - 0.25 * math.log(2)
+    assert kl == pytest.approx(0.1308120)
+    expected = (1 * (math.log(2) + 0.4 * 9 * kl) + 2 * math.log(28 / 27)) / 3
+    assert ExitsLoss(F.cross_entropy, 0.4, 3.0, True)(net, batch, {}).item() == pytest.approx(expected)
+
+
+def test_exits_that_agree_teach_nothing():
+    net, batch = said([0.3, -0.2], [0.3, -0.2], [0.3, -0.2])
+    taught, alone = (ExitsLoss(F.cross_entropy, gamma, 3.0, True)(net, batch, {}) for gamma in (5.0, 0.0))
+    assert_close(taught, alone)
+
+
+@pytest.mark.parametrize("gamma", [ScaleFL().gamma, 5.0])
+def test_gamma_is_that_of_the_authors_whose_divergence_is_a_mean_over_classes(play, gamma):
+    """One step by a client of three classes is one on the loss with torch's KLDivLoss as the authors reduce it."""
+    training = LocalTraining("sgd", lr=0.5, batch_size=64, epochs=1)
+    run = play(ScaleFL(training, gamma=gamma), images(1.0), rounds=0)
+    net, train = part(run, 1.0), run.engine.federation.sites[0].train
+    *shallow, deepest = net.exit_outputs(train.inputs).values()
+    loss = 4 * F.cross_entropy(deepest, train.targets)
+    for j, z in enumerate(shallow, start=1):
+        kl = nn.KLDivLoss(reduction="none")((z / 3).log_softmax(1), (deepest / 3).softmax(1)).mean()
+        loss = loss + j * (F.cross_entropy(z, train.targets) + gamma * 9 * kl)
+    names, weights = zip(*net.named_parameters(), strict=True)
+    steps = dict(zip(names, torch.autograd.grad(loss / 10, weights), strict=True))
+    run.round()
+    moved = {name: run.state.weights[name] - run.states[0].weights[name] for name in names}
+    assert_close(moved, {name: -0.5 * step for name, step in steps.items()}, rtol=1e-3, atol=1e-5)
 
 
 def test_the_deepest_exit_teaches_after_the_warmup_only(play):
@@ -247,6 +298,24 @@ def test_what_enters_a_norm_is_divided_by_the_width_in_training_and_evaluation(p
     assert len(seen) == 2
 
 
+def test_early_exits_are_scaled_as_well_and_what_predicts_is_not(play):
+    """In a net without norms, what leaves a convolution is divided, and what leaves a classifier is not."""
+    run = play(ScaleFL(SGD), images(1.0, 0.5, build=SMALL), rounds=0)
+    exit, features = next(part(run, 0.5).exits.children()), torch.rand(4, 3, 8, 8)
+    seen = []
+    exit.body[1].register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
+    with torch.no_grad():
+        exit(features)
+        assert_close(seen[0], exit.body[0](features) / 0.7)
+    unnormed = part(play(ScaleFL(SGD), images(1.0, 0.5, build=plain), rounds=0), 0.5)
+    with torch.no_grad():
+        for found in unnormed.exits.children():
+            layer, x = found.body[0], torch.rand(2, found.body[0].in_channels, 4, 4)
+            assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, padding=1) / 0.7)
+            x = torch.rand(2, found.head.in_features)
+            assert_close(found.head(x), F.linear(x, found.head.weight, found.head.bias), **EXACTLY)
+
+
 # What it asks for
 
 
@@ -260,14 +329,41 @@ def test_needs_are_stated():
     ("options", "complaint"),
     [
         ({"widths": (1.0, 0.5)}, "widths: expected one for each of 4 levels"),
+        ({"levels": (1.0, 0.5, 0.5, 0.25)}, "levels: expected each of them once"),
         ({"depths": (1.0,)}, "depths: expected one for each of 4 levels"),
-        ({"depths": (0.5, 0.5, 0.5, 0.5)}, "widths: expected a level with all channels and all blocks"),
+        ({"depths": (0.5, 0.5, 0.5, 0.5)}, "depths: expected 1 for the largest level, 1,"),
+        (
+            {"levels": (0.5, 1.0), "widths": (1.0, 0.5), "depths": (1.0, 1.0)},
+            "widths: expected 1 for the largest level",
+        ),
         ({"depths": (1.0, 0.5, 0.0, 0.5)}, "depths: expected above 0 and at most 1"),
     ],
 )
 def test_levels_that_make_no_nets_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         ScaleFL(**options)
+
+
+@pytest.mark.parametrize(
+    ("builds", "complaint"),
+    [
+        (
+            [flat, flat],
+            "it cuts the depth of net0, .*; it cuts the width of net0, .*; net0: Sequential cannot be split into",
+        ),
+        ([shallow_only, shallow_only], "it cuts the width of net0, which has no slices; choose another model"),
+        ([SMALL, plain], "it needs one architecture, but client 0 has net0 and client 1 has net1; give"),
+    ],
+    ids=["no stages", "no widths", "two families"],
+)
+def test_networks_that_cannot_be_cut_or_differ_are_refused_before_training(builds, complaint):
+    federation = images(1.0, 0.5)
+    sites = {id: replace(site, architecture=f"net{builds.index(builds[id])}") for id, site in federation.sites.items()}
+    architectures = {f"net{number}": build for number, build in enumerate(builds)}
+    offer = Offer.of(replace(federation, sites=sites, architectures=architectures, server_architecture="net0"))
+    with pytest.raises(ConfigError, match=f"^ScaleFL cannot run here: .*{complaint}") as error:
+        check_needs(ScaleFL().needs(), "ScaleFL", offer)
+    assert "\n" not in str(error.value)
 
 
 def test_who_is_weaker_than_the_smallest_level_is_named_before_training(play):

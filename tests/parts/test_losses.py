@@ -5,7 +5,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from potluck.parts.losses import distillation, masked_cross_entropy, soft_cross_entropy, squared_distance
+from potluck.core.examples import Batch
+from potluck.core.roles import Supervised
+from potluck.parts.losses import (
+    DynamicLoss,
+    distillation,
+    masked_cross_entropy,
+    soft_cross_entropy,
+    squared_distance,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(5, 4, generator=GENERATOR, dtype=torch.float64)
@@ -75,3 +83,31 @@ def test_teachers_receive_no_gradient():
     (distillation(student, teacher) + soft_cross_entropy(student, teacher.softmax(1))).backward()
     assert teacher.grad is None
     assert student.grad.abs().sum() > 0
+
+
+def test_dynamic_loss__has_the_gradient_of_the_task_less_g_and_the_pull():
+    net, batch = nn.Linear(4, 4).double(), Batch(LOGITS, LABELS, {})
+    weights = list(net.parameters())
+    g, sent = ({n: torch.full_like(w, value) for n, w in net.named_parameters()} for value in (0.3, -0.2))
+    task = torch.autograd.grad(F.cross_entropy(net(LOGITS), LABELS), weights)
+    loss = DynamicLoss(Supervised(F.cross_entropy), 0.5)(net, batch, {"g": g, "sent": sent})
+    found = torch.autograd.grad(loss, weights)
+    torch.testing.assert_close(found, tuple(t - 0.3 + 0.5 * (w + 0.2) for t, w in zip(task, weights, strict=True)))
+
+
+def test_dynamic_loss__without_alpha_is_the_tasks_bit_for_bit():
+    net, task = nn.Linear(4, 4).double(), Supervised(F.cross_entropy)
+    batch, extras = Batch(LOGITS, LABELS, {}), {"g": {}, "sent": {}}
+    assert torch.equal(DynamicLoss(task, 0.0)(net, batch, extras), task(net, batch, extras))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_distillation_has_a_gradient_in_the_teacher_if_it_learns(learns):
+    teacher = OTHERS.clone().requires_grad_()
+    loss = distillation(LOGITS.clone().requires_grad_(), teacher, 3.0, teacher_learns=learns)
+    (found,) = torch.autograd.grad(loss, [teacher], allow_unused=True)
+    assert (found is not None) == learns
+    if learns:
+        p, q = (teacher / 3).softmax(1), (LOGITS / 3).softmax(1)
+        by_hand = 9 * (p * (p.log() - q.log())).sum(1).mean()
+        torch.testing.assert_close(found, torch.autograd.grad(by_hand, [teacher])[0])

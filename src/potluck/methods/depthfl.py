@@ -28,29 +28,27 @@ Limits
 
 Departures from the paper
     1. A level is a share of the blocks of any network in stages, rounded down; with the default levels those of ResNet
-       are the paper's, a stage each. A client has the largest level that its capacity allows.
+       are the paper's, a stage each. A client has the largest level that its capacity allows; the authors' code deals
+       levels by the client's number.
     2. As in the authors' code a classifier behind a feature map is a gate and a row of separable convolutions with a
        stride, until the map is as small and as wide as the network's last (`exits`). The gate's map is widened to the
        size of what it gates, which need not be even. Classifiers of other features, and all of them with
        exits="linear", are a norm, a mean over positions and a linear layer. Initial weights are torch's.
-    3. The linear terms of FedDyn and h are divided by all clients, as in the authors' code, where Potluck's FedDyn
-       counts a layer's owners. With alpha = 0 both are left out, which is the authors' variant with FedAvg.
+    3. A layer's h is divided by the number of all clients, as in the authors' code, where Potluck's FedDyn counts the
+       layer's owners. With alpha = 0 the client's terms and h are left out, which is the authors' variant with FedAvg.
     4. The authors' code adds 1e-7 to the probabilities of the classifier that teaches.
     5. Local training defaults to Adam, like all methods here; the authors' code has SGD with 0.1 * 0.998^t, weight
        decay 0.001, batches of 50 and 5 epochs, and alpha = 0.1. They grow w(t) over 300 of 1000 rounds.
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import permutations
 from typing import Annotated, Literal
 
 import torch
-from torch import Size, Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from potluck import (
     Batch,
@@ -58,13 +56,10 @@ from potluck import (
     ClientId,
     ClientWork,
     Cohort,
-    CoverageMean,
     Criterion,
-    Exit,
+    DynamicLoss,
     Extras,
     Fit,
-    GlobalPool,
-    Key,
     LocalTraining,
     Member,
     Message,
@@ -72,18 +67,16 @@ from potluck import (
     Need,
     Schema,
     Server,
+    Sharing,
     StagedNet,
     Weights,
     above,
     at_least,
     at_most,
-    batch_norms,
-    blocks,
-    blocks_within,
+    bottleneck_exit,
     buffers_of,
     distillation,
-    isolated,
-    leading,
+    leading_names,
     leading_share,
     level_within,
     like,
@@ -91,17 +84,17 @@ from potluck import (
     load,
     minus,
     norm,
-    of_depth,
     on_client,
     parameters_of,
     place_shapes,
     plus,
     require,
-    squared_distance,
     staged,
     warn_below,
     zeros_like,
 )
+
+EQUALLY = Sharing(weighting="uniform")
 
 
 @dataclass(frozen=True)
@@ -154,27 +147,19 @@ class DepthFL(Method[State]):
 
     def init(self, server: Server) -> State:
         warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
-        net = self.net(server, server.build(), server.input_shape, max(self.levels))
+        net = self.net(server, max(self.levels))
         return State(parameters_of(net), buffers_of(net), zeros_like(parameters_of(net)))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        before = {**state.weights, **state.buffers}
-        means, owners = CoverageMean(before), Counter[str]()
-        replies = cohort.stream(self.local_update, {i: self.inference_message(state, i, server) for i in cohort.ids})
-        for _, reply in replies:
-            found = {**reply["weights"], **(reply.get("buffers") or {})}
-            means.add(found, leading({name: tensor.shape for name, tensor in found.items()}))
-            owners.update(found.keys())
-            del reply, found  # before the next comes
-        mean = means.weights()
-        buffers = {name: mean[name] for name in state.buffers}
-        answered = {name: mean[name] for name in state.weights if owners[name]}
-        if not self.alpha:
-            return State({**state.weights, **answered}, buffers, state.h)
-        drift = {n: owners[n] / len(server.roster) * gap for n, gap in minus(answered, state.weights).items()}
+        messages = {i: self.inference_message(state, i, server) for i in cohort.ids}
+        means = EQUALLY.means(cohort.stream(self.local_update, messages), server.roster, "weights", "buffers")
+        mean, owners = means.over({"all": {}}, "weights")["all"], means.weights("weights").get("all", {})
+        drift = {n: owners[n] / len(server.roster) * (w - state.weights[n]) for n, w in mean.items()}
         h = plus(state.h, drift, -self.alpha)
+        if self.alpha:
+            mean = plus(mean, h, -1 / self.alpha)
         server.note(h_norm=norm({"all": h}))
-        return State({**state.weights, **plus(answered, h, -1 / self.alpha)}, buffers, h)
+        return State({**state.weights, **mean}, means.over({"all": state.buffers}, "buffers")["all"], h)
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         buffers = message.get("buffers")
@@ -182,20 +167,18 @@ class DepthFL(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        net = self.filled(client, message)
-        sent = message["weights"]
-        extras = {"sent": sent, "g": client.state.get("g") or zeros_like(sent)} if self.alpha else {}
-        objective = DepthLoss(client.criterion, self.weight(client.round), self.alpha)
+        net, sent = self.filled(client, message), message["weights"]
+        extras = {"sent": sent, "g": client.state.get("g") or zeros_like(sent)}
+        objective = DynamicLoss(ExitsLoss(client.criterion, self.weight(client.round)), self.alpha)
         yield Fit(net, objective, client.train, self.training, extras=extras)
         if self.alpha:
             client.state["g"] = plus(extras["g"], minus(parameters_of(net), sent), -self.alpha)
         return Message(weights=parameters_of(net), buffers=buffers_of(net) or None)
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        level = level_within(self.levels, server.roster[client_id].capacity)
-        layers, exits = server.about(None, Names(level))
+        names = server.about(None, self.names)[level_within(self.levels, server.roster[client_id].capacity)]
         weights, buffers = (
-            {name: tensor for name, tensor in whole.items() if name in layers or name.startswith(exits)}
+            {name: tensor for name, tensor in whole.items() if name.startswith(names)}
             for whole in (state.weights, state.buffers)
         )
         return Message(weights=weights, buffers=buffers or None)
@@ -205,23 +188,26 @@ class DepthFL(Method[State]):
         return ensemble(self.filled(client, message))
 
     def global_model(self, state: State, server: Server) -> nn.Module | None:
-        net = self.net(server, server.build(), server.input_shape, max(self.levels))
+        net = self.net(server, max(self.levels))
         load(net, {**state.weights, **state.buffers})
         return ensemble(net)
 
     def filled(self, client: Client, message: Message) -> StagedNet:
         """On the client, its part of the network with what it was sent."""
-        level = level_within(self.levels, client.capacity)
-        net = self.net(client, client.model, client.train.input_shape, level)
+        net = self.net(client, level_within(self.levels, client.capacity))
         load(net, {**message["weights"], **(message.get("buffers") or {})})
         return net
 
-    def net(self, party: Server | Client, full: nn.Module, input_shape: tuple[int, ...], level: float) -> StagedNet:
-        """The leading share of the full network's blocks, with the classifiers behind them."""
-        build = linear_exit
-        if self.exits == "bottleneck":
-            build = partial(bottleneck_exit, [*place_shapes(staged(full), input_shape).values()])
-        return leading_share(party, staged(full), input_shape, level, self.levels, build)
+    def net(self, party: Server | Client, level: float) -> StagedNet:
+        """The leading share of the network's blocks, with the classifiers behind them."""
+        full, data = (party.build(), party) if isinstance(party, Server) else (party.model, party.train)
+        shapes = place_shapes(staged(full), data.input_shape)
+        build = partial(bottleneck_exit, [*shapes.values()]) if self.exits == "bottleneck" else linear_exit
+        return leading_share(party, staged(full), data.input_shape, level, self.levels, build)
+
+    def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
+        """By level, what the names of its tensors begin with."""
+        return {level: leading_names(staged(net), level) for level in self.levels}
 
     def weight(self, number: int) -> float:
         """w(t) of a round, counted from 1."""
@@ -230,37 +216,19 @@ class DepthFL(Method[State]):
 
 
 @dataclass(frozen=True)
-class Names:
-    """Of the leading share of a net's blocks the names of the layers' tensors, and what those of exits begin with."""
-
-    share: float
-
-    def __call__(self, net: nn.Module, input_shape: tuple[int, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-        depth = blocks_within(staged(net), self.share)
-        with isolated(Key(("an exit that is not used",))):
-            part = of_depth(staged(net), depth, 1, input_shape)
-        layers = frozenset(name for name in part.state_dict() if not name.startswith("exits."))
-        return layers, tuple(f"exits.{place}." for place in blocks(staged(net))[:depth])
-
-
-@dataclass(frozen=True)
-class DepthLoss:
-    """A client's loss: of each classifier by labels, and to the mean of the others; and FedDyn's regulariser."""
+class ExitsLoss:
+    """A client's loss L_k: of each classifier by labels, and by what each of the others says."""
 
     criterion: Criterion
-    consistency: float
-    alpha: float
+    weight: float
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of one batch; with one classifier and alpha = 0 it is the task's loss, bit for bit."""
+        """Of one batch; with one classifier it is the task's loss, bit for bit."""
         outputs = list(staged(net).exit_outputs(batch.inputs).values())
         losses = [self.criterion(z, batch.targets) for z in outputs]
-        if self.consistency and len(outputs) > 1:
-            pairs = [(z, other) for i, z in enumerate(outputs) for j, other in enumerate(outputs) if i != j]
-            losses += [self.consistency / (len(outputs) - 1) * distillation(z, other) for z, other in pairs]
-        if self.alpha:
-            linear = [(extras["g"][n] * w).sum() for n, w in net.named_parameters() if n in extras["g"]]
-            losses += [-torch.stack(linear).sum(), self.alpha / 2 * squared_distance(net, extras["sent"])]
+        if self.weight:
+            taught = [distillation(z, teacher) for z, teacher in permutations(outputs, 2)]
+            losses += [self.weight / (len(outputs) - 1) * divergence for divergence in taught]
         return torch.stack(losses).sum()
 
 
@@ -279,47 +247,3 @@ class Ensemble(nn.Module):
 def ensemble(net: StagedNet) -> nn.Module:
     """What predicts: the net itself if it has one classifier."""
     return Ensemble(net) if len(net.exits) - bool(net.ending) else net
-
-
-def bottleneck_exit(shapes: Sequence[Size], net: StagedNet, features: Size, outputs: int) -> Exit:
-    """The authors' classifier behind a feature map; behind other features `linear_exit`.
-
-    Args:
-        shapes: of one example's features at all places of the whole net, in order.
-        net: that the classifier is for.
-        features: shape of one example's here.
-        outputs: how many numbers it puts out.
-    """
-    if len(features) != 3:
-        return linear_exit(net, features, outputs)
-    normed, widths, side = bool(batch_norms(net)), [features[0]], features[-1]
-    for shape in shapes:
-        if len(shape) == 3 and shape[-1] < side:
-            widths, side = [*widths, shape[0]], shape[-1]
-    rows = [separable(*pair, normed) for pair in pairwise(widths)]
-    return Exit(nn.Sequential(Gate(features[0], normed), *rows, GlobalPool()), nn.Linear(widths[-1], outputs))
-
-
-class Gate(nn.Module):
-    """Multiplies a feature map by a map between 0 and 1 that it makes of it at half its size."""
-
-    def __init__(self, channels: int, normed: bool) -> None:
-        super().__init__()
-        norm = [nn.BatchNorm2d(channels)] if normed else []
-        self.map = nn.Sequential(separable(channels, channels, normed), *norm, nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A map (batch, channels, height, width) to one of the same shape."""
-        gate = F.interpolate(self.map(x), x.shape[-2:], mode="bilinear", align_corners=False)
-        return x * gate.sigmoid()
-
-
-def separable(inputs: int, outputs: int, normed: bool) -> nn.Sequential:
-    """Two separable convolutions, the first with a stride of 2, each with a BatchNorm, if the net has any, and ReLU."""
-
-    def one(outputs: int, stride: int) -> list[nn.Module]:
-        each = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=not normed)
-        mixed = nn.Conv2d(inputs, outputs, 1, bias=not normed)
-        return [each, mixed, *([nn.BatchNorm2d(outputs)] if normed else []), nn.ReLU()]
-
-    return nn.Sequential(*one(inputs, 2), *one(outputs, 1))

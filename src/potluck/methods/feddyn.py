@@ -35,8 +35,8 @@ Departures from the paper
        answered. A layer of which no owner answered keeps its theta and h.
     4. `sharing.weighting="samples"` weighs clients by their examples, in the mean and in h; the fixed point is then the
        optimum of the pooled data. The authors' code instead divides alpha by a client's share of the data.
-    5. The quadratic term is part of the loss. The authors' code has it in the optimiser's weight decay, which Adam and
-       AdamW take otherwise.
+    5. The quadratic term is part of the loss and clipped with it. The authors' code has it in the
+       optimiser's weight decay, which is not clipped, and which Adam and AdamW take otherwise.
     6. h, g_k and the terms cover parameters only. BatchNorm's running statistics are averaged like those of FedAvg, and
        theta's way beyond the mean leaves them out.
     7. theta is evaluated, as in Algorithm 1; the authors' code also reports the mean of the models of all clients.
@@ -47,16 +47,11 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor, nn
-
 from potluck import (
-    Batch,
     Client,
     ClientWork,
     Cohort,
-    Criterion,
-    Extras,
+    DynamicLoss,
     Fit,
     GroupWeights,
     LocalTraining,
@@ -72,7 +67,6 @@ from potluck import (
     parameters_of,
     plus,
     require,
-    squared_distance,
     zeros_like,
 )
 
@@ -135,7 +129,7 @@ class FedDyn(SharesWeights[State]):
         self.sharing.receive(client, message)
         sent = parameters_of(client.model)
         g = client.state.get("g") or zeros_like(sent)
-        objective = DynamicLoss(client.criterion, self.alpha)
+        objective = DynamicLoss(client.objective, self.alpha)
         yield Fit(client.model, objective, client.train, self.training, extras={"sent": sent, "g": g})
         if self.alpha:
             client.state["g"] = plus(g, minus(parameters_of(client.model), sent), -self.alpha)
@@ -143,19 +137,3 @@ class FedDyn(SharesWeights[State]):
 
     def _weight(self, member: Member) -> float:
         return 1.0 if self.sharing.weighting == "uniform" else float(member.examples)
-
-
-@dataclass(frozen=True)
-class DynamicLoss:
-    """What a client minimises in Algorithm 1: L_k(theta) - <g_k, theta> + (alpha / 2) |theta - theta^(t-1)|^2."""
-
-    criterion: Criterion
-    alpha: float
-
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        """Of one batch; with alpha = 0 it is the task's loss, bit for bit."""
-        loss, g = self.criterion(net(batch.inputs), batch.targets), extras["g"]
-        if not self.alpha:
-            return loss
-        linear = torch.stack([(g[name] * weight).sum() for name, weight in net.named_parameters() if name in g]).sum()
-        return loss - linear + self.alpha / 2 * squared_distance(net, extras["sent"])

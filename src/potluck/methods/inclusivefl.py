@@ -139,9 +139,8 @@ class InclusiveFL(SharesWeights[State]):
         pool, own = self.sharing.initial(server), GroupWeights()
         if self.shared == "lower":
             for size, member in sizes(server).items():
-                apart = (*tops(server.about(size, rows)), f"{server.about(size, head_name)}.")
                 layers = pick(pool[self.sharing.group(member)], member.shapes)
-                own[size] = {name: layer for name, layer in layers.items() if name.startswith(apart)}
+                own[size] = {n: w for n, w in layers.items() if n.startswith(server.about(size, apart))}
         return State(pool, own, {})
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
@@ -149,11 +148,13 @@ class InclusiveFL(SharesWeights[State]):
         replies = cohort.stream(self.local_update, self.by_size.send(models, cohort, server))
         means = self.by_size.means(replies, server.roster, "weights", "buffers")
         trained = means.of("weights")  # homogeneous aggregation
-        updates = {size: minus(weights, models[size]) for size, weights in trained.items()}
+        updates = {i: minus(weights, models[i]) for i, weights in trained.items()}  # g_i
         known = updates if self.momentum == "same" else state.updates
-        for size, g in updates.items():
-            m = self._momentum(size, g, known, server)
-            trained[size] = plus(trained[size], minus(m, g), self.beta)  # by beta m_i + (1 - beta) g_i
+        for i, g in updates.items():
+            larger = next_larger(i, server)
+            if larger is not None and larger in known:
+                m = momentum(g, server.about(i, rows), known[larger], server.about(larger, rows))
+                trained[i] = plus(trained[i], minus(m, g), self.beta)  # by beta m_i + (1 - beta) g_i
         shares = {size: max(by_layer.values()) for size, by_layer in means.weights("weights").items()}
         found = means.over(trained, "buffers")
         kept = {size: {name: found.get(size, own)[name] for name in own} for size, own in state.own.items()}
@@ -176,13 +177,6 @@ class InclusiveFL(SharesWeights[State]):
         groups = {size: self.sharing.group(member) for size, member in sizes(server).items()}
         return {size: {**state.pool[group], **state.own.get(size, {})} for size, group in groups.items()}
 
-    def _momentum(self, size: str, g: Weights, updates: GroupWeights, server: Server) -> Weights:
-        """m_i; empty for the largest size, and where there is no update of the next larger one."""
-        larger = next_larger(size, server)
-        if larger is None or larger not in updates:
-            return {}
-        return momentum(g, server.about(size, rows), updates[larger], server.about(larger, rows))
-
     def _shared(self, state: State, found: GroupWeights, shares: Mapping[str, float], server: Server) -> GroupWeights:
         """Heterogeneous aggregation: each layer's mean over the sizes that share it."""
         pool: GroupWeights = {}
@@ -202,8 +196,8 @@ def sizes(server: Server) -> dict[str, Member]:
 
 def next_larger(size: str, server: Server) -> str | None:
     """The next larger architecture that has the top blocks of this one; None for the largest."""
-    ordered, apart = sizes(server), tuple(tops(server.about(size, rows)))
-    needed = {name: shape for name, shape in ordered[size].shapes.items() if name.startswith(apart)}
+    ordered, top = sizes(server), tuple(tops(server.about(size, rows)))
+    needed = {name: shape for name, shape in ordered[size].shapes.items() if name.startswith(top)}
     after = list(ordered)[list(ordered).index(size) + 1 :]
     return next((other for other in after if needed.items() <= ordered[other].shapes.items()), None)
 
@@ -244,6 +238,6 @@ def tops(found: Rows) -> list[str]:
     return [row[-1] for row in found.values()]
 
 
-def head_name(net: nn.Module, input_shape: tuple[int, ...] = ()) -> str:
-    """What the names of the head's tensors begin with, without the dot."""
-    return staged(net).head_name
+def apart(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
+    """What the names begin with of the layers that a size may keep to itself: its top blocks and its head."""
+    return (*tops(rows(net)), f"{staged(net).head_name}.")

@@ -1,6 +1,6 @@
 """ScaleFL: resource-adaptive federated learning with heterogeneous clients.
 
-Ilhan, Su, Liu. CVPR 2023. https://openaccess.thecvf.com/content/CVPR2023/papers/Ilhan_ScaleFL_Resource-Adaptive_Federated_Learning_With_Heterogeneous_Clients_CVPR_2023_paper.pdf.
+Ilhan, Su, Liu. CVPR 2023. https://openaccess.thecvf.com/content/CVPR2023/html/Ilhan_ScaleFL_Resource-Adaptive_Federated_Learning_With_Heterogeneous_Clients_CVPR_2023_paper.html.
 
 There is one global network with early exits. A client trains a part of it that is cut in two directions: the leading
 channels of the layers up to an exit. It trains all exits up to that one, which is its deepest and teaches the others.
@@ -32,11 +32,13 @@ Departures from the paper
     3. An exit behind a feature map is three convolutions with a BatchNorm, if the net has any, and ReLU, then a mean
        over positions and a linear layer, as in the code's ResNet. Other features have a norm, a mean over positions
        and a linear layer.
-    4. The divergence is summed over classes, where the code takes the mean: its gamma is gamma times the classes. It
-       teaches from round `warmup` + 1 on; the code begins after a quarter of all rounds, and its commands for images
-       leave gamma at 0. As in the code the deepest exit also learns from the others, unless teacher_learns=false.
+    4. The divergence is the code's, a mean over classes; to have its sum, as in the usual definition, multiply gamma by
+       their number. gamma defaults to the code's value for text; its commands for images leave it at 0. The deepest
+       exit teaches from round `warmup` + 1 on, in the code after a quarter of all rounds. As in the code it also learns
+       from the others, unless teacher_learns=false.
     5. The code normalises by the statistics of the test batch. Here BatchNorm is static, see departures 1 and 2 of
-       HeteroFL. What enters a norm is divided by the width in training and evaluation, as in the code.
+       HeteroFL. What enters a norm is divided by the width in training and evaluation, as in the code, which leaves out
+       those of shortcuts; of BatchNorm only its epsilon tells the difference.
     6. A client has the largest level that its capacity allows; the code deals levels at random, once.
     7. Local training defaults to Adam, like all methods here; the code has SGD with 0.1, which falls to a tenth at
        rounds 100 and 200, momentum 0.9, weight decay 5e-4, batches of 16 and 5 epochs.
@@ -46,8 +48,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Size, Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from potluck import (
     Batch,
@@ -55,10 +56,8 @@ from potluck import (
     ClientWork,
     Cohort,
     Criterion,
-    Exit,
     Extras,
     Fit,
-    GlobalPool,
     LocalTraining,
     Measure,
     Member,
@@ -73,13 +72,13 @@ from potluck import (
     above,
     at_least,
     at_most,
-    batch_norms,
     buffers_of,
+    convolutional_exit,
     count,
+    distillation,
     leading,
     leading_share,
     like,
-    linear_exit,
     load,
     mean_statistics,
     mean_where_covered,
@@ -111,7 +110,7 @@ class ScaleFL(WidthSlices[State]):
         levels: the capacities that a level is for.
         widths: the share of the channels of each level.
         depths: the share of the blocks of each level, behind which there is an exit.
-        gamma: weight of the loss by which the deepest exit teaches the others.
+        gamma: weight of the loss by which the deepest exit teaches the others, a mean over classes.
         temperature: T.
         warmup: rounds before the deepest exit teaches.
         teacher_learns: whether the deepest exit has a gradient of that loss.
@@ -141,11 +140,12 @@ class ScaleFL(WidthSlices[State]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(len(set(self.levels)) == len(self.levels), "levels", "each of them once", self.levels)
         for name in ("widths", "depths"):
             found: tuple[float, ...] = getattr(self, name)
             require(len(found) == len(self.levels), name, f"one for each of {len(self.levels)} levels", found)
-        whole = (1.0, 1.0) in zip(self.widths, self.depths, strict=True)
-        require(whole, "widths", "a level with all channels and all blocks", self.widths)
+            whole = found[self.levels.index(max(self.levels))]
+            require(whole == 1, name, f"1 for the largest level, {max(self.levels):g}", found)
 
     def needs(self) -> frozenset[Need]:
         teaches = Need.CLASSES if self.gamma and len(self.levels) > 1 else Need.ONE_OUTPUT
@@ -153,7 +153,7 @@ class ScaleFL(WidthSlices[State]):
 
     def init(self, server: Server) -> State:
         self.warn_of_weak_clients(server)
-        return State(parameters_of(self.part(server, server.input_shape, 1.0, 1.0)), buffers_of(server.build()))
+        return State(parameters_of(self.part(server, max(self.levels))), buffers_of(server.build()))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
@@ -162,7 +162,7 @@ class ScaleFL(WidthSlices[State]):
         messages = {i: Message(weights=select(state.weights, held[i]), rate=r) for i, r in rates.items()}
         replies = cohort.stream(self.local_update, messages)
         weights = mean_where_covered(replies, held, state.weights)
-        full = Message(weights={name: tensor for name, tensor in weights.items() if not name.startswith("exits.")})
+        full = Message(weights=without_exits(weights))
         measured = cohort.ask(self.measure, {i: full for i in held if i not in replies.failures})
         return State(weights, mean_statistics(measured, state.statistics))
 
@@ -175,7 +175,7 @@ class ScaleFL(WidthSlices[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         net = self.narrow_net(client, message)
-        gamma = self.gamma if client.round > self.warmup else 0.0
+        gamma = self.gamma / client.num_classes if client.round > self.warmup else 0.0
         objective = ExitsLoss(client.criterion, gamma, self.temperature, self.teacher_learns)
         yield Fit(net, objective, client.train, self.training)
         return Message(weights=parameters_of(net))
@@ -188,27 +188,21 @@ class ScaleFL(WidthSlices[State]):
         return Message(statistics=buffers_of(net) or None, batches=batches)
 
     def global_model(self, state: State, server: Server) -> nn.Module | None:
-        weights = {name: tensor for name, tensor in state.weights.items() if not name.startswith("exits.")}
-        return load(server.build(), {**weights, **state.statistics})
+        return load(server.build(), {**without_exits(state.weights), **state.statistics})
 
     def submodel(self, server: Server, rate: float) -> SubModel:
-        net = self.part(server, server.input_shape, *self.scale(rate))
-        return leading({name: tensor.shape for name, tensor in net.named_parameters()})
+        return leading({name: tensor.shape for name, tensor in self.part(server, rate).named_parameters()})
 
     def narrow_net(self, client: Client, message: Message) -> nn.Module:
-        net = self.part(client, client.train.input_shape, *self.scale(message["rate"]))
-        return load(net, message["weights"], partial=True)
+        return load(self.part(client, message["rate"]), message["weights"], partial=True)
 
-    def scale(self, level: float) -> tuple[float, float]:
-        """s_l and e_l."""
+    def part(self, party: Server | Client, level: float) -> StagedNet:
+        """The part of the network that a level has: s_l of its channels, e_l of its blocks, and the exits behind."""
         number = self.levels.index(level)
-        return self.widths[number], self.depths[number]
-
-    def part(self, party: Server | Client, input_shape: tuple[int, ...], width: float, depth: float) -> StagedNet:
-        """The part of the network of this width and depth, with its exits."""
-        net = party.build(width=width)
-        scaled = net if width == 1 else with_scaler(net, width, always=True)
-        return leading_share(party, staged(scaled), input_shape, depth, self.depths, convolutional_exit)
+        net = staged(party.build(width=self.widths[number]))
+        shape = (party if isinstance(party, Server) else party.train).input_shape
+        part = leading_share(party, net, shape, self.depths[number], self.depths, convolutional_exit)
+        return part if self.widths[number] == 1 else staged(with_scaler(part, self.widths[number], always=True))
 
 
 @dataclass(frozen=True)
@@ -222,29 +216,16 @@ class ExitsLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch; with one exit it is the task's loss, bit for bit."""
-        outputs = list(staged(net).exit_outputs(batch.inputs).values())
-        deepest = outputs[-1] if self.teacher_learns else outputs[-1].detach()
-        losses = [self.criterion(z, batch.targets) for z in outputs]
+        *shallow, deepest = staged(net).exit_outputs(batch.inputs).values()
+        losses = [self.criterion(z, batch.targets) for z in (*shallow, deepest)]
         if self.gamma:
-            taught = [self.gamma * divergence(z, deepest, self.temperature) for z in outputs[:-1]]
-            losses = [*(loss + more for loss, more in zip(losses, taught, strict=False)), losses[-1]]
-        weighted = [number * loss for number, loss in enumerate(losses, start=1)]
-        return torch.stack(weighted).sum() / (len(outputs) * (len(outputs) + 1) / 2)
+            for j, z in enumerate(shallow):
+                taught = distillation(z, deepest, self.temperature, teacher_learns=self.teacher_learns)
+                losses[j] = losses[j] + self.gamma * taught
+        m = len(losses)
+        return torch.stack([j * loss for j, loss in enumerate(losses, start=1)]).sum() / (m * (m + 1) / 2)
 
 
-def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) of softened predictions; mean over the batch, with a gradient in both."""
-    student, target = F.log_softmax(logits / temperature, 1), F.log_softmax(teacher / temperature, 1)
-    return temperature**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
-
-
-def convolutional_exit(net: StagedNet, features: Size, outputs: int) -> Exit:
-    """Three convolutions of one width and a linear layer behind a feature map; behind other features `linear_exit`."""
-    if len(features) != 3:
-        return linear_exit(net, features, outputs)
-    channels, normed = features[0], bool(batch_norms(net))
-    layers: list[nn.Module] = []
-    for _ in range(3):
-        norm = [nn.BatchNorm2d(channels)] if normed else []
-        layers += [nn.Conv2d(channels, channels, 3, padding=1, bias=not normed), *norm, nn.ReLU()]
-    return Exit(nn.Sequential(*layers, GlobalPool()), nn.Linear(channels, outputs))
+def without_exits(weights: Weights) -> Weights:
+    """Those of the layers and of the network's own head."""
+    return {name: tensor for name, tensor in weights.items() if not name.startswith("exits.")}

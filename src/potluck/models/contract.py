@@ -230,6 +230,15 @@ def places(net: StagedNet) -> list[str]:
     return [place for name, stage in net.stages.named_children() for place, _ in _walk(name, stage)]
 
 
+def place_names(net: StagedNet) -> dict[str, str]:
+    """By place, in order, what the names begin with of the tensors of the stage or block before it."""
+    return {
+        place: f"stages.{name}.{number}." if isinstance(stage, Blocks) else f"stages.{name}."
+        for name, stage in net.stages.named_children()
+        for number, (place, _) in enumerate(_walk(name, stage))
+    }
+
+
 def _in_order(known: list[str], exits: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     if unknown := [place for place in exits if place not in known]:
         raise ConfigError(f"exit behind {unknown[0]!r}: the net has no such place; expected {', '.join(known)}")

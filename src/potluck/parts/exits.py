@@ -8,11 +8,24 @@ net of a model's layers and these.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
-from torch import Size, nn
+from torch import Size, Tensor, nn
+from torch.nn import functional as F
 
+from potluck.core.batchnorm import batch_norms
 from potluck.core.roles import Client, Server
-from potluck.models.contract import StagedNet, blocks, linear_exit, of_depth, place_shapes, with_exits
+from potluck.models.contract import (
+    Exit,
+    GlobalPool,
+    StagedNet,
+    blocks,
+    linear_exit,
+    of_depth,
+    place_names,
+    place_shapes,
+    with_exits,
+)
 
 ExitBuilder = Callable[[StagedNet, Size, int], nn.Module]
 """Makes of a net, the shape of one example's features at an exit, and the number of outputs, that exit."""
@@ -71,3 +84,76 @@ def leading_share(
     behind = [known[number - 1] for number in sorted(reached) if number <= depth and number < len(known)]
     exits = new_exits(party, net, {place: shapes[place] for place in behind}, build)
     return of_depth(with_exits(net, dict(exits.named_children())), depth, party.num_classes, input_shape)
+
+
+def leading_names(net: StagedNet, share: float) -> tuple[str, ...]:
+    """What the names begin with of the tensors that `leading_share` has, among those of the net with all its exits."""
+    known, depth, layers = blocks(net), blocks_within(net, share), place_names(net)
+    if depth == len(known):
+        return ("",)
+    kept = list(layers)[: list(layers).index(known[depth - 1]) + 1]
+    return (*(layers[place] for place in kept), *(f"exits.{place}." for place in kept))
+
+
+def convolutional_exit(net: StagedNet, features: Size, outputs: int) -> Exit:
+    """Three convolutions of one width and a linear layer behind a feature map; behind other features `linear_exit`.
+
+    A BatchNorm, if the net has any, and ReLU follow each convolution (ScaleFL, as in the authors' ResNet).
+    """
+    if len(features) != 3:
+        return linear_exit(net, features, outputs)
+    channels, normed = features[0], bool(batch_norms(net))
+    rows = [_layer(normed, nn.Conv2d(channels, channels, 3, padding=1, bias=not normed)) for _ in range(3)]
+    return Exit(nn.Sequential(*(module for row in rows for module in row), GlobalPool()), nn.Linear(channels, outputs))
+
+
+def bottleneck_exit(shapes: Sequence[Size], net: StagedNet, features: Size, outputs: int) -> Exit:
+    """A gate and a row of separable convolutions behind a feature map; behind other features `linear_exit`.
+
+    Each of the row has a stride of 2, until the map is as small and as wide as the net's last (DepthFL, as in the
+    authors' ResNet).
+
+    Args:
+        shapes: of one example's features at all places of the whole net, in order.
+        net: that the exit is for.
+        features: shape of one example's here.
+        outputs: how many numbers it puts out.
+    """
+    if len(features) != 3:
+        return linear_exit(net, features, outputs)
+    normed, widths, side = bool(batch_norms(net)), [features[0]], features[-1]
+    for shape in shapes:
+        if len(shape) == 3 and shape[-1] < side:
+            widths, side = [*widths, shape[0]], shape[-1]
+    rows = [_separable(*pair, normed) for pair in pairwise(widths)]
+    return Exit(nn.Sequential(Gate(features[0], normed), *rows, GlobalPool()), nn.Linear(widths[-1], outputs))
+
+
+class Gate(nn.Module):
+    """Multiplies a feature map by a map between 0 and 1 that it makes of it at half its size."""
+
+    def __init__(self, channels: int, normed: bool) -> None:
+        super().__init__()
+        norm = [nn.BatchNorm2d(channels)] if normed else []
+        self.map = nn.Sequential(_separable(channels, channels, normed), *norm, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A map (batch, channels, height, width) to one of the same shape."""
+        gate = F.interpolate(self.map(x), x.shape[-2:], mode="bilinear", align_corners=False)
+        return x * gate.sigmoid()
+
+
+def _separable(inputs: int, outputs: int, normed: bool) -> nn.Sequential:
+    """Two separable convolutions, the first of which halves the map and keeps the channels."""
+
+    def one(width: int, stride: int) -> list[nn.Module]:
+        each = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=not normed)
+        return _layer(normed, each, nn.Conv2d(inputs, width, 1, bias=not normed))
+
+    return nn.Sequential(*one(inputs, 2), *one(outputs, 1))
+
+
+def _layer(normed: bool, *convolutions: nn.Conv2d) -> list[nn.Module]:
+    """Convolutions in a row, a BatchNorm if there are to be any, and ReLU."""
+    norm = [nn.BatchNorm2d(convolutions[-1].out_channels)] if normed else []
+    return [*convolutions, *norm, nn.ReLU()]

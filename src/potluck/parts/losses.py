@@ -1,10 +1,14 @@
 """Losses that several methods share, each with its reduction, temperature and gradient path explicit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from potluck.core.examples import Batch
+from potluck.core.fit import Extras
 
 
 def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
@@ -16,6 +20,30 @@ def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """
     gaps = [(parameter - anchor[name]).square().sum() for name, parameter in net.named_parameters() if name in anchor]
     return torch.stack(gaps).sum()
+
+
+@dataclass(frozen=True)
+class DynamicLoss:
+    """FedDyn's local loss L_k(theta) - <g_k, theta> + (alpha / 2) |theta - theta^(t-1)|^2 (Acar et al. 2021, Alg. 1).
+
+    The extras have g_k as "g" and theta^(t-1) as "sent".
+
+    Attributes:
+        objective: L_k, without observations.
+        alpha: with 0 the loss is L_k, bit for bit.
+    """
+
+    objective: Callable[[nn.Module, Batch, Extras], Tensor]
+    alpha: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch."""
+        loss = self.objective(net, batch, extras)
+        if not self.alpha:
+            return loss
+        g = extras["g"]
+        linear = torch.stack([(g[name] * weight).sum() for name, weight in net.named_parameters() if name in g]).sum()
+        return loss - linear + self.alpha / 2 * squared_distance(net, extras["sent"])
 
 
 def masked_cross_entropy(logits: Tensor, targets: Tensor, present: Tensor) -> Tensor:
@@ -43,18 +71,22 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets.detach() * F.log_softmax(_exact(logits), 1)).sum(1).mean()
 
 
-def distillation(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+def distillation(
+    logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, *, teacher_learns: bool = False
+) -> Tensor:
     """KL(teacher || student) of softened predictions, times temperature squared; mean over the batch, sum over classes.
 
     The square keeps the gradient's size as the temperature grows (Hinton, Vinyals, Dean 2015, section 2).
 
     Args:
         logits: the student's, (batch, classes).
-        teacher_logits: the teacher's, (batch, classes); no gradient flows into them.
+        teacher_logits: the teacher's, (batch, classes).
         temperature: both are divided by it before the softmax.
+        teacher_learns: whether a gradient flows into the teacher's logits.
     """
     student = F.log_softmax(_exact(logits) / temperature, 1)
-    teacher = F.log_softmax(_exact(teacher_logits).detach() / temperature, 1)
+    target = teacher_logits if teacher_learns else teacher_logits.detach()
+    teacher = F.log_softmax(_exact(target) / temperature, 1)
     return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 

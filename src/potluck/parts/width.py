@@ -21,8 +21,10 @@ from potluck.core.method import Method, Need, on_client
 from potluck.core.requests import Measure
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.weights import Weights, load, mean
-from potluck.models.contract import classifier_names
+from potluck.models.contract import Exit, staged
 from potluck.parts.submodels import SubModel, leading, select
+
+HIDDEN = (nn.Linear, nn.Conv2d)
 
 
 class HasWeights(Protocol):
@@ -127,7 +129,7 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
 def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
-    Of a net without norms what leaves each hidden layer is divided.
+    Of a net without norms what leaves each hidden layer is divided, those of its exits included.
 
     Args:
         net: is changed.
@@ -145,9 +147,12 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     for norm in norms:
         norm.register_forward_pre_hook(before)
     if not norms:
-        head = classifier_names(net)
-        for name, layer in net.named_modules():
-            if isinstance(layer, (nn.Linear, nn.Conv2d)) and f"{name}.weight" not in head:
+        whole = staged(net)
+        heads = [whole.head, *(found.head for found in whole.exits.children() if isinstance(found, Exit))]
+        layers = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)] for head in heads]
+        last = [layer for found in layers for layer in found[-1:]]
+        for layer in net.modules():
+            if isinstance(layer, HIDDEN) and layer not in last:
                 layer.register_forward_hook(after)
     return net
 
