@@ -42,7 +42,7 @@ Departures from the paper
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
 from typing import Annotated, Literal
@@ -61,6 +61,7 @@ from potluck import (
     Extras,
     Fit,
     LocalTraining,
+    Mean,
     Member,
     Message,
     Method,
@@ -117,12 +118,14 @@ class DepthFL(Method[State]):
         consistency: the weight of what classifiers teach one another, once it is grown; 0 for none.
         ramp: rounds in which it grows; with 0 it is there at once.
         alpha: strength of FedDyn's regulariser; 0 for FedAvg.
+        combine: how the clients' values of a number become one.
     """
 
     variants = {
         "small classifiers": {"exits": "linear"},
         "federated averaging": {"alpha": 0.0},
         "no self-distillation": {"consistency": 0.0},
+        "median": {"combine.rule": "median"},
     }
 
     predicts_with_exits = True
@@ -133,6 +136,7 @@ class DepthFL(Method[State]):
     consistency: Annotated[float, at_least(0)] = 1.0
     ramp: Annotated[int, at_least(0)] = 300
     alpha: Annotated[float, at_least(0)] = 0.1
+    combine: Mean = Mean()
 
     def __post_init__(self) -> None:
         require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
@@ -152,7 +156,8 @@ class DepthFL(Method[State]):
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         messages = {i: self.inference_message(state, i, server) for i in cohort.ids}
-        means = EQUALLY.means(cohort.stream(self.local_update, messages), server.roster, "weights", "buffers")
+        equally = replace(EQUALLY, combine=self.combine)
+        means = equally.means(cohort.stream(self.local_update, messages), server.roster, "weights", "buffers")
         mean, owners = means.over({"all": {}}, "weights")["all"], means.weights("weights").get("all", {})
         drift = {n: owners[n] / len(server.roster) * (w - state.weights[n]) for n, w in mean.items()}
         h = plus(state.h, drift, -self.alpha)

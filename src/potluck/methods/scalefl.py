@@ -59,6 +59,7 @@ from potluck import (
     Extras,
     Fit,
     LocalTraining,
+    Mean,
     Measure,
     Member,
     Message,
@@ -114,6 +115,7 @@ class ScaleFL(WidthSlices[State]):
         temperature: T.
         warmup: rounds before the deepest exit teaches.
         teacher_learns: whether the deepest exit has a gradient of that loss.
+        combine: how the clients' values of a weight become one.
     """
 
     variants = {
@@ -125,6 +127,7 @@ class ScaleFL(WidthSlices[State]):
         },
         "constant teacher": {"teacher_learns": False},
         "dynamic": {"assignment": "dynamic"},
+        "median": {"combine.rule": "median"},
     }
 
     predicts_with_exits = True
@@ -137,6 +140,7 @@ class ScaleFL(WidthSlices[State]):
     temperature: Annotated[float, above(0)] = 3.0
     warmup: Annotated[int, at_least(0)] = 0
     teacher_learns: bool = True
+    combine: Mean = Mean()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,7 +165,7 @@ class ScaleFL(WidthSlices[State]):
         held = {i: parts[r] for i, r in rates.items()}
         messages = {i: Message(weights=select(state.weights, held[i]), rate=r) for i, r in rates.items()}
         replies = cohort.stream(self.local_update, messages)
-        weights = mean_where_covered(replies, held, state.weights)
+        weights = mean_where_covered(replies, held, state.weights, self.combine)
         full = Message(weights=without_exits(weights))
         measured = cohort.ask(self.measure, {i: full for i in held if i not in replies.failures})
         return State(weights, mean_statistics(measured, state.statistics))
