@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
 from potluck.parts.means import Mean
-from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, put, select
+from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, put, select, whole
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPES = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
@@ -216,6 +216,18 @@ def test_mean_where_covered__takes_replies_one_at_a_time_and_lets_go_of_each():
     assert most <= 2  # the one that is read, and the next
 
 
+def test_mean_where_covered__averages_the_entries_it_is_told():
+    replies = {i: Message(weights={"w": torch.tensor([float(i)])}, also={"v": torch.tensor([2.0 * i])}) for i in (1, 3)}
+    keep = {"w": torch.zeros(1), "v": torch.zeros(1)}
+    found = mean_where_covered(
+        Arriving(iter(replies.items()), {}),
+        dict.fromkeys(replies, whole(keep)),
+        keep,
+        values=lambda reply: {**reply["weights"], **reply["also"]},
+    )
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"w": [2.0], "v": [4.0]}
+
+
 def test_mean_where_covered__weighs_clients_and_counts_rows_by_their_replies():
     replies = {
         i: Message(weights={"w": torch.full((2,), float(i))}, labels=torch.tensor([i > 0, True])) for i in (0, 1)
@@ -228,6 +240,11 @@ def test_mean_where_covered__weighs_clients_and_counts_rows_by_their_replies():
         rows=lambda reply: {"w": reply["labels"]},
     )
     assert_close(found["w"], torch.tensor([1.0, 0.75, 0.0]))
+
+
+def test_whole__is_the_sub_model_of_everything():
+    weights = {"w": drawn(4, 3), "s": drawn()}
+    assert_close(select(weights, whole(weights)), weights, **EXACTLY)
 
 
 def test_select__takes_index_sets_in_their_order_and_shares_no_memory():

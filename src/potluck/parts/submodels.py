@@ -41,6 +41,11 @@ def leading(shapes: Mapping[str, Size]) -> SubModel:
     return {name: tuple(slice(0, size) for size in shape) for name, shape in shapes.items()}
 
 
+def whole(weights: Mapping[str, Tensor]) -> SubModel:
+    """The sub-model that has all of these weights."""
+    return leading({name: tensor.shape for name, tensor in weights.items()})
+
+
 def select(weights: Mapping[str, Tensor], submodel: SubModel) -> Weights:
     """What a sub-model has of these weights, in memory of its own; names that only one of both has are left out."""
     places = {name: place for name, place in submodel.items() if name in weights}
@@ -140,8 +145,9 @@ def mean_where_covered(
     *,
     share: Callable[[Message], float] = lambda reply: 1.0,
     rows: Callable[[Message], RowMasks] = lambda reply: {},
+    values: Callable[[Message], Weights] = lambda reply: reply["weights"],
 ) -> Weights:
-    """The weights after a round: `CoverageMean` of the replies' entry "weights".
+    """The weights after a round: `CoverageMean` of what clients replied.
 
     Args:
         replies: of an exchange, read to their end; under the plain mean one is in memory at a time.
@@ -150,10 +156,11 @@ def mean_where_covered(
         combine: how several clients' values become one.
         share: a client's weight in the mean.
         rows: which rows count of what a client sent.
+        values: its tensors; by default the reply's entry "weights".
     """
     means = CoverageMean(keep, combine)
     for id, reply in replies if combine.rule == "mean" else replies.all().items():
-        means.add(reply["weights"], submodels[id], share(reply), rows(reply))
+        means.add(values(reply), submodels[id], share(reply), rows(reply))
         del reply  # before the next comes
     return means.weights()
 
