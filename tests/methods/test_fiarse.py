@@ -80,7 +80,7 @@ def test_masked_is_the_product_and_its_gradient_has_the_surrogate():
     x = torch.tensor([0.5, -2.0, 0.1, 3.0], requires_grad=True)
     kept = torch.tensor([True, True, True, False])
     upstream = torch.tensor([1.0, -3.0, 5.0, 7.0])
-    found = masked(x, kept, torch.tensor(0.5), surrogate=True)
+    found = masked(x, kept, torch.tensor(0.5), "learnt")
     assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
     (gradient,) = torch.autograd.grad(found, x, upstream)
     assert_close(gradient, torch.tensor([1.5, -3 * 1.32, 0.0, 0.0]))
@@ -89,36 +89,44 @@ def test_masked_is_the_product_and_its_gradient_has_the_surrogate():
 def test_masked_without_the_surrogate_is_the_mask_as_sent_with_its_plain_gradient():
     x = torch.tensor([0.5, -2.0, 0.1, 3.0], requires_grad=True)
     kept = torch.tensor([True, True, True, False])
-    found = masked(x, kept, torch.tensor(0.5), surrogate=False)
+    found = masked(x, kept, torch.tensor(0.5), "fixed")
     assert_close(found, torch.tensor([0.5, -2.0, 0.1, 0.0]))
     (gradient,) = torch.autograd.grad(found, x, torch.ones(4))
     assert gradient.tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
+def test_masked_as_released_follows_the_weights_and_has_the_plain_gradient_of_what_is_kept():
+    x = torch.tensor([0.5, -2.0, 0.1, 3.0], requires_grad=True)
+    found = masked(x, torch.tensor([True, True, True, False]), torch.tensor(0.5), "followed")
+    assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
+    (gradient,) = torch.autograd.grad(found, x, torch.ones(4))
+    assert gradient.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
 def test_masked_of_zeros_under_a_threshold_of_zero_has_their_plain_gradient():
     x = torch.tensor([0.0, 1.0], requires_grad=True)
-    found = masked(x, torch.ones(2, dtype=torch.bool), torch.tensor(0.0), surrogate=True)
+    found = masked(x, torch.ones(2, dtype=torch.bool), torch.tensor(0.0), "learnt")
     (gradient,) = torch.autograd.grad(found, x, torch.ones(2))
     assert gradient.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("surrogate", [True, False])
-def test_a_clients_step_is_along_the_gradient_at_its_masked_weights(surrogate, play, clouds):
+@pytest.mark.parametrize("masks", ["learnt", "followed", "fixed"])
+def test_a_clients_step_is_along_the_gradient_at_its_masked_weights(masks, play, clouds):
     """Eq. by hand: x - eta g m (1 + 2 theta |x| / (|x| + theta)^2), with g of a net whose other weights are 0."""
     federation = clouds("mlp3", capacities=(0.4,))
-    method = FIARSE(LocalTraining("sgd", lr=0.3, batch_size=100), surrogate=surrogate)
+    method = FIARSE(LocalTraining("sgd", lr=0.3, batch_size=100), masks=masks)
     run = play(method, federation)
     before, data = run.states[0].weights, federation.sites[0].train
-    masks = run.wire.sent["local_update"][0][0]["masks"]
-    theta = torch.cat([before[name][mask].abs() for name, mask in masks.items()]).min()
+    large = run.wire.sent["local_update"][0][0]["masks"]
+    theta = torch.cat([before[name][mask].abs() for name, mask in large.items()]).min()
     net = run.engine.server(0).build()
-    net.load_state_dict({name: tensor * masks[name] for name, tensor in before.items()})
+    net.load_state_dict({name: tensor * large[name] for name, tensor in before.items()})
     loss = nn.functional.cross_entropy(net(data.inputs), data.targets)
     gradients = dict(zip(before, torch.autograd.grad(loss, list(net.parameters())), strict=True))
     for name, x in before.items():
         size = x.abs()
-        slope = 1 + 2 * theta * size / (size + theta) ** 2 if surrogate else 1.0
-        expected = torch.where(masks[name], x - 0.3 * gradients[name] * slope, x)
+        slope = 1 + 2 * theta * size / (size + theta) ** 2 if masks == "learnt" else 1.0
+        expected = torch.where(large[name], x - 0.3 * gradients[name] * slope, x)
         assert_close(run.state.weights[name], expected)
     moved = sum(int((run.state.weights[name] != before[name]).sum()) for name in before)
     assert moved > 20

@@ -20,17 +20,17 @@ Wire
     up        weights at most |w|
 
 Limits
-    surrogate=false equals fedavg sharing.weighting="uniform" on capacity=1.0
-    ladder=[1.0] surrogate=false equals fedavg sharing.weighting="uniform" on capacity=0.25
+    masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=1.0
+    ladder=[1.0] masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=0.25
     training.lr=0.0 stays at rest
     server_lr=0.0 stays at rest
 
 Departures from the paper
     1. A weight counts for every client that was sent it. The authors' code counts those in which it has changed, which
        differs for weights that have no gradient.
-    2. `surrogate=false` takes the mask of the round's start throughout, without a gradient of its own, which is FedAvg
-       with sub-models. With the surrogate a weight that falls below theta_k is 0 for the rest of the round, as in the
-       code.
+    2. A weight that falls below theta_k is 0 for the rest of the round, as in the code. The code's mask is boolean, so
+       that torch drops its gradient, the surrogate: `masks="followed"`. `masks="fixed"` keeps the mask of the round's
+       start, which is FedAvg with sub-models.
     3. As in the code norms are not masked: every client trains theirs, and densities count the other weights.
     4. BatchNorm's statistics belong to a mask. They are tracked in training and thrown away; to predict, a client
        measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
@@ -89,6 +89,8 @@ from potluck import (
     zeros_like,
 )
 
+Masks = Literal["learnt", "followed", "fixed"]
+
 
 @dataclass(frozen=True)
 class State:
@@ -104,7 +106,8 @@ class FIARSE(Method[State]):
     Attributes:
         training: a client's local training.
         threshold: whether a client's largest weights are those of the whole net ("global"), or of each "layer".
-        surrogate: whether masks follow the weights within a round and have a gradient.
+        masks: whether masks follow the weights within a round and have the surrogate's gradient ("learnt"), follow them
+            and have none ("followed"), or are those of its start ("fixed").
         server_lr: eta_g.
         ladder: densities that all clients have at least, one after the other; empty to leave them as they are.
         grow_every: rounds until the next density of the ladder.
@@ -113,7 +116,8 @@ class FIARSE(Method[State]):
 
     variants = {
         "by layer": {"threshold": "layer"},
-        "without the surrogate": {"surrogate": False},
+        "as released": {"masks": "followed"},
+        "fixed masks": {"masks": "fixed"},
         "growing": {"ladder": [0.3, 0.6, 1.0], "grow_every": 1},
         "half steps": {"server_lr": 0.5},
     }
@@ -121,7 +125,7 @@ class FIARSE(Method[State]):
 
     training: LocalTraining = LocalTraining()
     threshold: Literal["global", "layer"] = "global"
-    surrogate: bool = True
+    masks: Masks = "learnt"
     server_lr: Annotated[float, at_least(0)] = 1.0
     ladder: tuple[Annotated[float, above(0), at_most(1)], ...] = ()
     grow_every: Annotated[int, at_least(1)] = 10
@@ -160,7 +164,7 @@ class FIARSE(Method[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         net, masks = sparse_net(client, message), message["masks"]
         extras = {"kept": masks, "thresholds": self.thresholds(parameters_of(net), masks)}
-        yield Fit(net, MaskedLoss(client.criterion, self.surrogate), client.train, self.training, extras=extras)
+        yield Fit(net, MaskedLoss(client.criterion, self.masks), client.train, self.training, extras=extras)
         return Message(weights=select(parameters_of(net), submodel_of(parameters_of(net), masks)))
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
@@ -212,21 +216,21 @@ class MaskedLoss:
     """f(x * m(x)): the task's loss of the net whose small weights are left out."""
 
     criterion: Criterion
-    surrogate: bool
+    masks: Masks
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch."""
         own, thresholds = dict(net.named_parameters(remove_duplicate=False)), extras["thresholds"]
-        large = {n: masked(own[n], kept, thresholds[n], self.surrogate) for n, kept in extras["kept"].items()}
+        large = {n: masked(own[n], kept, thresholds[n], self.masks) for n, kept in extras["kept"].items()}
         return self.criterion(functional_call(net, large, (batch.inputs,), tie_weights=False), batch.targets)
 
 
-def masked(x: Tensor, kept: Tensor, theta: Tensor, surrogate: bool) -> Tensor:
+def masked(x: Tensor, kept: Tensor, theta: Tensor, masks: Masks) -> Tensor:
     """The masked x * m(x), with the surrogate dm / d|x| = 2 theta / (|x| + theta)^2 for what is kept."""
-    if not surrogate:
-        return x * kept
     size = x.detach().abs()
-    large = x * (kept & (size >= theta))
+    large = x * (kept if masks == "fixed" else kept & (size >= theta))
+    if masks != "learnt":
+        return large
     slope = (1 + 2 * theta * size / (size + theta).square()).nan_to_num(1.0)  # 0 / 0 where both are 0
     return large.detach() + slope * (large - large.detach())  # the value of `large`, and `slope` times its gradient
 
