@@ -16,7 +16,7 @@ Symbols
     eta_l     training.lr
 
 Wire
-    down      weights at most |w|, masks at most |w|
+    down      weights at most |w|, masks at most |bits|
     up        weights at most |w|
 
 Limits
@@ -36,8 +36,8 @@ Departures from the paper
        measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
     5. `ladder`, which is not in the paper, is the gradual restoration of FedGMR: at fixed rounds the least density
        rises, whatever a client's capacity, which is then that of its connection. In FedGMR clients are asynchronous.
-    6. A mask has a byte for each weight on the wire. Masked weights save traffic and no computation: networks are
-       multiplied as dense ones.
+    6. Masked weights save traffic and no computation: networks are multiplied as dense ones. A mask is a bit for each
+       weight on the wire.
     7. Local training defaults to Adam, like all methods here; the paper has SGD, and so does the surrogate's analysis.
 """
 
@@ -46,12 +46,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.func import functional_call
 
 from potluck import (
-    BATCH_NORMS,
     Batch,
     Client,
     ClientId,
@@ -75,17 +75,18 @@ from potluck import (
     at_least,
     at_most,
     buffers_of,
-    leading,
     like,
     load,
     mean_where_covered,
     minus,
+    norms_of,
     on_client,
     parameters_of,
     plus,
     put,
     require,
     select,
+    whole,
     zeros_like,
 )
 
@@ -162,10 +163,11 @@ class FIARSE(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        net, masks = sparse_net(client, message), message["masks"]
+        net, masks = sparse_net(client, message)
         extras = {"kept": masks, "thresholds": self.thresholds(parameters_of(net), masks)}
         yield Fit(net, MaskedLoss(client.criterion, self.masks), client.train, self.training, extras=extras)
-        return Message(weights=select(parameters_of(net), submodel_of(parameters_of(net), masks)))
+        trained = parameters_of(net)
+        return Message(weights=select(trained, {**whole(trained), **masks}))
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
         gamma = self.density(server.roster[client_id], server)
@@ -173,7 +175,7 @@ class FIARSE(Method[State]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
-        net = sparse_net(client, message)
+        net, _ = sparse_net(client, message)
         yield Measure(net, client.train, self.training.batch_size)
         return net
 
@@ -192,7 +194,7 @@ class FIARSE(Method[State]):
         """The largest weights, as masks by name; weights of one size come together."""
         sizes = {name: weights[name].abs() for name in server.about(None, maskable)}
         least = {group: smallest_of_largest(found, density) for group, found in self.compared(sizes).items()}
-        return submodel_of(weights, {name: size >= least[self.group(name)] for name, size in sizes.items()})
+        return {**whole(weights), **{name: size >= least[self.group(name)] for name, size in sizes.items()}}
 
     def thresholds(self, weights: Weights, masks: Weights) -> Weights:
         """theta_k by name: the smallest of the weights that are kept, and compared with that one."""
@@ -243,24 +245,30 @@ def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:
 
 def maskable(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
     """Names of the trained weights that are not those of norms."""
-    norms = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
-    layers = {id(p) for layer in net.modules() if isinstance(layer, norms) for p in layer.parameters()}
+    of_norms = {id(parameter) for norm in norms_of(net) for parameter in norm.parameters()}
     named = net.named_parameters(remove_duplicate=False)
-    return tuple(name for name, p in named if p.requires_grad and id(p) not in layers)
-
-
-def submodel_of(weights: Weights, masks: Weights) -> SubModel:
-    """The masks, and the whole of other tensors."""
-    return {**leading({name: tensor.shape for name, tensor in weights.items()}), **masks}
+    return tuple(name for name, p in named if p.requires_grad and id(p) not in of_norms)
 
 
 def message_of(weights: Weights, submodel: SubModel) -> Message:
     """A sub-model, and where it lies."""
-    masks = {name: place for name, place in submodel.items() if isinstance(place, Tensor)}
+    masks = {name: packed(place) for name, place in submodel.items() if isinstance(place, Tensor)}
     return Message(weights=select(weights, submodel), masks=masks)
 
 
-def sparse_net(client: Client, message: Message) -> nn.Module:
-    """On the client, the net of the weights that were sent, and 0 for the others."""
+def sparse_net(client: Client, message: Message) -> tuple[nn.Module, Weights]:
+    """On the client, the net of the weights that were sent, and 0 for the others; and the masks by name."""
     nothing = zeros_like(parameters_of(client.model))
-    return load(client.model, put(message["weights"], submodel_of(nothing, message["masks"]), nothing), partial=True)
+    masks = {name: unpacked(bits, nothing[name].shape) for name, bits in message["masks"].items()}
+    dense = put(message["weights"], {**whole(nothing), **masks}, nothing)
+    return load(client.model, dense, partial=True), masks
+
+
+def packed(mask: Tensor) -> Tensor:
+    """A mask of n elements with eight of them in a byte, uint8 (ceil(n / 8),)."""
+    return torch.from_numpy(np.packbits(mask.numpy()))
+
+
+def unpacked(bits: Tensor, shape: Size) -> Tensor:
+    """The mask of this shape that was packed."""
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).view(shape).bool()
