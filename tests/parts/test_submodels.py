@@ -49,7 +49,7 @@ def cohorts(draw):
         for name in draw(st.sets(st.sampled_from(["w", "b", "k"]))) & names:
             masked = isinstance(submodel[name], torch.Tensor)
             rows[name] = torch.rand(SHAPES[name][0] if masked else len(sent[name]), generator=generator) < 0.5
-        clients.append((sent, submodel, draw(st.sampled_from([0.5, 1.0, 3.0])), rows))
+        clients.append((sent, submodel, draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])), rows))
     return keep, clients
 
 
@@ -69,7 +69,11 @@ def by_hand(keep, clients):
     """The weights after a round, one coordinate at a time; and which coordinates nobody covers."""
     result, left = {}, {}
     for name, old in keep.items():
-        held = [(covered(old.shape, sub, sent, name, rows), share) for sent, sub, share, rows in clients if name in sub]
+        held = [
+            (covered(old.shape, sub, sent, name, rows), share)
+            for sent, sub, share, rows in clients
+            if share and name in sub
+        ]
         result[name], left[name] = old.clone(), torch.ones(old.shape, dtype=torch.bool)
         for at in itertools.product(*map(range, old.shape)):
             found = [(float(values[at]), share) for values, share in held if at in values]
