@@ -71,17 +71,20 @@ def test_every_base_is_drawn_once_before_any_is_drawn_again(play, clouds):
     assert len(set(turns)) > 1
 
 
-def test_a_client_is_sent_as_many_bases_as_it_can_train_no_two_alike_and_any_of_them(play, clouds):
-    run = play(QUARTERS(STILL), clouds(*["mlp2"] * 4, capacities=(1.0, 0.75, 0.5, 0.3)), rounds=60)
-    drawn = {id: Counter() for id in range(4)}
-    for sent in run.wire.sent["local_update"]:
-        for id, message in sent.items():
-            bases = bases_in(message["weights"])
-            assert len(bases) == (4, 3, 2, 1)[id]
-            drawn[id].update(bases)
+def test_a_client_trains_as_many_bases_as_it_can_no_two_alike_and_any_of_them(play, clouds):
+    federation = clouds(*["mlp2"] * 4, capacities=(1.0, 0.75, 0.5, 0.3))
+    run, method, waiting = play(QUARTERS(STILL), federation), QUARTERS(), []
+    times = {id: Counter() for id in range(4)}
+    for number in range(1, 61):
+        drawn, waiting = method.drawn(waiting, range(4), run.engine.server(number))
+        for id, bases in drawn.items():
+            assert len(bases) == len(set(bases)) == (4, 3, 2, 1)[id]
+            times[id].update(bases)
     for id, expected in ((1, 45), (2, 30), (3, 15)):
         # 60 draws at 3/4, 1/2 and 1/4 have deviations of 3.4, 3.9 and 3.4.
-        assert all(abs(drawn[id][base] - expected) < 4 * 3.9 for base in range(4))
+        assert all(abs(times[id][base] - expected) < 4 * 3.9 for base in range(4))
+    sent = run.wire.sent["local_update"][0]
+    assert [len(bases_in(message["weights"])) for message in sent.values()] == [4, 3, 2, 1]
 
 
 def test_what_is_sent_are_the_bases_as_they_are(play, clouds):

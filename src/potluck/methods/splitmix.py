@@ -158,12 +158,7 @@ class SplitMix(Method[State]):
         return State(parameters_of(net), buffers_of(net), [])
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        waiting, trained = state.waiting, dict[ClientId, list[int]]()
-        for i in cohort.ids:  # Alg. 2
-            waiting = waiting or self.shuffled(server)
-            (first, *waiting), others = waiting, self.shuffled(server)
-            others.remove(first)
-            trained[i] = [first, *others[: self.budget(server.roster[i].capacity) - 1]]
+        trained, waiting = self.drawn(state.waiting, cohort.ids, server)
         weights = {i: of_bases(state.weights, trained[i]) for i in trained}
         statistics = {i: of_bases(state.statistics, trained[i]) for i in trained}
         sent = {i: Message(weights=weights[i], statistics=statistics[i] or None) for i in trained}
@@ -178,9 +173,20 @@ class SplitMix(Method[State]):
         )
         return State({n: new[n] for n in state.weights}, {n: new[n] for n in state.statistics}, waiting)
 
-    def shuffled(self, server: Server) -> list[int]:
-        """All bases in an order of this round's draws."""
-        return torch.randperm(self.bases, generator=server.rng).tolist()
+    def drawn(
+        self, waiting: list[int], ids: Iterable[ClientId], server: Server
+    ) -> tuple[dict[ClientId, list[int]], list[int]]:
+        """Which bases each client trains (Alg. 2), the first by turns and the others at random; and who waits next."""
+
+        def shuffled() -> list[int]:
+            return torch.randperm(self.bases, generator=server.rng).tolist()
+
+        trained: dict[ClientId, list[int]] = {}
+        for i in ids:
+            (first, *waiting), others = waiting or shuffled(), shuffled()
+            others.remove(first)
+            trained[i] = [first, *others[: self.budget(server.roster[i].capacity) - 1]]
+        return trained, waiting
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         tracked = like(message["statistics"]) if "statistics" in message else None
