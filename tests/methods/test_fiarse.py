@@ -141,7 +141,7 @@ def test_at_full_density_theta_is_the_smallest_weight(clouds):
     weights = engine.start().weights
     place = method.submodel(weights, 1.0, engine.server(1))
     assert all(bool(mask.all()) for mask in place.values())
-    found = method.thresholds(weights, dict(place))
+    found = method.least({name: weights[name].abs() for name in place}, 1.0)
     assert {float(theta) for theta in found.values()} == {min(float(t.abs().min()) for t in weights.values())}
 
 

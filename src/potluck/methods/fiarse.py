@@ -164,7 +164,9 @@ class FIARSE(Method[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         net, masks = sparse_net(client, message)
-        extras = {"kept": masks, "thresholds": self.thresholds(parameters_of(net), masks)}
+        own = parameters_of(net)
+        theta = self.least({name: own[name][mask].abs() for name, mask in masks.items()}, 1.0)
+        extras = {"kept": masks, "thresholds": theta}
         yield Fit(net, MaskedLoss(client.criterion, self.masks), client.train, self.training, extras=extras)
         trained = parameters_of(net)
         return Message(weights=select(trained, {**whole(trained), **masks}))
@@ -193,24 +195,17 @@ class FIARSE(Method[State]):
     def submodel(self, weights: Weights, density: float, server: Server) -> SubModel:
         """The largest weights, as masks by name; weights of one size come together."""
         sizes = {name: weights[name].abs() for name in server.about(None, maskable)}
-        least = {group: smallest_of_largest(found, density) for group, found in self.compared(sizes).items()}
-        return {**whole(weights), **{name: size >= least[self.group(name)] for name, size in sizes.items()}}
+        theta = self.least(sizes, density)
+        return {**whole(weights), **{name: size >= theta[name] for name, size in sizes.items()}}
 
-    def thresholds(self, weights: Weights, masks: Weights) -> Weights:
-        """theta_k by name: the smallest of the weights that are kept, and compared with that one."""
-        kept = self.compared({name: weights[name][mask].abs() for name, mask in masks.items()})
-        return {name: kept[self.group(name)].amin() for name in masks}
-
-    def compared(self, sizes: Weights) -> Weights:
-        """By group, the sizes of the weights among which the largest are chosen, (n,)."""
-        groups: dict[str, list[Tensor]] = {}
+    def least(self, sizes: Weights, density: float) -> Weights:
+        """By name, the smallest of this share of the sizes, the largest, in the whole net or in the weight's layer."""
+        group = {name: "net" if self.threshold == "global" else name.rpartition(".")[0] for name in sizes}
+        compared: dict[str, list[Tensor]] = {}
         for name, size in sizes.items():
-            groups.setdefault(self.group(name), []).append(size.flatten())
-        return {group: torch.cat(found) for group, found in groups.items()}
-
-    def group(self, name: str) -> str:
-        """What a weight is compared within: the net, or its layer."""
-        return "net" if self.threshold == "global" else name.rpartition(".")[0]
+            compared.setdefault(group[name], []).append(size.flatten())
+        found = {key: smallest_of_largest(torch.cat(all), density) for key, all in compared.items()}
+        return {name: found[group[name]] for name in sizes}
 
 
 @dataclass(frozen=True)
