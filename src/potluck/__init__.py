@@ -155,8 +155,10 @@ _HOMES = {
     "SubModel": "parts.submodels",
     "leading": "parts.submodels",
     "mean_where_covered": "parts.submodels",
+    "packed": "parts.submodels",
     "put": "parts.submodels",
     "select": "parts.submodels",
+    "unpacked": "parts.submodels",
     "whole": "parts.submodels",
     "EnsembleLoss": "parts.teaching",
     "MutualLoss": "parts.teaching",
@@ -314,8 +316,10 @@ if TYPE_CHECKING:
     from potluck.parts.submodels import SubModel as SubModel
     from potluck.parts.submodels import leading as leading
     from potluck.parts.submodels import mean_where_covered as mean_where_covered
+    from potluck.parts.submodels import packed as packed
     from potluck.parts.submodels import put as put
     from potluck.parts.submodels import select as select
+    from potluck.parts.submodels import unpacked as unpacked
     from potluck.parts.submodels import whole as whole
     from potluck.parts.teaching import EnsembleLoss as EnsembleLoss
     from potluck.parts.teaching import MutualLoss as MutualLoss

@@ -9,8 +9,9 @@ from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import parameters_of, weights_of
 from potluck.engine.engine import Engine
-from potluck.methods.fiarse import FIARSE, maskable, masked, packed, smallest_of_largest, unpacked
+from potluck.methods.fiarse import FIARSE, maskable, masked, smallest_of_largest
 from potluck.models.vit import vit
+from potluck.parts.submodels import unpacked
 from potluck.testing.worlds import World, toy_federation
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -201,15 +202,6 @@ def test_a_client_of_next_to_no_capacity_trains_one_weight(play, clouds):
     run = play(FIARSE(LocalTraining("sgd", lr=0.2)), clouds("mlp3", capacities=(1e-9,)), rounds=2)
     for sent in run.wire.sent["local_update"]:
         assert sum(int(mask.sum()) for mask in masks_of(sent[0], run.state).values()) == 1
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (8,), (3, 5), (4, 2, 3, 3)])
-def test_packed_has_eight_of_a_mask_in_a_byte_and_unpacked_gives_it_back(shape):
-    for seed in range(5):
-        mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.4
-        bits = packed(mask)
-        assert (bits.dtype, len(bits)) == (torch.uint8, -(-mask.numel() // 8))
-        assert torch.equal(unpacked(bits, mask.shape), mask)
 
 
 def test_a_client_is_sent_its_weights_and_a_bit_for_each_of_the_net(play, clouds):

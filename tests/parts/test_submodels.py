@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
 from potluck.parts.means import Mean
-from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, put, select, whole
+from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, packed, put, select, unpacked, whole
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPES = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
@@ -259,3 +259,12 @@ def test_select__takes_index_sets_in_their_order_and_shares_no_memory():
     assert found["w"].tolist() == [[0, 1, 2], [4, 5, 6]]
     found["w"].zero_()
     assert weights["w"][0, 1] == 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,), (3, 5), (4, 2, 3, 3)])
+def test_packed__has_eight_of_a_mask_in_a_byte_and_unpacked_gives_it_back(shape):
+    for seed in range(5):
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.4
+        bits = packed(mask)
+        assert (bits.dtype, len(bits)) == (torch.uint8, -(-mask.numel() // 8))
+        assert torch.equal(unpacked(bits, mask.shape), mask)

@@ -46,9 +46,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from potluck import (
@@ -81,11 +80,13 @@ from potluck import (
     minus,
     norms_of,
     on_client,
+    packed,
     parameters_of,
     plus,
     put,
     require,
     select,
+    unpacked,
     whole,
     zeros_like,
 )
@@ -257,13 +258,3 @@ def sparse_net(client: Client, message: Message) -> tuple[nn.Module, Weights]:
     masks = {name: unpacked(bits, nothing[name].shape) for name, bits in message["masks"].items()}
     dense = put(message["weights"], {**whole(nothing), **masks}, nothing)
     return load(client.model, dense, partial=True), masks
-
-
-def packed(mask: Tensor) -> Tensor:
-    """A mask of n elements with eight of them in a byte, uint8 (ceil(n / 8),)."""
-    return torch.from_numpy(np.packbits(mask.numpy()))
-
-
-def unpacked(bits: Tensor, shape: Size) -> Tensor:
-    """The mask of this shape that was packed."""
-    return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).view(shape).bool()

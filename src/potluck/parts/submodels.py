@@ -10,6 +10,7 @@ value (HeteroFL, Algorithm 1). Replies are added up one at a time.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
@@ -58,6 +59,16 @@ def put(values: Mapping[str, Tensor], submodel: SubModel, onto: Mapping[str, Ten
     for name, value in values.items():
         whole[name][_at(submodel[name], whole[name].shape)] = value
     return whole
+
+
+def packed(mask: Tensor) -> Tensor:
+    """A boolean mask of n elements with eight of them in a byte, uint8 (ceil(n / 8),)."""
+    return torch.from_numpy(np.packbits(mask.numpy()))
+
+
+def unpacked(bits: Tensor, shape: Size) -> Tensor:
+    """The mask of this shape that was packed."""
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).view(shape).bool()
 
 
 class CoverageMean:
