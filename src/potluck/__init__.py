@@ -14,6 +14,7 @@ _HOMES = {
     "batch_norms": "core.batchnorm",
     "keep_statistics": "core.batchnorm",
     "measure_statistics": "core.batchnorm",
+    "norms_of": "core.batchnorm",
     "ConfigError": "core.errors",
     "PotluckError": "core.errors",
     "PotluckWarning": "core.errors",
@@ -163,8 +164,11 @@ _HOMES = {
     "SubModel": "parts.submodels",
     "leading": "parts.submodels",
     "mean_where_covered": "parts.submodels",
+    "packed": "parts.submodels",
     "put": "parts.submodels",
     "select": "parts.submodels",
+    "unpacked": "parts.submodels",
+    "whole": "parts.submodels",
     "EnsembleLoss": "parts.teaching",
     "MutualLoss": "parts.teaching",
     "by_batch_statistics": "parts.teaching",
@@ -180,6 +184,7 @@ if TYPE_CHECKING:
     from potluck.core.batchnorm import batch_norms as batch_norms
     from potluck.core.batchnorm import keep_statistics as keep_statistics
     from potluck.core.batchnorm import measure_statistics as measure_statistics
+    from potluck.core.batchnorm import norms_of as norms_of
     from potluck.core.errors import ConfigError as ConfigError
     from potluck.core.errors import PotluckError as PotluckError
     from potluck.core.errors import PotluckWarning as PotluckWarning
@@ -329,8 +334,11 @@ if TYPE_CHECKING:
     from potluck.parts.submodels import SubModel as SubModel
     from potluck.parts.submodels import leading as leading
     from potluck.parts.submodels import mean_where_covered as mean_where_covered
+    from potluck.parts.submodels import packed as packed
     from potluck.parts.submodels import put as put
     from potluck.parts.submodels import select as select
+    from potluck.parts.submodels import unpacked as unpacked
+    from potluck.parts.submodels import whole as whole
     from potluck.parts.teaching import EnsembleLoss as EnsembleLoss
     from potluck.parts.teaching import MutualLoss as MutualLoss
     from potluck.parts.teaching import by_batch_statistics as by_batch_statistics

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics, takes_batch_statistics
+from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics, norms_of, takes_batch_statistics
 from potluck.core.weights import buffers_of
 
 INPUTS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)) * 2 + 1
@@ -170,3 +170,12 @@ def test_measuring_leaves_held_layers_alone(net):
     assert both[1].num_batches_tracked == 2
     expected = net[0](INPUTS).mean(0)
     assert torch.allclose(both[1].running_mean, expected, atol=1e-6)
+
+
+def test_norms_of_finds_layers_of_every_kind_that_undo_a_change_of_scale():
+    norms = nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm([4, 3, 3])
+    x = torch.randn(5, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    for norm in norms:
+        assert norms_of(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.ReLU())) == [norm]
+        assert torch.allclose(norm(x), norm(100 * x), atol=1e-4)
+    assert norms_of(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout())) == []

@@ -97,6 +97,31 @@ def test_clients_that_average_with_nobody_are_pulled_towards_where_they_stood(pl
     assert run.reports[0].traffic.bytes_up == run.reports[0].traffic.bytes_down == 0
 
 
+# Decoupled: the pull is a step of its own
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_decoupled_a_step_is_the_optimisers_and_then_the_proximal_step(play, clouds, optimizer):
+    """What is left of the way after each step is 1 / (1 + eta mu) of it."""
+    one_step, eta, mu = LocalTraining(optimizer, lr=0.1, steps=1), 0.1, 5.0
+    free, pulled = (play(FedProx(one_step, mu=m, coupled=False), clouds(*BOTH)) for m in (0.0, mu))
+    for id in range(2):
+        short = {name: gap / (1 + eta * mu) for name, gap in way(free, id).items()}
+        assert_close(way(pulled, id), short, rtol=1e-4, atol=1e-6)
+
+
+def test_decoupled_adam_does_not_hide_how_strong_the_pull_is(play, clouds):
+    """Coupled, Adam steps by its rate however large the gradient is, and swings around the weights that were sent."""
+    adam = LocalTraining("adam", lr=0.01, batch_size=64, epochs=20)
+    coupled, decoupled = (length(way(play(FedProx(adam, 1e4, c), clouds(*BOTH)), 0)) for c in (True, False))
+    assert decoupled < 0.05 * coupled
+
+
+def test_decoupled_without_mu_it_is_fedavg_bit_for_bit(play, clouds):
+    prox, avg = (play(m, clouds(*BOTH), rounds=2) for m in (FedProx(SGD, mu=0.0, coupled=False), FedAvg(SGD)))
+    assert_close(prox.state.pool, avg.state.pool, **EXACTLY)
+
+
 def test_a_negative_mu_is_refused():
     with pytest.raises(ValueError, match=r"^mu: expected at least 0, found -0\.1$"):
         FedProx(mu=-0.1)

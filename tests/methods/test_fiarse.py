@@ -11,6 +11,7 @@ from potluck.core.weights import parameters_of, weights_of
 from potluck.engine.engine import Engine
 from potluck.methods.fiarse import FIARSE, maskable, masked, smallest_of_largest
 from potluck.models.vit import vit
+from potluck.parts.submodels import unpacked
 from potluck.testing.worlds import World, toy_federation
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -19,13 +20,17 @@ TRAINING = LocalTraining("sgd", lr=0.2, epochs=2)
 NORM = "stages.stage1.1.weight"
 
 
-def dense(message, state):
+def masks_of(message, state):
+    """The masks that a client was sent, by name."""
+    return {name: unpacked(bits, state.weights[name].shape) for name, bits in message["masks"].items()}
+
+
+def dense(message, state, masks):
     """What a client was sent or replied, in its place, and what it covers: NaN where it covers nothing."""
     found = {}
     for name, values in message["weights"].items():
         full = torch.full_like(state.weights[name], torch.nan)
-        mask = message.get("masks", {}).get(name, torch.ones_like(full, dtype=torch.bool))
-        full[mask] = values.view(-1) if name in message.get("masks", {}) else values.flatten()
+        full[masks.get(name, torch.ones_like(full, dtype=torch.bool))] = values.flatten()
         found[name] = full
     return found
 
@@ -34,7 +39,7 @@ def test_a_client_is_sent_the_largest_weights_of_the_net_and_all_norms(play, clo
     run = play(FIARSE(TRAINING), clouds(*["norm3"] * 4, capacities=DENSITIES), rounds=3)
     for state, sent in zip(run.states, run.wire.sent["local_update"], strict=False):
         for id, message in sent.items():
-            masks = message["masks"]
+            masks = masks_of(message, state)
             assert sorted(state.weights.keys() - masks.keys()) == [
                 f"stages.stage{i}.1.{kind}" for i in range(3) for kind in ("bias", "weight")
             ]
@@ -52,7 +57,7 @@ def test_a_client_is_sent_the_largest_weights_of_the_net_and_all_norms(play, clo
 
 def test_with_a_threshold_by_layer_every_layer_has_its_share(play, clouds):
     run = play(FIARSE(TRAINING, threshold="layer"), clouds("norm3", "norm3", capacities=(1.0, 0.25)))
-    masks = run.wire.sent["local_update"][0][1]["masks"]
+    masks = masks_of(run.wire.sent["local_update"][0][1], run.state)
     for layer in ("stages.stage0.0", "stages.stage1.0", "stages.stage2.0", "head"):
         parts = [masks[f"{layer}.{kind}"] for kind in ("weight", "bias")]
         total = sum(part.numel() for part in parts)
@@ -65,14 +70,14 @@ def test_every_weight_is_the_mean_over_exactly_the_clients_that_cover_it(play, c
         run.round(*ids)
         before, after = run.states[-2:]
         sent, replies = run.wire.sent["local_update"][-1], run.wire.replied["local_update"][-1]
-        found = [dense({"weights": replies[id]["weights"], "masks": sent[id]["masks"]}, before) for id in ids]
+        found = [dense(replies[id], before, masks_of(sent[id], before)) for id in ids]
         for name, old in before.weights.items():
             expected = torch.stack([one[name] for one in found]).nanmean(0)
             covered = ~expected.isnan()
             assert_close(after.weights[name][covered], expected[covered])
             assert torch.equal(after.weights[name][~covered], old[~covered])
         assert not torch.equal(after.weights["head.weight"], before.weights["head.weight"])
-        assert 0 not in ids or all((~dense(sent[0], before)[name].isnan()).all() for name in before.weights)
+        assert 0 not in ids or not any(full.isnan().any() for full in found[0].values())
 
 
 def test_masked_is_the_product_and_its_gradient_has_the_surrogate():
@@ -80,7 +85,7 @@ def test_masked_is_the_product_and_its_gradient_has_the_surrogate():
     x = torch.tensor([0.5, -2.0, 0.1, 3.0], requires_grad=True)
     kept = torch.tensor([True, True, True, False])
     upstream = torch.tensor([1.0, -3.0, 5.0, 7.0])
-    found = masked(x, kept, torch.tensor(0.5), surrogate=True)
+    found = masked(x, kept, torch.tensor(0.5), "learnt")
     assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
     (gradient,) = torch.autograd.grad(found, x, upstream)
     assert_close(gradient, torch.tensor([1.5, -3 * 1.32, 0.0, 0.0]))
@@ -89,36 +94,44 @@ def test_masked_is_the_product_and_its_gradient_has_the_surrogate():
 def test_masked_without_the_surrogate_is_the_mask_as_sent_with_its_plain_gradient():
     x = torch.tensor([0.5, -2.0, 0.1, 3.0], requires_grad=True)
     kept = torch.tensor([True, True, True, False])
-    found = masked(x, kept, torch.tensor(0.5), surrogate=False)
+    found = masked(x, kept, torch.tensor(0.5), "fixed")
     assert_close(found, torch.tensor([0.5, -2.0, 0.1, 0.0]))
     (gradient,) = torch.autograd.grad(found, x, torch.ones(4))
     assert gradient.tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
+def test_masked_as_released_follows_the_weights_and_has_the_plain_gradient_of_what_is_kept():
+    x = torch.tensor([0.5, -2.0, 0.1, 3.0], requires_grad=True)
+    found = masked(x, torch.tensor([True, True, True, False]), torch.tensor(0.5), "followed")
+    assert found.tolist() == [0.5, -2.0, 0.0, 0.0]
+    (gradient,) = torch.autograd.grad(found, x, torch.ones(4))
+    assert gradient.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
 def test_masked_of_zeros_under_a_threshold_of_zero_has_their_plain_gradient():
     x = torch.tensor([0.0, 1.0], requires_grad=True)
-    found = masked(x, torch.ones(2, dtype=torch.bool), torch.tensor(0.0), surrogate=True)
+    found = masked(x, torch.ones(2, dtype=torch.bool), torch.tensor(0.0), "learnt")
     (gradient,) = torch.autograd.grad(found, x, torch.ones(2))
     assert gradient.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("surrogate", [True, False])
-def test_a_clients_step_is_along_the_gradient_at_its_masked_weights(surrogate, play, clouds):
+@pytest.mark.parametrize("masks", ["learnt", "followed", "fixed"])
+def test_a_clients_step_is_along_the_gradient_at_its_masked_weights(masks, play, clouds):
     """Eq. by hand: x - eta g m (1 + 2 theta |x| / (|x| + theta)^2), with g of a net whose other weights are 0."""
     federation = clouds("mlp3", capacities=(0.4,))
-    method = FIARSE(LocalTraining("sgd", lr=0.3, batch_size=100), surrogate=surrogate)
+    method = FIARSE(LocalTraining("sgd", lr=0.3, batch_size=100), masks=masks)
     run = play(method, federation)
     before, data = run.states[0].weights, federation.sites[0].train
-    masks = run.wire.sent["local_update"][0][0]["masks"]
-    theta = torch.cat([before[name][mask].abs() for name, mask in masks.items()]).min()
+    large = masks_of(run.wire.sent["local_update"][0][0], run.state)
+    theta = torch.cat([before[name][mask].abs() for name, mask in large.items()]).min()
     net = run.engine.server(0).build()
-    net.load_state_dict({name: tensor * masks[name] for name, tensor in before.items()})
+    net.load_state_dict({name: tensor * large[name] for name, tensor in before.items()})
     loss = nn.functional.cross_entropy(net(data.inputs), data.targets)
     gradients = dict(zip(before, torch.autograd.grad(loss, list(net.parameters())), strict=True))
     for name, x in before.items():
         size = x.abs()
-        slope = 1 + 2 * theta * size / (size + theta) ** 2 if surrogate else 1.0
-        expected = torch.where(masks[name], x - 0.3 * gradients[name] * slope, x)
+        slope = 1 + 2 * theta * size / (size + theta) ** 2 if masks == "learnt" else 1.0
+        expected = torch.where(large[name], x - 0.3 * gradients[name] * slope, x)
         assert_close(run.state.weights[name], expected)
     moved = sum(int((run.state.weights[name] != before[name]).sum()) for name in before)
     assert moved > 20
@@ -129,7 +142,7 @@ def test_at_full_density_theta_is_the_smallest_weight(clouds):
     weights = engine.start().weights
     place = method.submodel(weights, 1.0, engine.server(1))
     assert all(bool(mask.all()) for mask in place.values())
-    found = method.thresholds(weights, dict(place))
+    found = method.least({name: weights[name].abs() for name in place}, 1.0)
     assert {float(theta) for theta in found.values()} == {min(float(t.abs().min()) for t in weights.values())}
 
 
@@ -150,7 +163,7 @@ def test_growing_densities_climb_the_ladder_from_where_a_client_is(play, clouds)
     run = play(method, clouds("mlp3", "mlp3", capacities=(0.05, 0.3)), rounds=7)
     total = sum(tensor.numel() for tensor in run.state.weights.values())
     counts = [
-        [sum(int(mask.sum()) for mask in sent[id]["masks"].values()) for id in (0, 1)]
+        [sum(int(mask.sum()) for mask in masks_of(sent[id], run.state).values()) for id in (0, 1)]
         for sent in run.wire.sent["local_update"]
     ]
     weak, strong = [0.2] * 2 + [0.5] * 2 + [1.0] * 3, [0.3] * 2 + [0.5] * 2 + [1.0] * 3
@@ -187,9 +200,16 @@ def test_the_global_model_is_the_whole_net_if_it_needs_no_statistics(play, cloud
 
 def test_a_client_of_next_to_no_capacity_trains_one_weight(play, clouds):
     run = play(FIARSE(LocalTraining("sgd", lr=0.2)), clouds("mlp3", capacities=(1e-9,)), rounds=2)
-    assert [sum(int(mask.sum()) for mask in sent[0]["masks"].values()) for sent in run.wire.sent["local_update"]] == [
-        1
-    ] * 2
+    for sent in run.wire.sent["local_update"]:
+        assert sum(int(mask.sum()) for mask in masks_of(sent[0], run.state).values()) == 1
+
+
+def test_a_client_is_sent_its_weights_and_a_bit_for_each_of_the_net(play, clouds):
+    run = play(FIARSE(TRAINING), clouds("mlp3", capacities=(0.25,)))
+    (sent,) = run.wire.sent["local_update"][0].values()
+    every = run.state.weights.values()
+    kept = int(0.25 * sum(tensor.numel() for tensor in every))
+    assert sent.nbytes == 4 * kept + sum((tensor.numel() + 7) // 8 for tensor in every)
 
 
 def test_maskable_leaves_out_norms_and_what_is_frozen():
@@ -209,6 +229,7 @@ def test_what_is_frozen_is_not_masked_in_the_model_that_is_used():
 def test_masks_change_from_round_to_round(play, clouds):
     run = play(FIARSE(TRAINING), clouds("mlp3", "mlp3", capacities=(1.0, 0.5)), rounds=6)
     masks = [
-        torch.cat([mask.flatten() for mask in sent[1]["masks"].values()]) for sent in run.wire.sent["local_update"]
+        torch.cat([mask.flatten() for mask in masks_of(sent[1], run.state).values()])
+        for sent in run.wire.sent["local_update"]
     ]
     assert not torch.equal(masks[0], masks[-1])

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
 from potluck.parts.means import Mean
-from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, put, select
+from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, packed, put, select, unpacked, whole
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SHAPES = {"w": (4, 3), "b": (4,), "k": (2, 3, 2), "s": ()}
@@ -49,7 +49,7 @@ def cohorts(draw):
         for name in draw(st.sets(st.sampled_from(["w", "b", "k"]))) & names:
             masked = isinstance(submodel[name], torch.Tensor)
             rows[name] = torch.rand(SHAPES[name][0] if masked else len(sent[name]), generator=generator) < 0.5
-        clients.append((sent, submodel, draw(st.sampled_from([0.5, 1.0, 3.0])), rows))
+        clients.append((sent, submodel, draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])), rows))
     return keep, clients
 
 
@@ -69,7 +69,11 @@ def by_hand(keep, clients):
     """The weights after a round, one coordinate at a time; and which coordinates nobody covers."""
     result, left = {}, {}
     for name, old in keep.items():
-        held = [(covered(old.shape, sub, sent, name, rows), share) for sent, sub, share, rows in clients if name in sub]
+        held = [
+            (covered(old.shape, sub, sent, name, rows), share)
+            for sent, sub, share, rows in clients
+            if share and name in sub
+        ]
         result[name], left[name] = old.clone(), torch.ones(old.shape, dtype=torch.bool)
         for at in itertools.product(*map(range, old.shape)):
             found = [(float(values[at]), share) for values, share in held if at in values]
@@ -216,6 +220,18 @@ def test_mean_where_covered__takes_replies_one_at_a_time_and_lets_go_of_each():
     assert most <= 2  # the one that is read, and the next
 
 
+def test_mean_where_covered__averages_the_entries_it_is_told():
+    replies = {i: Message(weights={"w": torch.tensor([float(i)])}, also={"v": torch.tensor([2.0 * i])}) for i in (1, 3)}
+    keep = {"w": torch.zeros(1), "v": torch.zeros(1)}
+    found = mean_where_covered(
+        Arriving(iter(replies.items()), {}),
+        dict.fromkeys(replies, whole(keep)),
+        keep,
+        values=lambda reply: {**reply["weights"], **reply["also"]},
+    )
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"w": [2.0], "v": [4.0]}
+
+
 def test_mean_where_covered__weighs_clients_and_counts_rows_by_their_replies():
     replies = {
         i: Message(weights={"w": torch.full((2,), float(i))}, labels=torch.tensor([i > 0, True])) for i in (0, 1)
@@ -230,6 +246,11 @@ def test_mean_where_covered__weighs_clients_and_counts_rows_by_their_replies():
     assert_close(found["w"], torch.tensor([1.0, 0.75, 0.0]))
 
 
+def test_whole__is_the_sub_model_of_everything():
+    weights = {"w": drawn(4, 3), "s": drawn()}
+    assert_close(select(weights, whole(weights)), weights, **EXACTLY)
+
+
 def test_select__takes_index_sets_in_their_order_and_shares_no_memory():
     weights = {"w": torch.arange(12).view(3, 4), "other": torch.zeros(1)}
     found = select(weights, {"w": (torch.tensor([2, 0]), slice(0, 2)), "unknown": (slice(0, 1),)})
@@ -238,3 +259,12 @@ def test_select__takes_index_sets_in_their_order_and_shares_no_memory():
     assert found["w"].tolist() == [[0, 1, 2], [4, 5, 6]]
     found["w"].zero_()
     assert weights["w"][0, 1] == 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,), (3, 5), (4, 2, 3, 3)])
+def test_packed__has_eight_of_a_mask_in_a_byte_and_unpacked_gives_it_back(shape):
+    for seed in range(5):
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.4
+        bits = packed(mask)
+        assert (bits.dtype, len(bits)) == (torch.uint8, -(-mask.numel() // 8))
+        assert torch.equal(unpacked(bits, mask.shape), mask)

@@ -11,11 +11,17 @@ from potluck.core.modes import held_layers, mode
 # The shared base of all BatchNorm layers has no public name in torch.
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
 
 
 def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:
     """The BatchNorm layers of `net` by name."""
     return {name: module for name, module in net.named_modules() if isinstance(module, BATCH_NORMS)}
+
+
+def norms_of(net: nn.Module) -> list[nn.Module]:
+    """The layers of `net` that normalise, of any kind: what they compute does not depend on their input's scale."""
+    return [module for module in net.modules() if isinstance(module, _NORMS)]
 
 
 def takes_batch_statistics(net: nn.Module) -> bool:

@@ -27,11 +27,13 @@ Limits
     descends the gradient
     counts a twin as twice the data
     averages each layer over its owners
+    coupled=false mu=0.0 equals fedavg
     sharing.scope="layer" equals fedprox sharing.scope="architecture" on architectures=1
 
 Departures from the paper
     1. A client minimises h_k by `training`, an optimiser and a number of epochs; the paper asks for a solution that is
        gamma-inexact, and leaves open how it is found. The term is part of the loss, so Adam and momentum see it too.
+       With `coupled=false` they do not: each step on F_k is followed by the proximal step of (mu / 2) |w - w^t|^2.
     2. Every client trains for as long; the paper's stragglers, who send partial work, are not simulated.
     3. Clients are drawn uniformly and weighed by their examples, as in the authors' code; the paper draws them by their
        share of the examples and weighs equally.
@@ -60,6 +62,7 @@ from potluck import (
     Server,
     SharesWeights,
     Sharing,
+    Weights,
     at_least,
     on_client,
     parameters_of,
@@ -81,11 +84,15 @@ class FedProx(SharesWeights[State]):
     Attributes:
         training: a client's local training.
         mu: strength of the pull towards the weights that were sent.
+        coupled: whether the pull is part of the loss, or a step of its own after each of the optimiser's.
         sharing: who averages with whom, with which weights.
     """
 
+    variants = {"decoupled": {"coupled": False}}
+
     training: LocalTraining = LocalTraining()
     mu: Annotated[float, at_least(0)] = 0.1
+    coupled: bool = True
     sharing: Sharing = Sharing()
 
     def init(self, server: Server) -> State:
@@ -98,10 +105,15 @@ class FedProx(SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        objective = ProximalLoss(client.criterion, self.mu)
-        sent = {"sent": parameters_of(client.model)}
-        yield Fit(client.model, objective, client.train, self.training, extras=sent)  # l. 4
+        objective = ProximalLoss(client.criterion, self.mu if self.coupled else 0.0)
+        sent, pull = {"sent": parameters_of(client.model)}, None if self.coupled else self.pulled
+        yield Fit(client.model, objective, client.train, self.training, extras=sent, after_step=pull)  # l. 4
         return self.sharing.reply(client)  # l. 5
+
+    def pulled(self, weights: Weights, extras: Extras, lr: float) -> Weights:
+        """argmin_v |v - w|^2 / (2 eta) + (mu / 2) |v - w^t|^2 = w + eta mu / (1 + eta mu) (w^t - w)."""
+        share = lr * self.mu / (1 + lr * self.mu)
+        return {name: w.lerp(extras["sent"][name], share) for name, w in weights.items()}
 
 
 @dataclass(frozen=True)

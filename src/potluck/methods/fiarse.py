@@ -16,28 +16,28 @@ Symbols
     eta_l     training.lr
 
 Wire
-    down      weights at most |w|, masks at most |w|
+    down      weights at most |w|, masks at most |bits|
     up        weights at most |w|
 
 Limits
-    surrogate=false equals fedavg sharing.weighting="uniform" on capacity=1.0
-    ladder=[1.0] surrogate=false equals fedavg sharing.weighting="uniform" on capacity=0.25
+    masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=1.0
+    ladder=[1.0] masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=0.25
     training.lr=0.0 stays at rest
     server_lr=0.0 stays at rest
 
 Departures from the paper
     1. A weight counts for every client that was sent it. The authors' code counts those in which it has changed, which
        differs for weights that have no gradient.
-    2. `surrogate=false` takes the mask of the round's start throughout, without a gradient of its own, which is FedAvg
-       with sub-models. With the surrogate a weight that falls below theta_k is 0 for the rest of the round, as in the
-       code.
+    2. A weight that falls below theta_k is 0 for the rest of the round, as in the code. The code's mask is boolean, so
+       that torch drops its gradient, the surrogate: `masks="followed"`. `masks="fixed"` keeps the mask of the round's
+       start, which is FedAvg with sub-models.
     3. As in the code norms are not masked: every client trains theirs, and densities count the other weights.
     4. BatchNorm's statistics belong to a mask. They are tracked in training and thrown away; to predict, a client
        measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
     5. `ladder`, which is not in the paper, is the gradual restoration of FedGMR: at fixed rounds the least density
        rises, whatever a client's capacity, which is then that of its connection. In FedGMR clients are asynchronous.
-    6. A mask has a byte for each weight on the wire. Masked weights save traffic and no computation: networks are
-       multiplied as dense ones.
+    6. Masked weights save traffic and no computation: networks are multiplied as dense ones. A mask is a bit for each
+       weight on the wire.
     7. Local training defaults to Adam, like all methods here; the paper has SGD, and so does the surrogate's analysis.
 """
 
@@ -51,7 +51,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from potluck import (
-    BATCH_NORMS,
     Batch,
     Client,
     ClientId,
@@ -75,19 +74,24 @@ from potluck import (
     at_least,
     at_most,
     buffers_of,
-    leading,
     like,
     load,
     mean_where_covered,
     minus,
+    norms_of,
     on_client,
+    packed,
     parameters_of,
     plus,
     put,
     require,
     select,
+    unpacked,
+    whole,
     zeros_like,
 )
+
+Masks = Literal["learnt", "followed", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class FIARSE(Method[State]):
     Attributes:
         training: a client's local training.
         threshold: whether a client's largest weights are those of the whole net ("global"), or of each "layer".
-        surrogate: whether masks follow the weights within a round and have a gradient.
+        masks: whether masks follow the weights within a round and have the surrogate's gradient ("learnt"), follow them
+            and have none ("followed"), or are those of its start ("fixed").
         server_lr: eta_g.
         ladder: densities that all clients have at least, one after the other; empty to leave them as they are.
         grow_every: rounds until the next density of the ladder.
@@ -113,7 +118,8 @@ class FIARSE(Method[State]):
 
     variants = {
         "by layer": {"threshold": "layer"},
-        "without the surrogate": {"surrogate": False},
+        "as released": {"masks": "followed"},
+        "fixed masks": {"masks": "fixed"},
         "growing": {"ladder": [0.3, 0.6, 1.0], "grow_every": 1},
         "half steps": {"server_lr": 0.5},
     }
@@ -121,7 +127,7 @@ class FIARSE(Method[State]):
 
     training: LocalTraining = LocalTraining()
     threshold: Literal["global", "layer"] = "global"
-    surrogate: bool = True
+    masks: Masks = "learnt"
     server_lr: Annotated[float, at_least(0)] = 1.0
     ladder: tuple[Annotated[float, above(0), at_most(1)], ...] = ()
     grow_every: Annotated[int, at_least(1)] = 10
@@ -158,10 +164,13 @@ class FIARSE(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        net, masks = sparse_net(client, message), message["masks"]
-        extras = {"kept": masks, "thresholds": self.thresholds(parameters_of(net), masks)}
-        yield Fit(net, MaskedLoss(client.criterion, self.surrogate), client.train, self.training, extras=extras)
-        return Message(weights=select(parameters_of(net), submodel_of(parameters_of(net), masks)))
+        net, masks = sparse_net(client, message)
+        own = parameters_of(net)
+        theta = self.least({name: own[name][mask].abs() for name, mask in masks.items()}, 1.0)
+        extras = {"kept": masks, "thresholds": theta}
+        yield Fit(net, MaskedLoss(client.criterion, self.masks), client.train, self.training, extras=extras)
+        trained = parameters_of(net)
+        return Message(weights=select(trained, {**whole(trained), **masks}))
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
         gamma = self.density(server.roster[client_id], server)
@@ -169,7 +178,7 @@ class FIARSE(Method[State]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
-        net = sparse_net(client, message)
+        net, _ = sparse_net(client, message)
         yield Measure(net, client.train, self.training.batch_size)
         return net
 
@@ -187,24 +196,17 @@ class FIARSE(Method[State]):
     def submodel(self, weights: Weights, density: float, server: Server) -> SubModel:
         """The largest weights, as masks by name; weights of one size come together."""
         sizes = {name: weights[name].abs() for name in server.about(None, maskable)}
-        least = {group: smallest_of_largest(found, density) for group, found in self.compared(sizes).items()}
-        return submodel_of(weights, {name: size >= least[self.group(name)] for name, size in sizes.items()})
+        theta = self.least(sizes, density)
+        return {**whole(weights), **{name: size >= theta[name] for name, size in sizes.items()}}
 
-    def thresholds(self, weights: Weights, masks: Weights) -> Weights:
-        """theta_k by name: the smallest of the weights that are kept, and compared with that one."""
-        kept = self.compared({name: weights[name][mask].abs() for name, mask in masks.items()})
-        return {name: kept[self.group(name)].amin() for name in masks}
-
-    def compared(self, sizes: Weights) -> Weights:
-        """By group, the sizes of the weights among which the largest are chosen, (n,)."""
-        groups: dict[str, list[Tensor]] = {}
+    def least(self, sizes: Weights, density: float) -> Weights:
+        """By name, the smallest of this share of the sizes, the largest, in the whole net or in the weight's layer."""
+        group = {name: "net" if self.threshold == "global" else name.rpartition(".")[0] for name in sizes}
+        compared: dict[str, list[Tensor]] = {}
         for name, size in sizes.items():
-            groups.setdefault(self.group(name), []).append(size.flatten())
-        return {group: torch.cat(found) for group, found in groups.items()}
-
-    def group(self, name: str) -> str:
-        """What a weight is compared within: the net, or its layer."""
-        return "net" if self.threshold == "global" else name.rpartition(".")[0]
+            compared.setdefault(group[name], []).append(size.flatten())
+        found = {key: smallest_of_largest(torch.cat(all), density) for key, all in compared.items()}
+        return {name: found[group[name]] for name in sizes}
 
 
 @dataclass(frozen=True)
@@ -212,21 +214,21 @@ class MaskedLoss:
     """f(x * m(x)): the task's loss of the net whose small weights are left out."""
 
     criterion: Criterion
-    surrogate: bool
+    masks: Masks
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch."""
         own, thresholds = dict(net.named_parameters(remove_duplicate=False)), extras["thresholds"]
-        large = {n: masked(own[n], kept, thresholds[n], self.surrogate) for n, kept in extras["kept"].items()}
+        large = {n: masked(own[n], kept, thresholds[n], self.masks) for n, kept in extras["kept"].items()}
         return self.criterion(functional_call(net, large, (batch.inputs,), tie_weights=False), batch.targets)
 
 
-def masked(x: Tensor, kept: Tensor, theta: Tensor, surrogate: bool) -> Tensor:
+def masked(x: Tensor, kept: Tensor, theta: Tensor, masks: Masks) -> Tensor:
     """The masked x * m(x), with the surrogate dm / d|x| = 2 theta / (|x| + theta)^2 for what is kept."""
-    if not surrogate:
-        return x * kept
     size = x.detach().abs()
-    large = x * (kept & (size >= theta))
+    large = x * (kept if masks == "fixed" else kept & (size >= theta))
+    if masks != "learnt":
+        return large
     slope = (1 + 2 * theta * size / (size + theta).square()).nan_to_num(1.0)  # 0 / 0 where both are 0
     return large.detach() + slope * (large - large.detach())  # the value of `large`, and `slope` times its gradient
 
@@ -239,24 +241,20 @@ def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:
 
 def maskable(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
     """Names of the trained weights that are not those of norms."""
-    norms = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
-    layers = {id(p) for layer in net.modules() if isinstance(layer, norms) for p in layer.parameters()}
+    of_norms = {id(parameter) for norm in norms_of(net) for parameter in norm.parameters()}
     named = net.named_parameters(remove_duplicate=False)
-    return tuple(name for name, p in named if p.requires_grad and id(p) not in layers)
-
-
-def submodel_of(weights: Weights, masks: Weights) -> SubModel:
-    """The masks, and the whole of other tensors."""
-    return {**leading({name: tensor.shape for name, tensor in weights.items()}), **masks}
+    return tuple(name for name, p in named if p.requires_grad and id(p) not in of_norms)
 
 
 def message_of(weights: Weights, submodel: SubModel) -> Message:
     """A sub-model, and where it lies."""
-    masks = {name: place for name, place in submodel.items() if isinstance(place, Tensor)}
+    masks = {name: packed(place) for name, place in submodel.items() if isinstance(place, Tensor)}
     return Message(weights=select(weights, submodel), masks=masks)
 
 
-def sparse_net(client: Client, message: Message) -> nn.Module:
-    """On the client, the net of the weights that were sent, and 0 for the others."""
+def sparse_net(client: Client, message: Message) -> tuple[nn.Module, Weights]:
+    """On the client, the net of the weights that were sent, and 0 for the others; and the masks by name."""
     nothing = zeros_like(parameters_of(client.model))
-    return load(client.model, put(message["weights"], submodel_of(nothing, message["masks"]), nothing), partial=True)
+    masks = {name: unpacked(bits, nothing[name].shape) for name, bits in message["masks"].items()}
+    dense = put(message["weights"], {**whole(nothing), **masks}, nothing)
+    return load(client.model, dense, partial=True), masks

@@ -15,8 +15,8 @@ Symbols
     n_k       len(client.train)
 
 Wire
-    down      weights at most |weights| + |weights|
-    up        weights at most |weights|, examples 1, statistics at most |statistics|, batches 1
+    down      weights at most |weights|, statistics at most |statistics|
+    up        weights at most |weights|, tracked at most |statistics|, examples 1
 
 Limits
     atom=1.0 equals fedavg on capacity=1.0
@@ -29,14 +29,14 @@ Departures from the paper
        last layer's biases, begin equal in all bases.
     2. Widths round up as everywhere here, and the code's round down. Numbers of bases round down in both; here a
        quotient that misses a whole number by a rounding error only, as 0.3 / 0.1 does, counts as that number.
-    3. BatchNorm is static: batch statistics in training, as in the code's experiments without running statistics. The
-       code predicts with those of the test batches, or measures them on a client's training data. Here a client
-       measures them so for the bases it predicts with, and those of the global model are measured by the cohort in a
-       second exchange, each client for the bases that it trained, and averaged by batches.
-    4. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4, and
+    3. The code's experiments keep no running statistics of BatchNorm: it predicts with those of the test batches, or
+       measures them on a client's training data. Here a client measures them so for the bases that it predicts with.
+       Those of the global model are tracked in training and averaged like weights, as the code can do.
+    4. The scaler is left out of networks with norms, which undo it; the code has it there too.
+    5. Local training defaults to Adam like all methods here; the code has SGD with momentum 0.9, weight decay 5e-4, and
        a rate that falls by steps (`training.schedule`).
-    5. A client predicts with the first b_k bases, as in the code; the code can also sort them by validation accuracy.
-    6. Adversarial training, with two BatchNorms in each base, is left out.
+    6. A client predicts with the first b_k bases, as in the code; the code can also sort them by validation accuracy.
+    7. Adversarial training, with two BatchNorms in each base, is left out.
 """
 
 from collections.abc import Generator, Iterable
@@ -71,18 +71,17 @@ from potluck import (
     buffers_of,
     count,
     frozen_names,
-    leading,
     like,
     load,
     masked_cross_entropy,
     mean_where_covered,
-    mean_where_present,
+    norms_of,
     on_client,
-    outline,
     parameters_of,
     select,
     warn_below,
     weights_of,
+    whole,
     with_scaler,
 )
 
@@ -113,8 +112,8 @@ class SplitMix(Method[State]):
     Attributes:
         training: a client's local training.
         atom: width of a base network, as a share of the full one's channels.
-        scaler: whether what enters each norm, or leaves each layer of a network without norms, is divided by `atom` in
-            training, as in HeteroFL.
+        scaler: whether what leaves each layer of a network without norms is divided by `atom` in training, as in
+            HeteroFL.
         mask: whether logits of classes that a batch lacks are set to 0 in its loss, as in the code's experiments in
             which clients lack classes.
         combine: how the clients' values of a weight become one.
@@ -153,61 +152,54 @@ class SplitMix(Method[State]):
 
     def init(self, server: Server) -> State:
         warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
-        net, whole = self.mix(server, range(self.bases)), weights_of(server.build())
-        for base, part in net.items():
-            load(part, block(whole, part, int(base)), partial=True)
+        net, full = self.mix(server, range(self.bases)), weights_of(server.build())
+        for number, base in net.items():
+            load(base, block(full, base, int(number)), partial=True)
         return State(parameters_of(net), buffers_of(net), [])
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        waiting, trained = state.waiting, dict[ClientId, list[int]]()
-        for i in cohort.ids:  # Alg. 2
-            waiting = waiting or self.shuffled(server)
-            (first, *waiting), others = waiting, self.shuffled(server)
+        trained, waiting = self.drawn(state.waiting, cohort.ids, server)
+        weights = {i: of_bases(state.weights, trained[i]) for i in trained}
+        statistics = {i: of_bases(state.statistics, trained[i]) for i in trained}
+        sent = {i: Message(weights=weights[i], statistics=statistics[i] or None) for i in trained}
+        replies = cohort.stream(self.local_update, sent)
+        new = mean_where_covered(
+            replies,
+            {i: whole({**weights[i], **statistics[i]}) for i in trained},
+            {**state.weights, **state.statistics},
+            self.combine,
+            share=lambda reply: float(reply["examples"]),
+            values=lambda reply: {**reply["weights"], **reply.get("tracked", {})},
+        )
+        return State({n: new[n] for n in state.weights}, {n: new[n] for n in state.statistics}, waiting)
+
+    def drawn(
+        self, waiting: list[int], ids: Iterable[ClientId], server: Server
+    ) -> tuple[dict[ClientId, list[int]], list[int]]:
+        """Which bases each client trains (Alg. 2), the first by turns and the others at random; and who waits next."""
+
+        def shuffled() -> list[int]:
+            return torch.randperm(self.bases, generator=server.rng).tolist()
+
+        trained: dict[ClientId, list[int]] = {}
+        for i in ids:
+            (first, *waiting), others = waiting or shuffled(), shuffled()
             others.remove(first)
             trained[i] = [first, *others[: self.budget(server.roster[i].capacity) - 1]]
-        sent = {i: Message(weights=of_bases(state.weights, trained[i])) for i in trained}
-        whole = {i: leading({name: t.shape for name, t in sent[i]["weights"].items()}) for i in sent}
-        replies = cohort.stream(self.local_update, sent)
-        weights = mean_where_covered(
-            replies, whole, state.weights, self.combine, share=lambda reply: float(reply["examples"])
-        )
-        if not state.statistics:
-            return State(weights, {}, waiting)
-        heard = [i for i in trained if i not in replies.failures]
-        measured = cohort.ask(self.measure, {i: Message(weights=of_bases(weights, trained[i])) for i in heard})
-        found = [reply for reply in measured.values() if reply["batches"]]
-        batches = [float(reply["batches"]) for reply in found]
-        owned = [reply["statistics"] for reply in found]
-        statistics = mean_where_present(owned, batches, state.statistics, self.combine)
-        return State(weights, statistics, waiting)
-
-    def shuffled(self, server: Server) -> list[int]:
-        """All bases in an order of this round's draws."""
-        return torch.randperm(self.bases, generator=server.rng).tolist()
+        return trained, waiting
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        if handler == "local_update":
-            return Schema(weights=like(message["weights"]), examples=count(member.examples))
-        own, sent = outline(server.build(width=self.atom)), message["weights"]
-        layers = {f"{base}.{name}": tensor for base in numbers(sent) for name, tensor in own.items()}
-        statistics = {name: tensor for name, tensor in layers.items() if name not in sent}
-        return Schema(statistics=like(statistics), batches=count(member.examples, least=0))
+        tracked = like(message["statistics"]) if "statistics" in message else None
+        return Schema(weights=like(message["weights"]), tracked=tracked, examples=count(member.examples))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         net = self.received(client, message)
-        for base in net.values() if self.scaler else ():
+        for base in net.values() if self.scaler and not norms_of(net) else ():
             with_scaler(base, self.atom)
         losses = [BaseLoss(client.criterion, base, self.mask) for base in net]
         yield Fit(net, losses, client.train, self.training)
-        return Message(weights=parameters_of(net), examples=len(client.train))
-
-    @on_client
-    def measure(self, client: Client, message: Message) -> ClientWork:
-        """BatchNorm's statistics of the new bases on this client's data."""
-        net = self.received(client, message)
-        batches = yield Measure(net, client.train, self.training.batch_size)
-        return Message(statistics=buffers_of(net), batches=batches)
+        return Message(weights=parameters_of(net), tracked=buffers_of(net) or None, examples=len(client.train))
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
         bases = range(self.budget(server.roster[client_id].capacity))
@@ -226,17 +218,16 @@ class SplitMix(Method[State]):
     def received(self, client: Client, message: Message) -> Mix:
         """On the client, the bases that it was sent."""
         net = self.mix(client, numbers(message["weights"]))
-        load(net, message["weights"], partial=True)
+        load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
         return net
 
     def mix(self, party: Server | Client, bases: Iterable[int]) -> Mix:
         """These bases, frozen layers in place; weights that are trained, and buffers, are to be loaded."""
         net = Mix({str(number): party.build(width=self.atom) for number in bases})
         if frozen := frozen_names(net):
-            whole = weights_of(party.build())
-            for number, part in net.items():
-                found = block(whole, part, int(number))
-                load(part, {name: found[name] for name in found if f"{number}.{name}" in frozen}, partial=True)
+            full = weights_of(party.build())
+            found = {f"{i}.{name}": t for i, base in net.items() for name, t in block(full, base, int(i)).items()}
+            load(net, {name: found[name] for name in frozen}, partial=True)
         return net
 
 
@@ -268,13 +259,13 @@ def numbers(weights: Weights) -> list[int]:
     return sorted({int(name.partition(".")[0]) for name in weights})
 
 
-def block(whole: Weights, base: nn.Module, number: int) -> Weights:
+def block(full: Weights, base: nn.Module, number: int) -> Weights:
     """What a base is cut from: of each dimension that it has a part of, the part with this number, going around."""
     places: SubModel = {
         name: tuple(
             (number * kept + torch.arange(kept)) % size if kept < size else slice(0, size)
-            for kept, size in zip(tensor.shape, whole[name].shape, strict=True)
+            for kept, size in zip(tensor.shape, full[name].shape, strict=True)
         )
         for name, tensor in base.state_dict().items()
     }
-    return select(whole, places)
+    return select(full, places)

@@ -10,6 +10,7 @@ value (HeteroFL, Algorithm 1). Replies are added up one at a time.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
@@ -41,6 +42,11 @@ def leading(shapes: Mapping[str, Size]) -> SubModel:
     return {name: tuple(slice(0, size) for size in shape) for name, shape in shapes.items()}
 
 
+def whole(weights: Mapping[str, Tensor]) -> SubModel:
+    """The sub-model that has all of these weights."""
+    return leading({name: tensor.shape for name, tensor in weights.items()})
+
+
 def select(weights: Mapping[str, Tensor], submodel: SubModel) -> Weights:
     """What a sub-model has of these weights, in memory of its own; names that only one of both has are left out."""
     places = {name: place for name, place in submodel.items() if name in weights}
@@ -53,6 +59,16 @@ def put(values: Mapping[str, Tensor], submodel: SubModel, onto: Mapping[str, Ten
     for name, value in values.items():
         whole[name][_at(submodel[name], whole[name].shape)] = value
     return whole
+
+
+def packed(mask: Tensor) -> Tensor:
+    """A boolean mask of n elements with eight of them in a byte, uint8 (ceil(n / 8),)."""
+    return torch.from_numpy(np.packbits(mask.numpy()))
+
+
+def unpacked(bits: Tensor, shape: Size) -> Tensor:
+    """The mask of this shape that was packed."""
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=shape.numel())).view(shape).bool()
 
 
 class CoverageMean:
@@ -140,8 +156,9 @@ def mean_where_covered(
     *,
     share: Callable[[Message], float] = lambda reply: 1.0,
     rows: Callable[[Message], RowMasks] = lambda reply: {},
+    values: Callable[[Message], Weights] = lambda reply: reply["weights"],
 ) -> Weights:
-    """The weights after a round: `CoverageMean` of the replies' entry "weights".
+    """The weights after a round: `CoverageMean` of what clients replied.
 
     Args:
         replies: of an exchange, read to their end; under the plain mean one is in memory at a time.
@@ -150,10 +167,11 @@ def mean_where_covered(
         combine: how several clients' values become one.
         share: a client's weight in the mean.
         rows: which rows count of what a client sent.
+        values: its tensors; by default the reply's entry "weights".
     """
     means = CoverageMean(keep, combine)
     for id, reply in replies if combine.rule == "mean" else replies.all().items():
-        means.add(reply["weights"], submodels[id], share(reply), rows(reply))
+        means.add(values(reply), submodels[id], share(reply), rows(reply))
         del reply  # before the next comes
     return means.weights()
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS
+from potluck.core.batchnorm import norms_of
 from potluck.core.errors import PotluckWarning
 from potluck.core.federation import ClientId, Member
 from potluck.core.fields import above, at_most, require
@@ -143,7 +143,7 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     def after(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output / rate if always or layer.training else output
 
-    norms = [layer for layer in net.modules() if isinstance(layer, (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm))]
+    norms = norms_of(net)
     for norm in norms:
         norm.register_forward_pre_hook(before)
     if not norms:

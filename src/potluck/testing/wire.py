@@ -85,6 +85,9 @@ class Place:
 SYMBOLS: dict[str, Callable[[Place], int]] = {
     "|w|": lambda at: _bytes(parameters_of(at.own).values()),  # trained weights of the client's model
     "|b|": lambda at: _bytes(buffers_of(at.own).values()),  # its buffers
+    "|bits|": lambda at: sum(
+        -(-tensor.numel() // 8) for tensor in parameters_of(at.own).values()
+    ),  # one for each of |w|
     "|theta_i|": lambda at: _bytes(learnt_of(at.own).values()),  # both
     "|theta_g|": lambda at: _bytes(learnt_of(at.net()).values()),  # both of the server's model
     "|slice|": lambda at: _bytes(parameters_of(at.net(width=at.level)).values()),  # of the slice that the client trains
