@@ -9,7 +9,8 @@ from potluck.core.modes import mode
 from potluck.core.scale import FULL, Scale
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
-from potluck.parts.channels import Axis, Block, Channels, Narrowing
+from potluck.core.slicing import Block, Channels
+from potluck.parts.channels import Narrowing
 from potluck.parts.submodels import leading, put, select
 
 IMAGE = (3, 8, 8)

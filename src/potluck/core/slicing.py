@@ -5,7 +5,8 @@ input channels of the next, in the same order, and the same channels of everythi
 together is found by tracing (`potluck.core.tracing`). Channels that occur in the same places everywhere are a block,
 and of a block a narrower net keeps a share: of a plain layer the leading channels; of layers that are concatenated the
 leading channels of each; of the groups of a convolution whole groups, and of `nn.MultiheadAttention` whole heads;
-where a net divides channels into heads itself, the leading channels of every head. Inputs and outputs keep their number.
+where a net divides channels into heads itself, the leading channels of every head. Inputs and outputs keep their
+number.
 
 It is proven on the net: the full net must compute the same after channels that belong together have changed places,
 and the narrower one must run, put out as much as the full one, and tie its channels as the full one does.
@@ -34,7 +35,7 @@ Indices = tuple[slice | Tensor, ...]
 """For every dimension of a tensor, the positions that are taken, in order and each once: a slice, or int64 numbers."""
 
 _SAME = 1e-6
-_RECORD = "lies_in_the_full_net"
+_RECORD = "cut_by"  # the attribute of a narrower net that keeps how it was cut
 
 
 class NoSlices(ConfigError):
@@ -100,7 +101,9 @@ class Channels:
         for row in {row for axes in self.axes.values() for row in axes if row is not None}:
             found[row] = _positions(row, taken)
         return {
-            name: tuple(slice(0, n) if row is None else found[row] for row, n in zip(axes, self.sizes[name], strict=True))
+            name: tuple(
+                slice(0, n) if row is None else found[row] for row, n in zip(axes, self.sizes[name], strict=True)
+            )
             for name, axes in self.axes.items()
         }
 
@@ -135,9 +138,9 @@ class Cut:
 
     def of(self, net: nn.Module) -> nn.Module:
         """The full net made narrower, in place: its tensors are parts of what they were, and so are their values."""
-        cut: dict[int, nn.Parameter | Tensor] = {}
+        cut: dict[int, Any] = {}
+        before = dict(net.named_parameters(remove_duplicate=False))
         for path, layer in net.named_modules():
-            before = dict(layer.named_parameters(recurse=False))
             for held in (layer._parameters, layer._buffers):
                 for name, tensor in held.items():
                     whole = f"{path}.{name}".lstrip(".")
@@ -145,13 +148,18 @@ class Cut:
                         if id(tensor) not in cut:
                             cut[id(tensor)] = _part(tensor, self.places[whole])
                         held[name] = cut[id(tensor)]
+        for path, layer in net.named_modules():
             self._resize(path, layer, before)
         for layer in net.modules():
             fitted: Callable[[], None] | None = getattr(layer, "after_slicing", None)
             if fitted is not None:
                 fitted()
-        object.__setattr__(net, _RECORD, dict(self.places))
+        object.__setattr__(net, _RECORD, self)
         return net
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cut":
+        """Itself, which never changes."""
+        return self
 
     def _resize(self, path: str, layer: nn.Module, before: Mapping[str, Tensor]) -> None:
         """Say in a layer's attributes how large it is now."""
@@ -159,7 +167,7 @@ class Cut:
         if isinstance(layer, nn.Linear):
             some.out_features, some.in_features = layer.weight.shape
         elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-            some.groups = layer.groups * len(layer.weight) // len(before["weight"]) if layer.groups > 1 else 1
+            some.groups = layer.groups * len(layer.weight) // len(before[f"{path}.weight".lstrip(".")]) if layer.groups > 1 else 1
             some.out_channels, some.in_channels = len(layer.weight), layer.weight.shape[1] * layer.groups
         elif isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
             some.in_channels, some.out_channels = layer.weight.shape[:2]
@@ -170,7 +178,7 @@ class Cut:
         elif isinstance(layer, nn.MultiheadAttention) and path in self.trace.heads:
             some.embed_dim = len(layer.out_proj.weight)
             some.num_heads = layer.embed_dim // self.trace.heads[path]
-            separate = layer.in_proj_weight is None
+            separate = cast(Any, layer.in_proj_weight) is None
             some.kdim = cast(Tensor, layer.k_proj_weight).shape[1] if separate else layer.embed_dim
             some.vdim = cast(Tensor, layer.v_proj_weight).shape[1] if separate else layer.embed_dim
         elif path in self.trace.normed:
@@ -205,6 +213,8 @@ def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: tuple[int, ...
         blocks = [_with_kept(block, of) for block in _blocks(traced)]
     except Unfollowed as found:
         raise NoSlices(str(found)) from found
+    if not blocks:
+        raise NoSlices(f"{kind} has no hidden layer whose channels could be left out")
     sizes = {name: tensor.shape for name, tensor in net.state_dict().items()}
     channels = Channels(sizes, traced.axes, tuple(blocks))
     cut = Cut(channels, {name: _as_slices(place) for name, place in channels.leading().items()}, traced)
@@ -214,11 +224,11 @@ def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: tuple[int, ...
     try:
         found = trace(narrow, input_shape)
     except Unfollowed as problem:
-        raise NoSlices(f"narrower it fails, since something counts on the full number of channels: {problem}") from problem
+        raise NoSlices(f"it counts on the full number of channels: narrower, {problem}") from problem
     if found.outputs != traced.outputs:
         raise NoSlices(f"{kind} puts out {tuple(found.outputs[0][1:])} if narrower, not {tuple(traced.outputs[0][1:])}")
     if (layer := untied(traced, found, cut.places)) is not None:
-        raise NoSlices(f"layer {layer} has other channels in a narrower net than in the full one: it counts on their number")
+        raise NoSlices(f"layer {layer} has other channels in a narrower net than in the full one, by their number")
     return cut
 
 
@@ -248,10 +258,26 @@ def channels_to(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) ->
 
 
 def lies_in(narrow: nn.Module) -> dict[str, Indices]:
-    """Where all tensors of a narrower net lie in the full one's: as it was cut, or else leading slices (HeteroFL, eq. 1)."""
-    record: Mapping[str, Indices] = getattr(narrow, _RECORD, {})
+    """Where the tensors of a narrower net lie in the full one's: as it was cut, or in leading slices (HeteroFL, eq. 1)."""
+    cut = cut_by(narrow)
     shapes = {name: tensor.shape for name, tensor in narrow.state_dict().items()}
-    return {name: record.get(name, tuple(slice(0, n) for n in shape)) for name, shape in shapes.items()}
+    places = {} if cut is None else cut.places
+    return {name: places.get(name, tuple(slice(0, n) for n in shape)) for name, shape in shapes.items()}
+
+
+def cut_by(narrow: nn.Module) -> Cut | None:
+    """How a narrower net was cut; None of one that its builder has made."""
+    return getattr(narrow, _RECORD, None)
+
+
+def part(tensor: Tensor, place: Indices) -> Tensor:
+    """What lies there: of slices alone a view."""
+    for dim, index in enumerate(place):
+        if isinstance(index, Tensor):
+            tensor = tensor.index_select(dim, index.to(tensor.device))
+        elif index.stop != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, 0, index.stop)
+    return tensor
 
 
 def untied(full: Trace, narrow: Trace, places: Mapping[str, Indices]) -> str | None:
@@ -311,10 +337,10 @@ def hold(channels: Channels, net: nn.Module, input_shape: tuple[int, ...]) -> bo
     moved = {name: _part(tensor, places[name]) if name in places else tensor for name, tensor in state.items()}
     inputs = example(net, input_shape)
     if inputs.is_floating_point():
-        inputs = torch.randn((4, *input_shape), generator=draws).double()
+        inputs = torch.randn(inputs.shape, generator=draws).double()
     hooks = [m.register_forward_hook(_channel_by_channel) for m in net.modules() if isinstance(m, nn.GroupNorm)]
     with torch.no_grad(), isolated(Key(("hold",))):
-        found = [tree_leaves(functional_call(net.double().eval(), weights, inputs)) for weights in (state, moved)]
+        found = [tree_leaves(functional_call(net.double().eval(), weights, inputs, tie_weights=False)) for weights in (state, moved)]
     for hook in hooks:
         hook.remove()
     pairs = [(a, b) for a, b in zip(*found, strict=True) if isinstance(a, Tensor)]
@@ -335,15 +361,16 @@ def _blocks(traced: Trace) -> list[Block]:
     rows = [tuple(row) for row in alike.values()]
     blocks = [Block(row, len(row), 1, 1, number) for number, row in enumerate(rows)]
     for where, row, of in traced.multiples:
-        for number in {_block_of(channel, blocks) for channel in row if channel != FIXED}:
+        for number in {_block_of(channel, blocks) for channel in row} - {None}:
+            assert number is not None
             blocks[number] = replace(blocks[number], multiple=math.lcm(blocks[number].multiple, of))
             if len(blocks[number].channels) % of:
                 raise Unfollowed(f"layer {where} has {of} groups or heads over channels of several layers")
     run_of: list[int | None] = []
     for where, row, unit in traced.runs:
-        run_of.append(None)
+        number = _block_of(row[0], blocks)
+        run_of.append(number)
         if any(channel != FIXED for channel in row):
-            run_of[-1] = number = _block_of(row[0], blocks)
             if number is None or blocks[number].channels != row:
                 raise Unfollowed(f"layer {where} has groups or heads whose channels are of several layers")
             blocks[number] = replace(blocks[number], unit=math.lcm(blocks[number].unit, unit))
@@ -384,7 +411,9 @@ def _to_shapes(blocks: list[Block], traced: Trace, full: Shapes, narrow: Shapes)
     for name, shape in narrow.items():
         for row, size, left in zip(traced.axes[name], full[name], shape, strict=True):
             if row is None and left != size:
-                raise Unfollowed(f"{name} has fewer channels in the narrower net, but those are no channels that can be cut")
+                raise Unfollowed(
+                    f"{name} has fewer channels in the narrower net, but those are no channels that can be cut"
+                )
             if row is not None:
                 counts = Counter(of_channel[channel] for channel in row if channel != FIXED)
                 times = Counter({number: count // len(blocks[number].channels) for number, count in counts.items()})
@@ -400,7 +429,9 @@ def _to_shapes(blocks: list[Block], traced: Trace, full: Shapes, narrow: Shapes)
             elif unknown and 0 < left_over <= times[unknown[0]] * len(blocks[unknown[0]].channels):
                 known[unknown[0]] = left_over // times[unknown[0]]
             elif unknown or left_over:
-                raise Unfollowed(f"{name} has {left} channels in the narrower net, unlike the layers that it belongs to")
+                raise Unfollowed(
+                    f"{name} has {left} channels in the narrower net, unlike the layers that it belongs to"
+                )
         if len(rest) == len(open_rows):
             raise Unfollowed(f"{rest[0][0]} has channels of several layers, and it is open how many of each")
         open_rows = rest
@@ -412,10 +443,7 @@ def _to_shapes(blocks: list[Block], traced: Trace, full: Shapes, narrow: Shapes)
 
 def _part(tensor: Tensor, place: Indices) -> Any:
     """What lies there, in memory of its own; of a parameter a parameter."""
-    found = tensor.detach()
-    for dim, index in enumerate(place):
-        found = found.narrow(dim, 0, index.stop) if isinstance(index, slice) else found.index_select(dim, index)
-    found = found.clone()
+    found = part(tensor.detach(), place).clone(memory_format=torch.contiguous_format)
     return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 

@@ -10,9 +10,10 @@ The forward pass runs as the user wrote it, with Python's control flow, so nothi
 operation that is not known here is refused, by its name and that of the layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -30,7 +31,13 @@ FIXED = 0
 _NONE = -1  # the label of an element that is of no channel, such as a zero that fills up
 _BATCH = 2
 
-_ALIKE = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Operations by name, without the underscores of methods in place and of operators.
+_ALIKE = _names(
     "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv idiv divide truediv rtruediv itruediv"
     " true_divide pow rpow maximum minimum fmin fmax where lerp addcmul addcdiv clamp clamp_min clamp_max clip"
     " masked_fill eq ne lt le gt ge logical_and logical_or logical_not isnan isfinite"
@@ -38,28 +45,25 @@ _ALIKE = frozenset(
     " tanh tanhshrink softplus softsign softshrink hardshrink threshold exp expm1 log log1p sqrt rsqrt square abs neg"
     " reciprocal sin cos erf sign floor ceil round nan_to_num dropout dropout1d dropout2d dropout3d alpha_dropout"
     " feature_alpha_dropout softmax log_softmax softmin normalize to float double half bfloat16 type type_as clone"
-    " contiguous detach requires_grad cpu zeros_like ones_like".split()
+    " contiguous detach requires_grad cpu zeros_like ones_like"
 )
-_RESHAPES = frozenset("view reshape view_as reshape_as flatten unflatten squeeze unsqueeze ravel".split())
-_EXPANSIONS = frozenset("expand expand_as broadcast_to".split())
-_MOVES = frozenset(
+_RESHAPES = _names("view reshape view_as reshape_as flatten unflatten squeeze unsqueeze ravel")
+_EXPANSIONS = _names("expand expand_as broadcast_to")
+_MOVES = _names(
     "permute transpose t swapaxes swapdims movedim moveaxis adjoint chunk split tensor_split unbind narrow select"
     " getitem index_select cat concat concatenate stack hstack vstack repeat repeat_interleave tile roll flip"
-    " pixel_shuffle pixel_unshuffle channel_shuffle".split()
+    " pixel_shuffle pixel_unshuffle channel_shuffle"
 )
-_TRANSPOSED = frozenset("T mT H mH".split())
-_REDUCTIONS = frozenset("mean sum amax amin max min std var norm logsumexp nanmean".split())
-_POOLS = frozenset(
-    [
-        *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max", "lp") for n in (1, 2, 3)),
-        *"interpolate upsample grid_sample local_response_norm".split(),
-    ]
-)
-_CONVOLUTIONS = frozenset(f"conv{n}d" for n in (1, 2, 3))
-_TRANSPOSED_CONVOLUTIONS = frozenset(f"conv_transpose{n}d" for n in (1, 2, 3))
+_TRANSPOSED = _names("T mT H mH")
+_REDUCTIONS = _names("mean sum amax amin max min std var norm logsumexp nanmean")
+_CONVOLUTIONS = _names("conv1d conv2d conv3d")
+_TRANSPOSED_CONVOLUTIONS = _names("conv_transpose1d conv_transpose2d conv_transpose3d")
+_POOLS = _names("interpolate upsample grid_sample local_response_norm") | {
+    f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max", "lp") for n in (1, 2, 3)
+}
 
 
-class Unfollowed(Exception):  # noqa: N818 - an answer, which callers word as an error of theirs
+class Unfollowed(Exception):
     """The net does something whose channels cannot be followed; the text says which layer, and what."""
 
 
@@ -243,21 +247,24 @@ class _Tracer(TorchFunctionMode):
         return Unfollowed(f"layer {layer} ({kind}) {what}" if layer else f"{kind}.forward {what}")
 
     @contextmanager
-    def naming(self) -> Iterator[None]:
+    def naming(self) -> Generator[None]:
         """Inside the block it is known which layer is running."""
         handles: list[Any] = []
 
-        def leave(layer: nn.Module, inputs: Any, output: Any) -> None:
-            self._path.pop()
-
         for name, module in self._net.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda m, a, name=name: self._path.append(name)))
-            handles.append(module.register_forward_hook(leave))
+            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            handles.append(module.register_forward_hook(self._leave))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _enter(self, name: str, layer: nn.Module, inputs: Any) -> None:
+        self._path.append(name)
+
+    def _leave(self, layer: nn.Module, inputs: Any, output: Any) -> None:
+        self._path.pop()
 
     # Operations
 
@@ -398,10 +405,11 @@ class _Tracer(TorchFunctionMode):
         shape = [1 if dim in over else size for dim, size in enumerate(x.shape)]
         return kept.expand(shape).reshape(out.shape)
 
-    def _on_pad(self, out: Tensor, input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> None:
-        label = self.label(input)
-        filled = (label, list(pad), mode) if mode != "constant" else (label, list(pad), mode, float(_NONE))
-        self.put(out, nn.functional.pad(*filled))
+    def _on_pad(
+        self, out: Tensor, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    ) -> None:
+        filling = float(_NONE) if mode == "constant" else None
+        self.put(out, nn.functional.pad(self.label(input), list(pad), mode, filling))
 
     # Layers
 
@@ -696,7 +704,7 @@ class _Tracer(TorchFunctionMode):
             tuple(Multiple(where, self._tuple(x), of) for where, x, of in self._multiples),
             tuple(self._together),
             dict(self._heads),
-            {name: tuple(self._tuple(row) if self._cut(row) else None for row in x) for name, x in self._normed.items()},
+            {name: self._rows(rows) for name, rows in self._normed.items()},
             frozenset(name for name, tensor in state.items() if self._names[id(tensor)] in classifier),
             tuple(output.shape for output in outputs),
         )
@@ -710,8 +718,7 @@ class _Tracer(TorchFunctionMode):
 
     def _axes_of(self, name: str, tensor: Tensor) -> tuple[tuple[int, ...] | None, ...]:
         if name in self._axes:
-            rows = [self._axes[name].get(dim) for dim in range(tensor.dim())]
-            return tuple(self._tuple(row) if row is not None and self._cut(row) else None for row in rows)
+            return self._rows([self._axes[name].get(dim) for dim in range(tensor.dim())])
         if name in self._elements:
             return self._separated(name, self._classes.roots(self._elements[name]))
         return (None,) * tensor.dim()
@@ -731,8 +738,10 @@ class _Tracer(TorchFunctionMode):
     def _tuple(self, row: Tensor) -> tuple[int, ...]:
         return tuple(max(x, FIXED) for x in self._classes.roots(row).tolist())
 
-    def _cut(self, row: Tensor) -> bool:
-        return any(x != FIXED for x in self._tuple(row))
+    def _rows(self, rows: Sequence[Tensor | None]) -> tuple[tuple[int, ...] | None, ...]:
+        """The classes of each row; None for a row that keeps its number."""
+        found = [None if row is None else self._tuple(row) for row in rows]
+        return tuple(None if row is None or set(row) == {FIXED} else row for row in found)
 
 
 def _name_of(func: Callable[..., Any]) -> str:
@@ -749,4 +758,3 @@ def _thin(label: Tensor) -> Tensor:
         if label.stride(dim) == 0 and label.shape[dim] > 1:
             label = label.narrow(dim, 0, 1)
     return label
-

@@ -75,10 +75,12 @@ from potluck import (
     count,
     distillation,
     leading,
+    lies_in,
     like,
     load,
     on_client,
     parameters_of,
+    part,
     select,
 )
 
@@ -99,8 +101,8 @@ class Nested(nn.ModuleList):
         if place == 0:
             return self[0](x)
         whole, narrow = dict(self[0].named_parameters()), self[place]
-        places = leading({name: tensor.shape for name, tensor in narrow.named_parameters()})
-        return functional_call(narrow, {name: whole[name][places[name]] for name in places}, (x,))
+        places = lies_in(narrow)
+        return functional_call(narrow, {n: part(whole[n], places[n]) for n, _ in narrow.named_parameters()}, (x,))
 
 
 @dataclass(frozen=True)

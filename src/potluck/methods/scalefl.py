@@ -207,7 +207,7 @@ class ScaleFL(WidthSlices[State]):
     def part(self, party: Server | Client, input_shape: tuple[int, ...], width: float, depth: float) -> StagedNet:
         """The part of the network of this width and depth, with its exits."""
         net = party.build(width=width)
-        scaled = net if width == 1 else with_scaler(net, width, always=True)
+        scaled = net if width == 1 else with_scaler(net, width, input_shape, always=True)
         return leading_share(party, staged(scaled), input_shape, depth, self.depths, convolutional_exit)
 
 

@@ -148,8 +148,7 @@ class SplitMix(Method[State]):
 
     def needs(self) -> frozenset[Need]:
         masked = {Need.CLASSES} if self.mask else set[Need]()
-        scaled = {Need.SPLIT_MODEL} if self.scaler else set[Need]()
-        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked, *scaled})
+        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked})
 
     def init(self, server: Server) -> State:
         warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
@@ -197,7 +196,7 @@ class SplitMix(Method[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         net = self.received(client, message)
         for base in net.values() if self.scaler else ():
-            with_scaler(base, self.atom)
+            with_scaler(base, self.atom, client.train.input_shape)
         losses = [BaseLoss(client.criterion, base, self.mask) for base in net]
         yield Fit(net, losses, client.train, self.training)
         return Message(weights=parameters_of(net), examples=len(client.train))

@@ -20,9 +20,10 @@ from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.requests import Measure
 from potluck.core.roles import Client, Replies, Server
+from potluck.core.slicing import lies_in
 from potluck.core.weights import Weights, load, mean
-from potluck.models.contract import classifier_names
-from potluck.parts.submodels import SubModel, leading, select
+from potluck.models.contract import classifier_of
+from potluck.parts.submodels import SubModel, select
 
 
 class HasWeights(Protocol):
@@ -78,8 +79,10 @@ class WidthSlices(Method[W]):
         return level_within(self.levels, member.capacity)
 
     def submodel(self, server: Server, rate: float) -> SubModel:
-        """Where the narrow net of this rate lies in this round: its leading slices, of the shapes that the net has."""
-        return leading({name: tensor.shape for name, tensor in server.build(width=rate).named_parameters()})
+        """Where the narrow net of this rate lies in this round: in the leading channels of every layer."""
+        net = server.build(width=rate)
+        places = lies_in(net)
+        return {name: places[name] for name, _ in net.named_parameters()}
 
     def narrow_net(self, client: Client, message: Message) -> nn.Module:
         """On the client, the net of the rate and the weights that it was sent."""
@@ -124,7 +127,7 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
     return max((level for level in levels if level <= capacity), default=min(levels))
 
 
-def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Module:
+def with_scaler(net: nn.Module, rate: float, input_shape: tuple[int, ...] = (), *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
     Of a net without norms what leaves each hidden layer is divided.
@@ -132,6 +135,7 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     Args:
         net: is changed.
         rate: the divisor.
+        input_shape: of one example, from which the classifier of a net is found that is no StagedNet.
         always: whether it also divides in evaluation.
     """
 
@@ -145,7 +149,7 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     for norm in norms:
         norm.register_forward_pre_hook(before)
     if not norms:
-        head = classifier_names(net)
+        head = classifier_of(net, input_shape)
         for name, layer in net.named_modules():
             if isinstance(layer, (nn.Linear, nn.Conv2d)) and f"{name}.weight" not in head:
                 layer.register_forward_hook(after)
