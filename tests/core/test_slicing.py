@@ -35,7 +35,7 @@ FAMILIES += [
 
 
 class Plain(nn.Module):
-    """Convolutions with a residual sum and BatchNorm, flattened and read by a linear layer; written as one writes it."""
+    """Convolutions with a residual sum and BatchNorm, flattened and read by a linear layer."""
 
     def __init__(self, width=8):
         super().__init__()
@@ -137,10 +137,8 @@ class Heads(nn.Module):
         batch, tokens, width = h.shape
         q = self.query(h).view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
         k, v = self.both(h).reshape(batch, tokens, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if self.fused:
-            found = F.scaled_dot_product_attention(q, k, v)
-        else:
-            found = ((q @ k.transpose(-2, -1)) / 2).softmax(-1) @ v
+        weights = (q @ k.transpose(-2, -1) / 2).softmax(-1)
+        found = F.scaled_dot_product_attention(q, k, v) if self.fused else weights @ v
         return self.out(self.norm(h + found.transpose(1, 2).reshape(batch, tokens, width)).mean(1))
 
 
@@ -373,7 +371,10 @@ def overwritten(x):
         (Recurrent(), r"layer between\.cell \(GRU\) calls gru, through which channels are not followed"),
         (Do(lambda x: torch.cumsum(x, 1)), r"layer between \(Do\) calls cumsum, through which channels are not"),
         (Do(overwritten), r"layer between \(Do\) writes into a part of a tensor"),
-        (Do(lambda x: x.view(len(x), 8)), r"counts on the full number of channels: narrower, layer between \(Do\) fails"),
+        (
+            Do(lambda x: x.view(len(x), 8)),
+            r"counts on the full number of channels: narrower, layer between \(Do\) fails",
+        ),
         (Do(lambda x: x + torch.cat([x[:, 4:], x[:, :4]], 1)), r"layer first\.\w+ has other channels in a narrower"),
         (Scaled(), r"layer between \(Scaled\) has a weight that is computed and not a parameter of its own"),
         (Do(lambda x: x * torch.arange(x.shape[1])), "tells channels apart by position"),
@@ -387,7 +388,7 @@ def test_cut_of__says_which_layer_cannot_be_followed_and_why(between, complaint)
 
 
 def test_cut_of__refuses_a_net_without_hidden_layers():
-    with pytest.raises(NoSlices, match="^Linear has no hidden layer whose channels could be left out$"):
+    with pytest.raises(NoSlices, match=r"^Linear has no hidden layer whose channels could be left out$"):
         cut_of(nn.Linear(4, 3), Scale(0.5).of, (4,))
 
 

@@ -167,7 +167,9 @@ class Cut:
         if isinstance(layer, nn.Linear):
             some.out_features, some.in_features = layer.weight.shape
         elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-            some.groups = layer.groups * len(layer.weight) // len(before[f"{path}.weight".lstrip(".")]) if layer.groups > 1 else 1
+            some.groups = (
+                layer.groups * len(layer.weight) // len(before[f"{path}.weight".lstrip(".")]) if layer.groups > 1 else 1
+            )
             some.out_channels, some.in_channels = len(layer.weight), layer.weight.shape[1] * layer.groups
         elif isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
             some.in_channels, some.out_channels = layer.weight.shape[:2]
@@ -232,12 +234,12 @@ def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: tuple[int, ...
     return cut
 
 
-def channels_to(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) -> Channels:
-    """The channels of a net of which there is a narrower one of these shapes.
+def channels_to(net: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...]) -> Channels:
+    """The channels of a net of which its builder has made a narrower one.
 
     Args:
         net: the full one; it is changed.
-        narrow: shapes of all the narrower net's parameters and buffers.
+        narrow: the narrower one.
         input_shape: of one example.
 
     Raises:
@@ -246,19 +248,21 @@ def channels_to(net: nn.Module, narrow: Shapes, input_shape: tuple[int, ...]) ->
     full = {name: tensor.shape for name, tensor in net.state_dict().items()}
     try:
         traced = trace(net, input_shape)
-        blocks = _to_shapes(_blocks(traced), traced, full, narrow)
+        slim, shapes = trace(narrow, input_shape), {name: tensor.shape for name, tensor in narrow.state_dict().items()}
+        blocks = _to_shapes(_blocks(traced), traced, full, shapes)
     except Unfollowed as found:
         raise NoSlices(str(found)) from found
-    channels = Channels(
-        {name: full[name] for name in narrow}, {name: traced.axes[name] for name in narrow}, tuple(blocks)
-    )
+    axes = {name: traced.axes[name] for name in shapes}
+    channels = Channels({name: full[name] for name in shapes}, axes, tuple(blocks))
+    if (layer := untied(traced, slim, channels.leading())) is not None:
+        raise NoSlices(f"layer {layer} has other channels in the narrower net than in the full one")
     if any(block.kept < len(block.channels) for block in blocks) and not hold(channels, net, input_shape):
         raise NoSlices(f"{type(net).__name__} tells channels apart by position, so they cannot change places")
     return channels
 
 
 def lies_in(narrow: nn.Module) -> dict[str, Indices]:
-    """Where the tensors of a narrower net lie in the full one's: as it was cut, or in leading slices (HeteroFL, eq. 1)."""
+    """Where a narrower net's tensors lie in the full one's: as it was cut, or in leading slices (HeteroFL, eq. 1)."""
     cut = cut_by(narrow)
     shapes = {name: tensor.shape for name, tensor in narrow.state_dict().items()}
     places = {} if cut is None else cut.places
@@ -294,7 +298,7 @@ def untied(full: Trace, narrow: Trace, places: Mapping[str, Indices]) -> str | N
     for name, axes in narrow.axes.items():
         for slim, wide, place in zip(axes, full.axes[name], places[name], strict=True):
             row = None if wide is None else _taken(wide, place)
-            if wide is None and slim is not None:
+            if wide is None and slim is not None and name not in full.grouped:  # of which one group may be left
                 return name
             if row is not None and len(row) > 1 and not agree(row, slim or (FIXED,) * len(row)):
                 return name
@@ -340,7 +344,10 @@ def hold(channels: Channels, net: nn.Module, input_shape: tuple[int, ...]) -> bo
         inputs = torch.randn(inputs.shape, generator=draws).double()
     hooks = [m.register_forward_hook(_channel_by_channel) for m in net.modules() if isinstance(m, nn.GroupNorm)]
     with torch.no_grad(), isolated(Key(("hold",))):
-        found = [tree_leaves(functional_call(net.double().eval(), weights, inputs, tie_weights=False)) for weights in (state, moved)]
+        found = [
+            tree_leaves(functional_call(net.double().eval(), weights, inputs, tie_weights=False))
+            for weights in (state, moved)
+        ]
     for hook in hooks:
         hook.remove()
     pairs = [(a, b) for a, b in zip(*found, strict=True) if isinstance(a, Tensor)]

@@ -108,6 +108,7 @@ class Trace:
         together: pairs of runs (numbers among `runs`) of which the same are kept, such as the inputs and the outputs of
             the groups of a convolution.
         heads: channels of a head by the name of the attention layer.
+        grouped: names of the weights of convolutions in groups, whose second dimension counts within a group.
         normed: by the name of a norm, the classes of the channels that it counts, or of each dimension that it is over.
         classifier: names of the weights and biases whose rows are the net's outputs.
         outputs: shapes of the outputs on the two examples.
@@ -119,6 +120,7 @@ class Trace:
     multiples: tuple[Multiple, ...]
     together: tuple[tuple[int, int], ...]
     heads: Mapping[str, int]
+    grouped: frozenset[str]
     normed: Mapping[str, tuple[tuple[int, ...] | None, ...]]
     classifier: frozenset[str]
     outputs: tuple[Size, ...]
@@ -212,6 +214,7 @@ class _Tracer(TorchFunctionMode):
         self._multiples: list[tuple[str, Tensor, int]] = []
         self._together: list[tuple[int, int]] = []
         self._heads: dict[str, int] = {}
+        self._grouped: set[str] = set()
         self._normed: dict[str, list[Tensor]] = {}
 
     # Labels
@@ -434,6 +437,7 @@ class _Tracer(TorchFunctionMode):
         if groups == 1:
             self._ties(weight, 1, read)
         else:
+            self._grouped.add(self._weight(weight))
             self._in_groups(read, written, groups)
         self._ties(bias, 0, written)
         self._along(out, 1, written)
@@ -704,6 +708,7 @@ class _Tracer(TorchFunctionMode):
             tuple(Multiple(where, self._tuple(x), of) for where, x, of in self._multiples),
             tuple(self._together),
             dict(self._heads),
+            frozenset(name for name, tensor in state.items() if self._names[id(tensor)] in self._grouped),
             {name: self._rows(rows) for name, rows in self._normed.items()},
             frozenset(name for name, tensor in state.items() if self._names[id(tensor)] in classifier),
             tuple(output.shape for output in outputs),

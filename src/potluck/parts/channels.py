@@ -19,18 +19,16 @@ class Narrowing:
 
     Attributes:
         shapes: of the narrower net's parameters and buffers, by name.
-        known: the answer, if the narrower net was cut out of the full one.
+        narrow: the narrower net.
     """
 
     shapes: tuple[tuple[str, Size], ...]
-    known: Channels | None = field(default=None, compare=False)
+    narrow: nn.Module = field(compare=False)
 
     @classmethod
     def to(cls, narrow: nn.Module) -> "Narrowing":
         """The cut to this net's shapes."""
-        cut = cut_by(narrow)
-        shapes = tuple((name, tensor.shape) for name, tensor in narrow.state_dict().items())
-        return cls(shapes, None if cut is None else cut.channels)
+        return cls(tuple((name, tensor.shape) for name, tensor in narrow.state_dict().items()), narrow)
 
     def __call__(self, net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
         """The net's channels.
@@ -38,10 +36,10 @@ class Narrowing:
         Raises:
             ConfigError: some layer reads channels in an order of its own, or cannot be followed.
         """
-        if self.known is not None:
-            return self.known
+        if (cut := cut_by(self.narrow)) is not None:
+            return cut.channels
         try:
-            return channels_to(net, dict(self.shapes), input_shape)
+            return channels_to(net, self.narrow, input_shape)
         except NoSlices as problem:
             raise ConfigError(
                 f"{type(net).__name__}: the channels of its layers cannot change places: {problem};"
