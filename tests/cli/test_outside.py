@@ -118,9 +118,9 @@ def model(name: str, method: str = "local") -> str:
         (model("nets.py:nothing"), "nets.py:nothing: returned NoneType; expected a torch.nn.Module"),
         (model("nets.py:refuses"), "nets.py:refuses: cannot be built: RuntimeError: no such thing; "),
         (model("missing.py:net"), "missing.py: cannot be imported: ModuleNotFoundError: No module named 'no_such"),
-        (model("nets.py:recurrent", "heterofl"), "has no slices: layer rows (GRU) calls gru, through which channels are"),
-        (model("nets.py:recurrent", "splitmix"), "has no slices: layer rows (GRU) calls gru, through which channels are"),
-        ("run heterofl 'federation.models=[\"mlp2\",\"mlp3\"]'", "it needs one architecture, but client 0 has mlp2 and"),
+        (model("nets.py:recurrent", "heterofl"), "has no slices: layer rows (GRU) calls gru, through which"),
+        (model("nets.py:recurrent", "splitmix"), "has no slices: layer rows (GRU) calls gru, through which"),
+        ('run heterofl \'federation.models=["mlp2","mlp3"]\'', "it needs one architecture, but client 0 has mlp2"),
         ("run local --to given/dated.toml", "given/dated.toml"),
     ],
 )

@@ -144,6 +144,17 @@ def test_a_net_that_cannot_be_cut_is_refused_with_its_layer_before_anything_trai
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex", "fjord"])
+def test_a_level_that_a_net_cannot_have_is_refused_before_anything_trains(name):
+    def build():
+        fours = [nn.Unflatten(1, (4, -1)), nn.Flatten()]  # takes a multiple of four channels
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *fours, nn.Linear(8, 3))
+
+    engine = Engine(get_method(name)(levels=(1.0, 0.5, 0.25)), federation(build))
+    with pytest.raises(ConfigError, match=r"own: cannot be built at width 0\.25: .*layer 2 \(Unflatten\) fails"):
+        engine.start()
+
+
 def test_a_convolution_in_groups_that_its_builder_narrows_group_by_group_is_refused():
     def build(scale=FULL):
         width = scale.of(8)

@@ -106,7 +106,9 @@ class HeteroFL(WidthSlices[State]):
 
     def init(self, server: Server) -> State:
         self.warn_of_weak_clients(server)
-        server.about(None, classifier_of)  # refuses a network whose classifier is not known, before anything trains
+        server.about(None, classifier_of)  # refuses a network whose classifier is not known, before anything trains,
+        for rate in self.levels:
+            self.submodel(server, rate)  # and one that cannot be cut to a level
         net = server.build()
         return State(parameters_of(net), buffers_of(net))
 
