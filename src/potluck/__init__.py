@@ -65,6 +65,9 @@ _HOMES = {
     "number": "core.schema",
     "optional": "core.schema",
     "some_of": "core.schema",
+    "Channels": "core.slicing",
+    "lies_in": "core.slicing",
+    "part": "core.slicing",
     "Weights": "core.weights",
     "buffers_of": "core.weights",
     "frozen_names": "core.weights",
@@ -90,6 +93,7 @@ _HOMES = {
     "StagedNet": "models.contract",
     "blocks": "models.contract",
     "classifier_names": "models.contract",
+    "classifier_of": "models.contract",
     "feature_shapes": "models.contract",
     "intermediate_names": "models.contract",
     "linear_exit": "models.contract",
@@ -97,7 +101,6 @@ _HOMES = {
     "place_shapes": "models.contract",
     "split": "models.contract",
     "with_exits": "models.contract",
-    "Channels": "parts.channels",
     "Narrowing": "parts.channels",
     "CrossLayer": "parts.crosslayer",
     "InCo": "parts.crosslayer",
@@ -235,6 +238,9 @@ if TYPE_CHECKING:
     from potluck.core.schema import number as number
     from potluck.core.schema import optional as optional
     from potluck.core.schema import some_of as some_of
+    from potluck.core.slicing import Channels as Channels
+    from potluck.core.slicing import lies_in as lies_in
+    from potluck.core.slicing import part as part
     from potluck.core.weights import Weights as Weights
     from potluck.core.weights import buffers_of as buffers_of
     from potluck.core.weights import frozen_names as frozen_names
@@ -260,6 +266,7 @@ if TYPE_CHECKING:
     from potluck.models.contract import StagedNet as StagedNet
     from potluck.models.contract import blocks as blocks
     from potluck.models.contract import classifier_names as classifier_names
+    from potluck.models.contract import classifier_of as classifier_of
     from potluck.models.contract import feature_shapes as feature_shapes
     from potluck.models.contract import intermediate_names as intermediate_names
     from potluck.models.contract import linear_exit as linear_exit
@@ -267,7 +274,6 @@ if TYPE_CHECKING:
     from potluck.models.contract import place_shapes as place_shapes
     from potluck.models.contract import split as split
     from potluck.models.contract import with_exits as with_exits
-    from potluck.parts.channels import Channels as Channels
     from potluck.parts.channels import Narrowing as Narrowing
     from potluck.parts.crosslayer import CrossLayer as CrossLayer
     from potluck.parts.crosslayer import InCo as InCo

@@ -30,6 +30,16 @@ def lazy(classes, shape): return nn.Sequential(nn.Flatten(), nn.LazyLinear(class
 def wide(classes, shape): return nn.Sequential(nn.Flatten(), nn.Linear(65, classes))
 def nothing(classes, shape): Net(classes, None)
 def refuses(classes, shape): raise RuntimeError("no such thing")
+
+class Rows(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.rows, self.out = nn.GRU(8, 8, batch_first=True), nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.out(self.rows(x[:, 0])[0][:, -1])
+
+def recurrent(classes, shape): return Rows(classes)
 """
 
 
@@ -82,8 +92,8 @@ def given(tmp_path: Path) -> Path:
     return folder
 
 
-def model(name: str) -> str:
-    return f"run local 'federation.models=[\"given/{name}\"]'"
+def model(name: str, method: str = "local") -> str:
+    return f"run {method} 'federation.models=[\"given/{name}\"]'"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +118,9 @@ def model(name: str) -> str:
         (model("nets.py:nothing"), "nets.py:nothing: returned NoneType; expected a torch.nn.Module"),
         (model("nets.py:refuses"), "nets.py:refuses: cannot be built: RuntimeError: no such thing; "),
         (model("missing.py:net"), "missing.py: cannot be imported: ModuleNotFoundError: No module named 'no_such"),
+        (model("nets.py:recurrent", "heterofl"), "has no slices: layer rows (GRU) calls gru, through which"),
+        (model("nets.py:recurrent", "splitmix"), "has no slices: layer rows (GRU) calls gru, through which"),
+        ('run heterofl \'federation.models=["mlp2","mlp3"]\'', "it needs one architecture, but client 0 has mlp2"),
         ("run local --to given/dated.toml", "given/dated.toml"),
     ],
 )

@@ -68,6 +68,18 @@ def grows(scale=FULL):
     return nn.Linear(2, scale.depth or 3)
 
 
+def in_groups(scale=FULL):
+    """A convolution that reads other channels in a narrower net, since it has two groups in all."""
+    width = scale.of(8)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 10)),
+        nn.Conv1d(1, width, 1),
+        nn.Conv1d(width, width, 10, groups=2),
+        nn.Flatten(1),
+        nn.Linear(width, 4),
+    )
+
+
 @pytest.mark.parametrize(
     ("need", "changes", "complaint"),
     [
@@ -78,7 +90,12 @@ def grows(scale=FULL):
             {"architectures": {"toy1": nn.Flatten, "toy2": nn.Flatten}},
             "toy1: Flatten cannot be split",
         ),
-        (Need.WIDTH_SLICES, {"architectures": {"toy1": nn.Flatten}}, "width of toy1, which has no slices; choose"),
+        (
+            Need.WIDTH_SLICES,
+            {"architectures": {"toy1": nn.Flatten}},
+            "toy1, which has no slices: Flatten has no hidden",
+        ),
+        (Need.WIDTH_SLICES, {"architectures": {"toy1": in_groups}}, "no slice of itself: 2.weight has the shape of a"),
         (
             Need.DEPTH_PREFIXES,
             {"architectures": {"toy1": nn.Flatten}},

@@ -11,7 +11,7 @@ from torch import Size, nn
 from potluck.core.examples import Examples
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
-from potluck.core.scale import FULL, Scale, built
+from potluck.core.scale import FULL, Cuts, Scale, built
 from potluck.core.task import CLASSIFICATION, Criterion, Task
 from potluck.core.weights import frozen_names, parameters_of
 
@@ -83,8 +83,9 @@ class Federation:
 
     Attributes:
         sites: the clients by id.
-        architectures: named builders; each call makes a new module. A builder that takes `scale` can make
-            narrower nets, whose tensors are leading slices of the full net's, or shallower ones. Parameters that a
+        architectures: named builders; each call makes a new module. A builder that takes `scale` makes
+            narrower nets, whose tensors are leading slices of the full net's, or shallower ones; narrower nets of
+            other builders are cut out of the full one, see `potluck.core.slicing`. Parameters that a
             builder leaves without `requires_grad` are frozen, and so are layers that it leaves in evaluation mode
             inside a net in training mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.
@@ -116,12 +117,17 @@ class Federation:
         """
         name = architecture or self.server_architecture
         with isolated(key):
-            return to_training(built(self.architectures[name], scale, name))
+            return to_training(built(self.architectures[name], scale, name, self.cuts))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one prepared input."""
         return next(iter(self.sites.values())).train.input_shape
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """How nets are made narrower whose builders take no `scale`."""
+        return Cuts(self.input_shape if self.sites else ())
 
     @cached_property
     def roster(self) -> Roster:

@@ -10,7 +10,8 @@ from torch import nn
 from potluck.core.federation import Builder, ClientId, Federation
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
-from potluck.core.scale import FULL, Scale, built
+from potluck.core.scale import FULL, Cuts, Scale, built
+from potluck.core.slicing import NoSlices, cut_by, incoherent
 from potluck.core.task import CLASSIFICATION, Task
 from potluck.core.weights import learnt_of
 
@@ -28,6 +29,7 @@ class Offer:
         public: whether there are public examples.
         unvalidated: clients without a validation part.
         task: what outputs mean.
+        input_shape: of one prepared input.
     """
 
     architectures: Mapping[str, Builder]
@@ -36,6 +38,7 @@ class Offer:
     public: bool
     unvalidated: tuple[ClientId, ...]
     task: Task = CLASSIFICATION
+    input_shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -47,7 +50,13 @@ class Offer:
             public=federation.public is not None,
             unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
             task=federation.task,
+            input_shape=federation.input_shape,
         )
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """How nets are made narrower whose builders take no `scale`."""
+        return Cuts(self.input_shape)
 
     @cached_property
     def nets(self) -> dict[str, nn.Module]:
@@ -57,7 +66,7 @@ class Offer:
     def build(self, architecture: str, scale: Scale = FULL) -> nn.Module:
         """A network to inspect, built without drawing from the global generator."""
         with isolated(Key((architecture,))):
-            return to_training(built(self.architectures[architecture], scale, architecture))
+            return to_training(built(self.architectures[architecture], scale, architecture, self.cuts))
 
 
 @dataclass(frozen=True)
@@ -136,11 +145,19 @@ def _split_model(offer: Offer) -> str | None:
 
 
 def _width_slices(offer: Offer) -> str | None:
+    name = offer.server_architecture
     try:
-        full, narrow = offer.build(offer.server_architecture), offer.build(offer.server_architecture, Scale(width=0.5))
-    except (TypeError, ValueError):
-        return f"it cuts the width of {offer.server_architecture}, which has no slices"
-    return None if _fits(narrow, full) else f"{offer.server_architecture} at width 0.5 is no slice of itself"
+        full, narrow = offer.build(name), offer.build(name, Scale(width=0.5))
+    except (TypeError, ValueError) as error:
+        why = error.__cause__ if isinstance(error, NoSlices) else error
+        return f"it cuts the width of {name}, which has no slices: {why}"
+    if not _fits(narrow, full):
+        return f"{name} at width 0.5 is no slice of itself"
+    layer = None if cut_by(narrow) else incoherent(full, narrow, offer.input_shape)
+    return layer and (
+        f"{name} at width 0.5 is no slice of itself: {layer} has the shape of a leading slice, and other channels, as"
+        " where a convolution has as many groups as in the full net, or layers are concatenated"
+    )
 
 
 def _fits(narrow: nn.Module, full: nn.Module) -> bool:
@@ -202,7 +219,9 @@ Need.SPLIT_MODEL = Need(
     _split_model,
     "expected a StagedNet: give its parts to potluck.models.contract.StagedNet",
 )
-Need.WIDTH_SLICES = Need("a model whose width can be cut", _width_slices, "choose another model")
+Need.WIDTH_SLICES = Need(
+    "a model whose width can be cut", _width_slices, "choose another model, or give its builder a `scale`"
+)
 Need.DEPTH_PREFIXES = Need("a model whose depth can be cut", _depth_prefixes, "choose another model")
 Need.PUBLIC_DATA = Need("public data", _public_data, "give it 'holdout' or the name of a data set")
 Need.VALIDATION = Need(

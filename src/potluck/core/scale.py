@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from potluck.core.errors import ConfigError
+from potluck.core.slicing import Cut, NoSlices, cut_of
+
+_ROUNDING = 1e-9  # 0.07 * 100 is a little more than 7
 
 
 @dataclass(frozen=True)
@@ -41,38 +44,70 @@ class Scale:
         return " and ".join(parts) or "full size"
 
     def of(self, channels: int) -> int:
-        """How many are left of this number of channels: ceil(width * channels).
+        """How many are left of this number of channels: ceil(width * channels), up to the rounding of the product.
 
         Raises:
             ConfigError: there are none to begin with.
         """
         if channels < 1:
             raise ConfigError(f"width {channels}; expected at least 1")
-        return math.ceil(self.width * channels)
+        return max(math.ceil(self.width * channels - _ROUNDING), 1)
 
 
 FULL = Scale()
 
 
-def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str) -> nn.Module:
-    """What a builder makes at this scale.
+class Cuts:
+    """How the nets of a federation are made narrower whose builders take no `scale`; each is worked out once.
 
     Args:
-        builder: is called without arguments for the full net, and with `scale` for any other.
+        input_shape: of one example.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        self._input_shape = input_shape
+        self._known: dict[tuple[str, float], Cut] = {}
+
+    def of(self, builder: Callable[..., nn.Module], width: float, architecture: str) -> Cut:
+        """The cut of an architecture to this width.
+
+        Raises:
+            NoSlices: see `potluck.core.slicing.cut_of`.
+        """
+        if (architecture, width) not in self._known:
+            self._known[architecture, width] = cut_of(builder(), Scale(width).of, self._input_shape)
+        return self._known[architecture, width]
+
+
+def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:
+    """What a builder makes at this scale, or the narrower net that is cut out of what it makes.
+
+    Args:
+        builder: is called without arguments for the full net, and with `scale`, if it takes that, for any other.
         scale: of the net.
         architecture: its name, for the error.
+        cuts: of nets whose builders take no `scale`. Their narrower nets begin with values of the full net.
 
     Raises:
-        ConfigError: the builder takes no `scale`, or does not build the net at this one.
+        ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one.
     """
     if scale == FULL:
         return builder()
-    if not _takes_scale(builder):
+    if _takes_scale(builder):
+        return builder(scale=scale)
+    if scale.depth is not None:
         raise ConfigError(
             f"{architecture}: cannot be built at {scale}, since its builder takes no `scale`;"
             " choose another model, or give its builder one"
         )
-    return builder(scale=scale)
+    net = builder()
+    try:
+        return cuts.of(builder, scale.width, architecture).of(net)
+    except NoSlices as problem:
+        raise NoSlices(
+            f"{architecture}: cannot be built at {scale}: {problem};"
+            " choose another model, or give its builder a `scale`"
+        ) from problem
 
 
 def _takes_scale(builder: Callable[..., nn.Module]) -> bool:

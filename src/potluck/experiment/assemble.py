@@ -58,6 +58,7 @@ def assemble(experiment: Experiment) -> Assembly:
     architectures, server_architecture = architectures_of(experiment, *task)
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
     offer = Offer(
+        input_shape=tuple(matched.common.input_shape),
         architectures=architectures,
         assigned=assigned,
         server_architecture=server_architecture,

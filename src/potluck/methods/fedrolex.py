@@ -48,17 +48,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from potluck import Channels, Client, Message, Narrowing, Server, SubModel, frozen_names, load, select, weights_of
-from potluck.methods.heterofl import HeteroFL, State
+from potluck.methods.heterofl import HeteroFL
 
 
 @dataclass(frozen=True)
 class FedRolex(HeteroFL):
     """Hyper-parameters of FedRolex: those of HeteroFL."""
-
-    def init(self, server: Server) -> State:
-        for rate in self.levels:
-            self.submodel(server, rate)  # refuses a network whose channels cannot roll, before anything trains
-        return super().init(server)
 
     def submodel(self, server: Server, rate: float) -> SubModel:
         channels = server.about(None, Narrowing.to(server.build(width=rate)))

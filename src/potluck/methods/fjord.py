@@ -112,8 +112,7 @@ class FjORD(NestedWidths[State]):
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
         replies = cohort.stream(self.local_update, self.send(state, rates, server))
-        widths = {i: self.within(rate) for i, rate in rates.items()}
-        return State(*self.merge(state, replies, widths, server, share=lambda reply: float(reply["examples"])))
+        return State(*self.merge(state, replies, rates, server, lambda reply: float(reply["examples"])))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
         return Schema(**self.expected(message), examples=count(member.examples))

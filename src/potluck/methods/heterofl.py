@@ -65,7 +65,7 @@ from potluck import (
     WidthSlices,
     booleans,
     buffers_of,
-    classifier_names,
+    classifier_of,
     count,
     like,
     load,
@@ -112,6 +112,9 @@ class HeteroFL(WidthSlices[State]):
 
     def init(self, server: Server) -> State:
         self.warn_of_weak_clients(server)
+        server.about(None, classifier_of)  # refuses a network whose classifier is not known, before anything trains,
+        for rate in self.levels:
+            self.submodel(server, rate)  # and one that cannot be cut to a level
         net = server.build()
         return State(parameters_of(net), buffers_of(net))
 
@@ -121,7 +124,7 @@ class HeteroFL(WidthSlices[State]):
         narrow = {r: select(state.weights, slices[r]) for r in slices}
         replies = cohort.stream(self.local_update, {i: Message(weights=narrow[r], rate=r) for i, r in rates.items()})
         held = {i: slices[r] for i, r in rates.items()}
-        head = classifier_names(server.build())
+        head = server.about(None, classifier_of)
         weights = mean_where_covered(
             replies, held, state.weights, self.combine, rows=lambda reply: dict.fromkeys(head, reply["labels"])
         )
@@ -136,7 +139,7 @@ class HeteroFL(WidthSlices[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        net = with_scaler(self.narrow_net(client, message), message["rate"])
+        net = with_scaler(self.narrow_net(client, message), message["rate"], client.train.input_shape)
         present = torch.bincount(client.train.labels, minlength=client.num_classes) > 0
         objective = masked if self.mask else client.objective
         yield Fit(net, objective, client.train, self.training, extras={"present": present})

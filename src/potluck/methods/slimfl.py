@@ -139,7 +139,7 @@ class SlimFL(NestedWidths[State]):
         channels = torch.rand(len(rates), generator=server.rng).tolist()
         heard = {i: self.heard(rate, channel) for (i, rate), channel in zip(rates.items(), channels, strict=True)}
         replies = cohort.stream(self.local_update, self.send(state, rates, server))
-        merged = State(*self.merge(state, replies, heard, server))
+        merged = State(*self.merge(state, replies, rates, server, heard=heard))
         arrived = [widths for i, widths in heard.items() if i not in replies.failures]
         server.note(**{f"decoded-{level:g}": sum(level in widths for widths in arrived) for level in self.levels})
         return merged

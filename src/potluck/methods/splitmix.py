@@ -147,8 +147,7 @@ class SplitMix(Method[State]):
 
     def needs(self) -> frozenset[Need]:
         masked = {Need.CLASSES} if self.mask else set[Need]()
-        scaled = {Need.SPLIT_MODEL} if self.scaler else set[Need]()
-        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked, *scaled})
+        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked})
 
     def init(self, server: Server) -> State:
         warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
@@ -196,7 +195,7 @@ class SplitMix(Method[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         net = self.received(client, message)
         for base in net.values() if self.scaler and not norms_of(net) else ():
-            with_scaler(base, self.atom)
+            with_scaler(base, self.atom, client.train.input_shape)
         losses = [BaseLoss(client.criterion, base, self.mask) for base in net]
         yield Fit(net, losses, client.train, self.training)
         return Message(weights=parameters_of(net), tracked=buffers_of(net) or None, examples=len(client.train))

@@ -17,6 +17,8 @@ from potluck.core.errors import ConfigError
 from potluck.core.modes import mode
 from potluck.core.needs import Need, split_problem
 from potluck.core.requests import NetPart
+from potluck.core.slicing import cut_by
+from potluck.core.tracing import Unfollowed, trace
 
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 
@@ -56,6 +58,10 @@ class Exit(nn.Module):
         self.body = body
         self.head = head
         self.num_features = _width_read_by(head, num_features)
+
+    def after_slicing(self) -> None:
+        """Called when the exit's layers have become narrower."""
+        self.num_features = _width_now_read(self.head, self.num_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs of a stage (batch, ...) to those of a net."""
@@ -113,6 +119,10 @@ class StagedNet(nn.Module):
             self.ending, last = self._last_exit()
             self.num_features = last.num_features
         self.extractor_stages = extractor_stages
+
+    def after_slicing(self) -> None:
+        """Called when the net's layers have become narrower."""
+        self.num_features = _width_now_read(self.head, self.num_features)
 
     @property
     def own_pool(self) -> nn.Module:
@@ -209,6 +219,12 @@ def _width_read_by(head: nn.Module, stated: int | None) -> int:
     if stated is not None and isinstance(own, int) and own != stated:
         raise ConfigError(f"num_features {stated}: the head, {type(head).__name__}, reads {own}")
     return stated if stated is not None else own  # type: ignore[return-value]
+
+
+def _width_now_read(head: nn.Module, before: int) -> int:
+    """How many features a head reads whose layers have changed: as many as its first layer that states it."""
+    stated = (getattr(module, "in_features", None) for module in head.modules())
+    return next((width for width in stated if isinstance(width, int)), before)
 
 
 def _walk(name: str, stage: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -431,6 +447,24 @@ def classifier_names(net: nn.Module) -> frozenset[str]:
     rows = next((len(parameter) for parameter in last.values() if parameter.dim() > 1), None)
     prefix = ".".join(filter(None, (whole.head_name, name)))
     return frozenset(f"{prefix}.{n}" for n, p in last.items() if p.dim() and len(p) == rows)
+
+
+def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:
+    """`classifier_names` of a net that can be split; of any other, names of parameters whose rows are its outputs.
+
+    Raises:
+        ConfigError: a net that cannot be split cannot be followed to its outputs either.
+    """
+    if split_problem(net) is None:
+        return classifier_names(net)
+    cut = cut_by(net)
+    try:
+        return (trace(net, input_shape) if cut is None else cut.trace).classifier
+    except Unfollowed as found:
+        raise ConfigError(
+            f"the classifier of {type(net).__name__} is not known: {found}; give its parts to"
+            " potluck.models.contract.StagedNet"
+        ) from found
 
 
 def staged(net: nn.Module) -> StagedNet:

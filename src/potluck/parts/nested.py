@@ -6,6 +6,7 @@ ICLR 2019. https://arxiv.org/abs/1812.08928).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.roles import Arriving, Client, Server
 from potluck.core.schema import Kind, like
+from potluck.core.slicing import inside, lies_in, part
 from potluck.core.weights import Weights, buffers_of, load, parameters_of
 from potluck.parts.means import Mean
 from potluck.parts.submodels import CoverageMean, leading, select
@@ -30,8 +32,10 @@ class Nested(nn.ModuleList):
         if place == 0:
             return self[0](x)
         whole, narrow = dict(self[0].named_parameters()), self[place]
-        places = leading({name: tensor.shape for name, tensor in narrow.named_parameters()})
-        return functional_call(narrow, {name: whole[name][places[name]] for name in places}, (x,))
+        wide, places = lies_in(self[0]), lies_in(narrow)
+        names = [name for name, _ in narrow.named_parameters()]
+        weights = {name: part(whole[name], inside(places[name], wide[name])) for name in names}
+        return functional_call(narrow, weights, (x,))
 
 
 class HasStatistics(HasWeights, Protocol):
@@ -98,26 +102,30 @@ class NestedWidths(WidthSlices[N]):
         self,
         state: N,
         replies: Arriving,
-        heard: Mapping[ClientId, Sequence[float]],
+        rates: Mapping[ClientId, float],
         server: Server,
         share: Callable[[Message], float] = lambda reply: 1.0,
+        heard: Mapping[ClientId, Sequence[float]] | None = None,
     ) -> tuple[Weights, Weights]:
         """The weights and statistics after a round; what nobody covers keeps its value.
 
         Args:
             state: before the round.
             replies: read to their end; under the plain mean one is in memory at a time.
-            heard: the widths that count of each client's reply, the largest first: its weights within that one, and
-                the statistics of all. With none the reply does not count.
+            rates: what each client was sent.
             server: for the networks' shapes.
             share: a client's weight in the mean.
+            heard: the widths that count of each client's reply, the largest first: its weights within that one, and
+                the statistics of all; with an empty list the reply does not count. All that it trained by default.
         """
-        slices = {width: self.submodel(server, width) for width in {widths[0] for widths in heard.values() if widths}}
+        heard = heard or {id: self.within(rate) for id, rate in rates.items()}
+        slices = {width: self.submodel(server, width) for width in {*rates.values(), *chain(*heard.values())}}
         weights, statistics = (CoverageMean(keep, self.combine) for keep in (state.weights, state.statistics))
         for id, reply in replies if self.combine.rule == "mean" else replies.all().items():
+            sent = slices[rates[id]]
             for place in [slices[width] for width in heard[id][:1]]:
-                part = {name: tensor[place[name]] for name, tensor in reply["weights"].items()}
-                weights.add(part, place, share(reply))
+                found = {name: part(t, inside(place[name], sent[name])) for name, t in reply["weights"].items()}
+                weights.add(found, place, share(reply))
             tracked = of_widths(reply.get("tracked", {}), heard[id])
             statistics.add(tracked, leading({name: t.shape for name, t in tracked.items()}), share(reply))
             del reply  # before the next comes

@@ -1,8 +1,9 @@
 """Sub-models: which coordinates of the global weights a client has, how they are cut out, and how they are averaged.
 
 A sub-model says of each of its tensors where it lies in the global one: by an index set for every dimension, in the
-order that the client's tensor has, or by a mask over single elements. Leading slices are made here; those that roll or
-are drawn have to agree from layer to layer and come from `potluck.parts.channels`; masks are tensors as they are.
+order that the client's tensor has, or by a mask over single elements. Leading slices are made here; those of a net that
+Potluck cut come from `lies_in`; those that roll or are drawn have to agree from layer to layer and come from
+`potluck.parts.channels`; masks are tensors as they are.
 
 Every covered coordinate becomes the weighted mean over exactly the clients that cover it, and the others keep their
 value (HeteroFL, Algorithm 1). Replies are added up one at a time.
@@ -17,11 +18,9 @@ from torch import Size, Tensor
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
+from potluck.core.slicing import Indices
 from potluck.core.weights import Weights
 from potluck.parts.means import Mean
-
-Indices = tuple[slice | Tensor, ...]
-"""For every dimension of a tensor, the positions that are taken, in order and each once: a slice, or int64 numbers."""
 
 Place = Indices | Tensor
 """Where a tensor lies in the global one: an index set for each dimension, or a boolean mask of the global one's shape.

@@ -20,9 +20,10 @@ from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.requests import Measure
 from potluck.core.roles import Client, Replies, Server
+from potluck.core.slicing import lies_in
 from potluck.core.weights import Weights, load, mean
-from potluck.models.contract import Exit, staged
-from potluck.parts.submodels import SubModel, leading, select
+from potluck.models.contract import Exit, StagedNet, classifier_of
+from potluck.parts.submodels import SubModel, select
 
 HIDDEN = (nn.Linear, nn.Conv2d)
 
@@ -80,8 +81,10 @@ class WidthSlices(Method[W]):
         return level_within(self.levels, member.capacity)
 
     def submodel(self, server: Server, rate: float) -> SubModel:
-        """Where the narrow net of this rate lies in this round: its leading slices, of the shapes that the net has."""
-        return leading({name: tensor.shape for name, tensor in server.build(width=rate).named_parameters()})
+        """Where the narrow net of this rate lies in this round: in the leading channels of every layer."""
+        net = server.build(width=rate)
+        places = lies_in(net)
+        return {name: places[name] for name, _ in net.named_parameters()}
 
     def narrow_net(self, client: Client, message: Message) -> nn.Module:
         """On the client, the net of the rate and the weights that it was sent."""
@@ -126,7 +129,7 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
     return max((level for level in levels if level <= capacity), default=min(levels))
 
 
-def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Module:
+def with_scaler(net: nn.Module, rate: float, input_shape: tuple[int, ...] = (), *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
     Of a net without norms what leaves each hidden layer is divided, those of its exits included.
@@ -134,6 +137,7 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     Args:
         net: is changed.
         rate: the divisor.
+        input_shape: of one example, from which the classifier of a net is found that is no StagedNet.
         always: whether it also divides in evaluation.
     """
 
@@ -147,14 +151,20 @@ def with_scaler(net: nn.Module, rate: float, *, always: bool = False) -> nn.Modu
     for norm in norms:
         norm.register_forward_pre_hook(before)
     if not norms:
-        whole = staged(net)
-        heads = [whole.head, *(found.head for found in whole.exits.children() if isinstance(found, Exit))]
-        layers = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)] for head in heads]
-        last = [layer for found in layers for layer in found[-1:]]
+        last = _last_layers(net, input_shape)
         for layer in net.modules():
             if isinstance(layer, HIDDEN) and layer not in last:
                 layer.register_forward_hook(after)
     return net
+
+
+def _last_layers(net: nn.Module, input_shape: tuple[int, ...]) -> list[nn.Module]:
+    """The layers that put out what the net or one of its exits does."""
+    if not isinstance(net, StagedNet):
+        return [net.get_submodule(name.rpartition(".")[0]) for name in classifier_of(net, input_shape)]
+    heads = [net.head, *(found.head for found in net.exits.children() if isinstance(found, Exit))]
+    layers = [[layer for layer in head.modules() if isinstance(layer, HIDDEN)] for head in heads]
+    return [layer for found in layers for layer in found[-1:]]
 
 
 def mean_statistics(measured: Replies, keep: Weights) -> Weights:

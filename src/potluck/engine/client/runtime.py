@@ -22,9 +22,10 @@ from potluck.core.modes import to_training
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.core.roles import Client, Failure
 from potluck.core.scale import FULL, Scale
+from potluck.core.slicing import lies_in, part
 from potluck.core.task import Sums, added
 from potluck.core.tree import pack, unpack
-from potluck.core.weights import Weights, cut, frozen_names, frozen_of, load, weights_of
+from potluck.core.weights import Weights, frozen_names, frozen_of, load, weights_of
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
@@ -224,8 +225,8 @@ class ClientRuntime:
         key = fold_in(self._seed, "common model", name)
         net = self._federation.build(name, key, scale)
         if scale != FULL and (frozen := frozen_of(net)):
-            shapes = {name: tensor.shape for name, tensor in frozen.items()}
-            load(net, cut(frozen_of(self._federation.build(name, key)), shapes), partial=True)
+            places, full = lies_in(net), frozen_of(self._federation.build(name, key))
+            load(net, {name: part(full[name], places[name]) for name in frozen if name in full}, partial=True)
         return net
 
     def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
