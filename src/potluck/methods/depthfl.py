@@ -20,6 +20,12 @@ Wire
     down      weights at most |weights|, buffers at most |buffers|
     up        weights at most |weights|, buffers at most |buffers|
 
+Facts
+    keeps     g
+    stacks    yes
+    code      the authors' training and average, five rounds: 4e-15 without distillation, 6e-11 in round 1 with it
+    table     not yet
+
 Limits
     levels=[1.0] alpha=0.0 equals fedavg sharing.weighting="uniform" on capacity=1.0
     levels=[1.0] alpha=0.3 training.clip_norm=10.0 approaches feddyn alpha=0.3 on capacity=1.0

@@ -18,6 +18,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     g
+    stacks    yes
+    code      the authors', four rounds with partial cohorts: 3e-8 in round 1, 2e-7 after all, in their float32
+    table     not yet
+
 Limits
     alpha=0.0 equals fedavg sharing.weighting="uniform" training.clip_norm=10.0
     alpha=2.0 reaches the optimum

@@ -18,6 +18,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      the authors' loss and gradient: 7e-15; six steps of their trainer: 3e-8, in their float32
+    table     not yet
+
 Limits
     beta=0.0 equals fedavg
     training.steps=1 approaches fedavg training.steps=1 on optimizer="sgd"

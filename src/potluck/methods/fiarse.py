@@ -19,6 +19,12 @@ Wire
     down      weights at most |w|, masks at most |bits|
     up        weights at most |w|
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      the authors' steps, with the gradient of the mask let through: 3e-8, see departure 1
+    table     not yet
+
 Limits
     masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=1.0
     ladder=[1.0] masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=0.25

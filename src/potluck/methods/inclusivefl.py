@@ -17,6 +17,12 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      the authors' was read and not run; equations recomputed by hand
+    table     not yet
+
 Limits
     beta=0.0 approaches fedavg
     beta=0.0 averages each layer over its owners on batchnorm=true

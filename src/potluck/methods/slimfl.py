@@ -19,6 +19,12 @@ Wire
     up        weights |slice|, tracked at most |statistics|
     with      assignment="dynamic" also: down weights at most |w|; up weights at most |w|
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      none found; equations recomputed by hand
+    table     not yet
+
 Limits
     levels=[1.0] weights=[1.0] decoded=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0
     weights=[1.0,0.0] decoded=[1.0,1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0 batchnorm=true

@@ -18,6 +18,12 @@ Wire
     down      weights at most |weights|, statistics at most |statistics|
     up        weights at most |weights|, tracked at most |statistics|, examples 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+    code      the authors' bases, training and average, one round: 2e-16
+    table     not yet
+
 Limits
     atom=1.0 equals fedavg on capacity=1.0
     atom=1.0 counts a twin as twice the data on capacity=1.0

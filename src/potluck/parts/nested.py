@@ -119,7 +119,8 @@ class NestedWidths(WidthSlices[N]):
                 the statistics of all; with an empty list the reply does not count. All that it trained by default.
         """
         heard = heard or {id: self.within(rate) for id, rate in rates.items()}
-        slices = {width: self.submodel(server, width) for width in {*rates.values(), *chain(*heard.values())}}
+        widths = {*rates.values(), *chain(*heard.values())}
+        slices = {width: lies_in(server.build(width=width)) for width in widths}
         weights, statistics = (CoverageMean(keep, self.combine) for keep in (state.weights, state.statistics))
         for id, reply in replies if self.combine.rule == "mean" else replies.all().items():
             sent = slices[rates[id]]
