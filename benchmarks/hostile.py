@@ -48,10 +48,10 @@ MANY = 25 * 2**20
 POINTS = {"introduction": "introduction", "reply": "reply", "failure": "reply", "evaluation": "evaluation"}
 """Where an attack happens, and where the node it is compared with fails."""
 
+ONE_NET = ("heterofl", "fedrolex", "fjord", "slimfl", "splitmix", "flanc", "depthfl", "scalefl", "fiarse")
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedmd": {"federation": {"public": "holdout"}},
-    "heterofl": {"federation": {"models": [{"name": "preresnet18", "width": 4}]}},
-    "fedrolex": {"federation": {"models": [{"name": "preresnet18", "width": 4}]}},
+    **{name: {"federation": {"models": [{"name": "preresnet18", "width": 4}]}} for name in ONE_NET},
     "fedorion": {"method": {"noise_batches": 1}},
     "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
     "mfedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},

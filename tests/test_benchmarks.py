@@ -63,12 +63,23 @@ def test_a_finished_run_is_not_played_again_and_its_results_are_written(
     assert mini_table.is_finished(entry, tmp_path)
     mini_table.play_all([entry], tmp_path, processes=1)
     assert capsys.readouterr().out == "1 of 1 runs are finished\n"
-    mini_table.write_results([entry], tmp_path)
+    mini_table.write_results([entry], tmp_path, ["small"])
     mini_table.print_table(table)
     header, line = (tmp_path / "results" / "table.csv").read_text().splitlines()
     assert header.startswith("family,row,seed,rounds,common,personal,global")
     assert line.startswith("small,Alone,1,2,0.")
     assert "| Alone | 1 | " in capsys.readouterr().out
+
+
+def test_results_of_runs_that_lie_elsewhere_are_kept_and_those_of_rows_that_are_gone_are_not(
+    mini_table, table, tmp_path, monkeypatch
+):
+    place = tmp_path / "table.csv"
+    monkeypatch.setattr(mini_table, "RESULTS", place)
+    known = "resnet,FedAvg,1,20,0.2,0.3,,1.0,2.0,abc"
+    place.write_text(f"{','.join(mini_table.COLUMNS)}\n{known}\nresnet,Gone,1,20,0.2,0.3,,1.0,2.0,abc\n")
+    mini_table.write_results(list(mini_table.entries(table)), tmp_path, list(table["families"]))
+    assert place.read_text().splitlines() == [",".join(mini_table.COLUMNS), known]
 
 
 @pytest.fixture

@@ -351,7 +351,10 @@ def test_levels_that_make_no_nets_are_refused(options, complaint):
             [flat, flat],
             "it cuts the depth of net0, .*; it cuts the width of net0, .*; net0: Sequential cannot be split into",
         ),
-        ([shallow_only, shallow_only], "it cuts the width of net0, which has no slices; choose another model"),
+        (
+            [shallow_only, shallow_only],
+            "it cuts the width of net0, which has no slices: no widths; choose another model",
+        ),
         ([SMALL, plain], "it needs one architecture, but client 0 has net0 and client 1 has net1; give"),
     ],
     ids=["no stages", "no widths", "two families"],
