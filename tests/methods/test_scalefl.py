@@ -353,7 +353,7 @@ def test_levels_that_make_no_nets_are_refused(options, complaint):
         ),
         (
             [shallow_only, shallow_only],
-            "it cuts the width of net0, which has no slices: no widths; choose another model",
+            "it cuts the width of net0, which has no slices: no widths; choose another",
         ),
         ([SMALL, plain], "it needs one architecture, but client 0 has net0 and client 1 has net1; give"),
     ],
