@@ -32,9 +32,10 @@ Limits
 Departures from the paper
     1. Its levels are those of a few networks. Here a level is a capacity, with a share of the channels and a share of
        the blocks, of any network in stages. With the defaults a client of a convolutional network has at most the
-       weights that HeteroFL gives it, exits aside; where most weights are in the stem, choose smaller `widths`. The
-       code's values for ResNet-110 are the variant "as in the authors' code".
-    2. Channels are rounded up, like those of all methods here, and blocks down. The code rounds channels down.
+       weights that HeteroFL gives it, exits aside; where most weights are in the stem, choose smaller `widths`. With
+       the variant "as in the authors' code" and `resnet110` with `shortcut = "B"` the parts are those of the code.
+    2. Channels are rounded up, like those of all methods here, and blocks down. The code rounds channels down, so that
+       its share of 0.7 is one of 0.6875 here.
     3. An exit behind a feature map is three convolutions with a BatchNorm, if the net has any, and ReLU, then a mean
        over positions and a linear layer, as in the code's ResNet. Other features have a norm, a mean over positions
        and a linear layer.
@@ -127,7 +128,7 @@ class ScaleFL(WidthSlices[State]):
     variants = {
         "as in the authors' code": {
             "levels": (1.0, 0.75, 0.5, 0.25),
-            "widths": (1.0, 0.75, 0.7, 0.7),
+            "widths": (1.0, 0.75, 0.6875, 0.6875),
             "depths": (1.0, 46 / 54, 38 / 54, 30 / 54),
             "gamma": 0.0,
         },
