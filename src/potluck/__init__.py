@@ -66,8 +66,6 @@ _HOMES = {
     "optional": "core.schema",
     "some_of": "core.schema",
     "Channels": "core.slicing",
-    "lies_in": "core.slicing",
-    "part": "core.slicing",
     "Weights": "core.weights",
     "buffers_of": "core.weights",
     "frozen_names": "core.weights",
@@ -109,7 +107,6 @@ _HOMES = {
     "server_vae": "parts.cvae",
     "DepthWise": "parts.depthwise",
     "staged": "parts.depthwise",
-    "blocks_within": "parts.exits",
     "bottleneck_exit": "parts.exits",
     "convolutional_exit": "parts.exits",
     "leading_names": "parts.exits",
@@ -143,7 +140,6 @@ _HOMES = {
     "NestedWidths": "parts.nested",
     "by_width": "parts.nested",
     "of_width": "parts.nested",
-    "of_widths": "parts.nested",
     "Kind": "parts.noise",
     "noise_examples": "parts.noise",
     "effective_steps": "parts.normalised",
@@ -239,8 +235,6 @@ if TYPE_CHECKING:
     from potluck.core.schema import optional as optional
     from potluck.core.schema import some_of as some_of
     from potluck.core.slicing import Channels as Channels
-    from potluck.core.slicing import lies_in as lies_in
-    from potluck.core.slicing import part as part
     from potluck.core.weights import Weights as Weights
     from potluck.core.weights import buffers_of as buffers_of
     from potluck.core.weights import frozen_names as frozen_names
@@ -282,7 +276,6 @@ if TYPE_CHECKING:
     from potluck.parts.cvae import server_vae as server_vae
     from potluck.parts.depthwise import DepthWise as DepthWise
     from potluck.parts.depthwise import staged as staged
-    from potluck.parts.exits import blocks_within as blocks_within
     from potluck.parts.exits import bottleneck_exit as bottleneck_exit
     from potluck.parts.exits import convolutional_exit as convolutional_exit
     from potluck.parts.exits import leading_names as leading_names
@@ -316,7 +309,6 @@ if TYPE_CHECKING:
     from potluck.parts.nested import NestedWidths as NestedWidths
     from potluck.parts.nested import by_width as by_width
     from potluck.parts.nested import of_width as of_width
-    from potluck.parts.nested import of_widths as of_widths
     from potluck.parts.noise import Kind as Kind
     from potluck.parts.noise import noise_examples as noise_examples
     from potluck.parts.normalised import effective_steps as effective_steps

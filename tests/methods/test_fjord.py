@@ -14,10 +14,11 @@ from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
 from potluck.core.rng import Key, isolated
 from potluck.core.scale import Scale
-from potluck.core.weights import cut, load, parameters_of
+from potluck.core.weights import load, parameters_of
 from potluck.methods.fjord import FjORD, OrderedDropout
 from potluck.models import get_model
 from potluck.parts.nested import Nested
+from potluck.parts.submodels import leading, select
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -35,7 +36,7 @@ def nested(clouds, *widths):
 def gathered(net, narrow):
     """A copy of the narrow net with the leading slices of the wide one's weights, and a new net's statistics."""
     shapes = {name: tensor.shape for name, tensor in narrow.named_parameters()}
-    return load(narrow, cut(parameters_of(net), shapes), partial=True)
+    return load(narrow, select(parameters_of(net), leading(shapes)), partial=True)
 
 
 def keyed(drawn, count):

@@ -16,12 +16,13 @@ from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
 from potluck.core.scale import Scale
-from potluck.core.weights import cut, load, parameters_of
+from potluck.core.weights import load, parameters_of
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.heterofl import HeteroFL
 from potluck.models import get_model
 from potluck.parts.losses import masked_cross_entropy
 from potluck.parts.sharing import Sharing
+from potluck.parts.submodels import leading, select
 from potluck.parts.width import level_within, with_scaler
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -126,7 +127,7 @@ def test_a_slice_loads_strictly_into_the_net_of_its_rate(name, rate):
     build = partial(get_model(name), 3, (2, 8, 8), width=8)
     full, narrow = build(), build(scale=Scale(rate))
     shapes = {key: tensor.shape for key, tensor in narrow.state_dict().items()}
-    narrow.load_state_dict(cut(full.state_dict(), shapes), strict=True)
+    narrow.load_state_dict(select(full.state_dict(), leading(shapes)), strict=True)
     assert narrow.eval()(torch.zeros(2, 2, 8, 8)).shape == (2, 3)
     first = next(iter(narrow.parameters()))
     assert torch.equal(first, next(iter(full.parameters()))[: len(first)])
@@ -136,7 +137,7 @@ def test_a_slice_computes_what_the_full_net_computes_without_the_other_units(clo
     federation = clouds("mlp3")
     full, half = (federation.architectures["mlp3"](scale=Scale(rate)) for rate in (1.0, 0.5))
     shapes = {name: tensor.shape for name, tensor in half.state_dict().items()}
-    load(half, cut(full.state_dict(), shapes))
+    load(half, select(full.state_dict(), leading(shapes)))
     with torch.no_grad():
         for stage in full.stages:
             stage.linear.weight[4:] = 0
@@ -147,7 +148,7 @@ def test_a_slice_computes_what_the_full_net_computes_without_the_other_units(clo
 
 def test_a_slice_shares_no_memory_with_the_full_net(clouds):
     full = clouds("mlp2").architectures["mlp2"]().state_dict()
-    cut(full, {"head.weight": torch.Size((3, 4))})["head.weight"].zero_()
+    select(full, leading({"head.weight": torch.Size((3, 4))}))["head.weight"].zero_()
     assert full["head.weight"].any()
 
 

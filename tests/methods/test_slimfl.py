@@ -13,9 +13,10 @@ from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
 from potluck.core.rng import Key, isolated
 from potluck.core.scale import Scale
-from potluck.core.weights import cut, load, parameters_of
+from potluck.core.weights import load, parameters_of
 from potluck.methods.slimfl import SlimFL, SuperpositionLoss
 from potluck.parts.nested import Nested
+from potluck.parts.submodels import leading, select
 
 EXACTLY = {"rtol": 0, "atol": 0}
 CERTAIN = partial(SlimFL, decoded=(1.0, 1.0))
@@ -47,7 +48,7 @@ def nested(clouds, *widths):
 def gathered(net, narrow):
     """The narrow net with the leading slices of the wide one's weights."""
     shapes = {name: tensor.shape for name, tensor in narrow.named_parameters()}
-    return load(narrow, cut(parameters_of(net), shapes), partial=True)
+    return load(narrow, select(parameters_of(net), leading(shapes)), partial=True)
 
 
 def place_of(tensor):

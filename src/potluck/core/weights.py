@@ -213,12 +213,3 @@ def check_same_shapes(name: str, shapes: Sequence[Size]) -> None:
             f"layer {name} has the shapes {found} at different clients; layers are averaged by name, so use"
             " models of one nested family, or average within architectures: sharing.scope = 'architecture'"
         )
-
-
-def cut(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
-    """The leading slice of each tensor that fits a narrower model with these shapes."""
-    return {
-        name: weights[name][tuple(slice(0, size) for size in shape)].clone()
-        for name, shape in shapes.items()
-        if name in weights
-    }
