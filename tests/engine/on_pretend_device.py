@@ -23,7 +23,7 @@ from potluck.engine.stacking.nets import train_stacked
 from potluck.experiment.evaluate import evaluate
 from potluck.methods import get_method, list_methods
 from potluck.testing.pretend import PretendDevice, can_pretend, register
-from potluck.testing.worlds import World, quick, run_rounds, toy_federation
+from potluck.testing.worlds import World, assigned, quick, run_rounds, toy_federation
 
 pretends = pytest.mark.skipif(not can_pretend(), reason="this version of torch lets no one add a device")
 if can_pretend():
@@ -159,12 +159,12 @@ def test_resident_moves_a_tensor_once_for_all_who_share_it_and_lets_it_go_with_t
 # Whole rounds
 
 
-def rounds(name, executor, computing):
-    method = quick(get_method(name))
+def rounds(name, executor, computing, chosen=(), number=2):
+    method = quick(get_method(name), chosen)
     engine = Engine(
         method, toy_federation(World(batchnorm=True).fit_for(method)), executor=executor, computing=computing
     )
-    state = run_rounds(engine, 2)
+    state = run_rounds(engine, number)
     return evaluate(engine, state), [engine.store.read(id) for id in engine.federation.sites]
 
 
@@ -181,3 +181,14 @@ def test_every_method_gives_the_processors_bits_on_a_device(device, name, execut
     before = device.counted.computed
     assert rounds(name, executor(), on_device()) == rounds(name, executor(), PLAIN)
     assert device.counted.computed > before
+
+
+@pretends
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "variant"), [(name, v) for name in list_methods() for v in get_method(name).variants])
+def test_every_option_gives_the_processors_bits_on_a_device(device, name, variant):
+    chosen = assigned(get_method(name).variants[variant])
+    if quick(get_method(name), chosen).releases_privately:
+        pytest.skip("private noise never repeats")
+    here, there = (rounds(name, Sequential(), where, chosen, number=1) for where in (PLAIN, on_device()))
+    assert here == there

@@ -26,11 +26,18 @@ def net():
     return nn.Sequential(nn.Unflatten(1, (1, 10)), nn.Conv1d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(40, 3))
 
 
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_networks_on_a_device_in_a_process_of_its_own(which):
+@pytest.mark.parametrize(
+    ("marked", "named"),
+    [
+        ("not slow", ""),
+        pytest.param("slow", "not option", marks=pytest.mark.slow),
+        pytest.param("slow", "option", marks=pytest.mark.slow),
+    ],
+)
+def test_networks_on_a_device_in_a_process_of_its_own(marked, named):
     """A process in which torch knows another device starts threads for it, and can fork no more workers."""
     file = Path(__file__).with_name("on_pretend_device.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, "-k", named, str(file)]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
 

@@ -21,7 +21,7 @@ from potluck.flower.wire.schemas import from_outcome, to_job
 from potluck.methods import get_method, list_methods
 from potluck.testing.conformance import packed
 from potluck.testing.loopback import Loopback
-from potluck.testing.worlds import World, quick, run_rounds, toy_federation
+from potluck.testing.worlds import World, assigned, quick, run_rounds, toy_federation
 
 ROUNDS = 2
 
@@ -67,7 +67,21 @@ def unknown_here(**options):
     ("name", "frozen"), [*((name, False) for name in list_methods()), ("local", True), ("scaffold", True)]
 )
 def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
-    subject = quick(get_method(name))
+    compare_here_and_there(quick(get_method(name)), frozen, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "variant"), [(name, v) for name in list_methods() for v in get_method(name).variants])
+def test_no_option_notices_where_the_clients_are(name, variant, tmp_path):
+    method = get_method(name)
+    subject = quick(method, assigned(method.variants[variant]))
+    if subject.releases_privately:
+        pytest.skip("private noise never repeats")
+    compare_here_and_there(subject, False, tmp_path)
+
+
+def compare_here_and_there(subject, frozen, tmp_path):
+    """A run in one process and one over messages have the same states, evaluations and clients' stores."""
     federation = toy_federation(World(batchnorm=True, frozen=frozen).fit_for(subject))
     here = Engine(subject, federation)
     nodes = {
