@@ -177,3 +177,13 @@ class Shuffled(Flattened):
 def test_channels_of__refuses_a_net_whose_channels_cannot_change_places(build):
     with pytest.raises(ConfigError, match=r": the channels of its layers cannot change places: .*(third|second)"):
         channels(build, 0.5)
+
+
+@pytest.mark.parametrize("width", [1 / 16, 1 / 8, 1 / 4])
+def test_a_layer_whose_narrow_net_has_only_the_channels_that_a_shortcut_carries(width):
+    """Widths 4, 8 and 16 become 1, 1 and 1: nothing is left of the channels behind those that are carried."""
+    build = partial(get_model("preresnet20"), 5, IMAGE, widths=(4, 8, 16))
+    narrow = build(scale=Scale(width))
+    rolled = Narrowing.to(narrow)(build(), IMAGE).rolling(3)
+    found = select(build().state_dict(), rolled)
+    assert {name: tensor.shape for name, tensor in found.items()} == shapes_of(narrow)

@@ -445,7 +445,7 @@ def _to_shapes(blocks: list[Block], traced: Trace, full: Shapes, narrow: Shapes)
             left_over = left - sum(known[number] * count for number, count in times.items() if number in known)
             if len(unknown) > 1:
                 rest.append((name, times, left))
-            elif unknown and 0 < left_over <= times[unknown[0]] * len(blocks[unknown[0]].channels):
+            elif unknown and 0 <= left_over <= times[unknown[0]] * len(blocks[unknown[0]].channels):
                 known[unknown[0]] = left_over // times[unknown[0]]
             elif unknown or left_over:
                 raise Unfollowed(

@@ -45,8 +45,13 @@ class Assembly:
     classes: tuple[str, ...] = ()
 
 
-def assemble(experiment: Experiment) -> Assembly:
+def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
     """Load the data and assign them, with models and capacities, to the clients.
+
+    Args:
+        experiment: the experiment.
+        checked: whether it is known that the federation offers what the method needs, as a node knows whose server has
+            checked the whole of which it sees a part.
 
     Raises:
         ConfigError: the federation lacks what the method needs; raised before any data are loaded.
@@ -66,7 +71,8 @@ def assemble(experiment: Experiment) -> Assembly:
         unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
         task=matched.common.task,
     )
-    check_needs(experiment.method.needs(), experiment.method_name, offer)
+    if not checked:
+        check_needs(experiment.method.needs(), experiment.method_name, offer)
     _check_partition(experiment, matched.common.task)
 
     dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)

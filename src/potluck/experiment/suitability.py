@@ -1,6 +1,5 @@
 """Which methods can run on a federation, and why the others cannot."""
 
-import dataclasses
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,8 +37,7 @@ def federation_of(experiment: Experiment) -> Federation:
         ConfigError: a model cannot be trained on its data.
         DataError: the data are missing, or cannot be divided as configured.
     """
-    neutral = dataclasses.replace(experiment, method=get_method("local")())  # it needs nothing
-    federation = assemble(neutral).federation
+    federation = assemble(experiment, checked=True).federation
     rehearse(federation)
     return federation
 

@@ -165,7 +165,7 @@ def federation_at(config: NodeConfig, experiment: Experiment, client: ClientId) 
     if config.data is None:
         if config.model is not None or config.capacity is not None:
             raise ConfigError(NOTHING_OF_ITS_OWN)
-        whole = assemble(experiment)
+        whole = assemble(experiment, checked=True)
         sites = {client: whole.federation.sites[client]}
         return replace(whole.federation, sites=sites), whole.data_checksum
     dataset = load_own(experiment, client, config.data)
