@@ -8,7 +8,6 @@ from torch import nn
 
 from potluck.core.weights import (
     buffers_of,
-    cut,
     frozen_names,
     frozen_of,
     layout,
@@ -226,23 +225,6 @@ def test_one_name_with_two_shapes_is_refused():
     for owned, keep in (([two, six], {}), ([six], two), ([two, two], six)):
         with pytest.raises(ValueError, match=message):
             mean_where_present(owned, [1] * len(owned), keep)
-
-
-def test_cut_takes_the_leading_slice():
-    weights = {
-        "w": torch.arange(12).view(3, 4),
-        "b": torch.arange(3),
-        "s": torch.tensor(5),
-        "other": torch.zeros(1),
-    }
-    found = cut(weights, {"w": torch.Size([2, 3]), "b": torch.Size([1]), "s": torch.Size([])})
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {
-        "w": [[0, 1, 2], [4, 5, 6]],
-        "b": [0],
-        "s": 5,
-    }
-    found["w"].zero_()
-    assert weights["w"][0, 1] == 1
 
 
 def test_pick_matches_by_name_and_shape():

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from potluck import ConfigError, Examples, Federation, LocalTraining, Run, RunConfig, Site, get_method, lies_in
+from potluck import ConfigError, Examples, Federation, LocalTraining, Run, RunConfig, Site, get_method
 from potluck.core.scale import FULL
+from potluck.core.slicing import lies_in
 from potluck.engine.engine import Engine
 
 SHAPE = (1, 8, 8)
