@@ -175,6 +175,7 @@ class NearestPrototype(nn.Module):
     def __init__(self, net: nn.Module, table: Table) -> None:
         super().__init__()
         self.net = net
+        self.training = net.training  # else layers of a net in evaluation mode would seem to be held in it
         self.register_buffer("means", table["means"])
         self.register_buffer("known", table["known"])
 
