@@ -72,9 +72,7 @@ def test_report__during_training_is_before_the_last_step_and_after_it_of_the_tra
     during = play(FedProto(replace(FULL, epochs=1)), federation, rounds=0)
     net = client_net(during, 0).train()
     during.round()
-    assert_close(
-        replied(during)[0]["prototypes"], torch.stack([*own_means(net, federation.sites[0].train).values()])
-    )
+    assert_close(replied(during)[0]["prototypes"], torch.stack([*own_means(net, federation.sites[0].train).values()]))
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

@@ -42,9 +42,10 @@ Departures from the paper
        never predicted. Before the first averages, a client predicts with its head.
     5. All classes of the federation can be predicted. The authors' code leaves out those that the client lacks, and its
        printed accuracies add up over clients and over both ways to predict; `prediction="head"` is the other one.
-    6. Prototypes need features of one width at all clients; HtFLlib makes them so by repeating values, see its pooling.
-    7. Local training defaults to Adam, like all methods here; the paper has SGD with 0.01, momentum 0.5 and batches of
-       8. lambda is 1, as in the authors' code.
+    6. Features must have one width at all clients. HtFLlib pools them to one width, which repeats values where there
+       are too few.
+    7. Local training defaults to Adam, like all methods here; the authors' code has SGD with 0.01, momentum 0.5 and
+       batches of 4. lambda is 1, as there; HtFLlib's script has 10.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ Limits
     averaged="all" equals fedavg on architectures=1
 
 Departures from the paper
-    1. The head is all that is global; in the paper it is the last layers, two or three of five in its experiments.
+    1. The head is all that is global; the authors' experiments share the last two or three layers.
        `averaged="all"` averages every layer, which is FedAvg.
     2. Clients start from their initial weights and the server's head. The authors' code starts all of them from a model
        that FedAvg has trained.
@@ -36,7 +36,7 @@ Departures from the paper
        clients' models for data of a device that is not known; a new client predicts with its own layers and the head.
     6. Evaluated is each client's model under the newest head. The authors' code keeps the best model of every client by
        its accuracy on test data.
-    7. Local training defaults to Adam, like all methods here; the paper has SGD with 0.05 or 0.1.
+    7. Local training defaults to Adam, like all methods here; the authors' commands have SGD with 0.05 or 0.1.
 """
 
 from dataclasses import dataclass
