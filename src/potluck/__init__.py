@@ -126,6 +126,10 @@ _HOMES = {
     "GeneratorLoss": "parts.generator",
     "check_heads": "parts.generator",
     "sent_heads": "parts.generator",
+    "COMMON_HEAD": "parts.heads",
+    "COMMON_WIDTH": "parts.heads",
+    "PLAIN_HEAD": "parts.heads",
+    "head_of": "parts.heads",
     "Link": "parts.links",
     "SkipLink": "parts.links",
     "DynamicLoss": "parts.losses",
@@ -146,14 +150,18 @@ _HOMES = {
     "FeaturePrivacy": "parts.privacy",
     "ReleasesFeatures": "parts.privacy",
     "Reconcile": "parts.projection",
+    "NearestPrototype": "parts.prototypes",
     "PrototypeLoss": "parts.prototypes",
     "ReplayLoss": "parts.prototypes",
     "Rows": "parts.prototypes",
     "Table": "parts.prototypes",
     "averages": "parts.prototypes",
     "distance": "parts.prototypes",
+    "expected_prototypes": "parts.prototypes",
     "means_by_class": "parts.prototypes",
+    "measured": "parts.prototypes",
     "one_each": "parts.prototypes",
+    "reported": "parts.prototypes",
     "stored": "parts.prototypes",
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
@@ -295,6 +303,10 @@ if TYPE_CHECKING:
     from potluck.parts.generator import GeneratorLoss as GeneratorLoss
     from potluck.parts.generator import check_heads as check_heads
     from potluck.parts.generator import sent_heads as sent_heads
+    from potluck.parts.heads import COMMON_HEAD as COMMON_HEAD
+    from potluck.parts.heads import COMMON_WIDTH as COMMON_WIDTH
+    from potluck.parts.heads import PLAIN_HEAD as PLAIN_HEAD
+    from potluck.parts.heads import head_of as head_of
     from potluck.parts.links import Link as Link
     from potluck.parts.links import SkipLink as SkipLink
     from potluck.parts.losses import DynamicLoss as DynamicLoss
@@ -315,14 +327,18 @@ if TYPE_CHECKING:
     from potluck.parts.privacy import FeaturePrivacy as FeaturePrivacy
     from potluck.parts.privacy import ReleasesFeatures as ReleasesFeatures
     from potluck.parts.projection import Reconcile as Reconcile
+    from potluck.parts.prototypes import NearestPrototype as NearestPrototype
     from potluck.parts.prototypes import PrototypeLoss as PrototypeLoss
     from potluck.parts.prototypes import ReplayLoss as ReplayLoss
     from potluck.parts.prototypes import Rows as Rows
     from potluck.parts.prototypes import Table as Table
     from potluck.parts.prototypes import averages as averages
     from potluck.parts.prototypes import distance as distance
+    from potluck.parts.prototypes import expected_prototypes as expected_prototypes
     from potluck.parts.prototypes import means_by_class as means_by_class
+    from potluck.parts.prototypes import measured as measured
     from potluck.parts.prototypes import one_each as one_each
+    from potluck.parts.prototypes import reported as reported
     from potluck.parts.prototypes import stored as stored
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights

@@ -24,9 +24,13 @@ BESIDES = {
     "fedgkt": "the server's network learns from every client's features",
     "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
+    "fedgh": "the server's head learns from every client's means of classes",
+    "fedre": "the server's head learns from every client's mixture",
+    "fedtgp": "the server's prototypes learn from every client's",
 }
 """Methods that learn from replies by other ways than a mean."""
 AVERAGING = [name for name in list_methods() if name not in BESIDES]
+TAKES_NONE = {"local", "fedfomo", "fedgkt", "fedgh", "fedre", "fedtgp"}
 
 
 def swollen(node):
@@ -106,4 +110,4 @@ def test_a_method_has_a_rule_of_means_unless_it_takes_none():
     """Whoever adds a method that takes means and offers no rule for them is told here."""
     for name in list_methods():
         names = {spec.name for spec in fields(get_method(name))}
-        assert bool(names & {"sharing", "combine"}) == (name not in {"local", "fedfomo", "fedgkt"}), name
+        assert bool(names & {"sharing", "combine"}) == (name not in TAKES_NONE), name
