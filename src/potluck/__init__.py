@@ -28,6 +28,7 @@ _HOMES = {
     "above": "core.fields",
     "at_least": "core.fields",
     "at_most": "core.fields",
+    "below": "core.fields",
     "require": "core.fields",
     "Extras": "core.fit",
     "Fit": "core.fit",
@@ -56,6 +57,7 @@ _HOMES = {
     "ClassCounts": "core.schema",
     "LARGEST": "core.schema",
     "Labels": "core.schema",
+    "Probabilities": "core.schema",
     "Schema": "core.schema",
     "UpTo": "core.schema",
     "booleans": "core.schema",
@@ -201,6 +203,7 @@ if TYPE_CHECKING:
     from potluck.core.fields import above as above
     from potluck.core.fields import at_least as at_least
     from potluck.core.fields import at_most as at_most
+    from potluck.core.fields import below as below
     from potluck.core.fields import require as require
     from potluck.core.fit import Extras as Extras
     from potluck.core.fit import Fit as Fit
@@ -229,6 +232,7 @@ if TYPE_CHECKING:
     from potluck.core.schema import LARGEST as LARGEST
     from potluck.core.schema import ClassCounts as ClassCounts
     from potluck.core.schema import Labels as Labels
+    from potluck.core.schema import Probabilities as Probabilities
     from potluck.core.schema import Schema as Schema
     from potluck.core.schema import UpTo as UpTo
     from potluck.core.schema import booleans as booleans
