@@ -161,6 +161,12 @@ _HOMES = {
     "means_by_class": "parts.prototypes",
     "one_each": "parts.prototypes",
     "stored": "parts.prototypes",
+    "as_distributions": "parts.public",
+    "consensus": "parts.public",
+    "drawn_rows": "parts.public",
+    "public_of": "parts.public",
+    "soft_labels_loss": "parts.public",
+    "soft_lesson": "parts.public",
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
     "Sharing": "parts.sharing",
@@ -336,6 +342,12 @@ if TYPE_CHECKING:
     from potluck.parts.prototypes import means_by_class as means_by_class
     from potluck.parts.prototypes import one_each as one_each
     from potluck.parts.prototypes import stored as stored
+    from potluck.parts.public import as_distributions as as_distributions
+    from potluck.parts.public import consensus as consensus
+    from potluck.parts.public import drawn_rows as drawn_rows
+    from potluck.parts.public import public_of as public_of
+    from potluck.parts.public import soft_labels_loss as soft_labels_loss
+    from potluck.parts.public import soft_lesson as soft_lesson
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing
