@@ -29,7 +29,7 @@ def test_consensus_of_clients_who_are_certain_of_different_classes_is_uniform_un
 
 
 def test_soft_labels_loss_has_the_gradient_of_the_divergence_from_the_labels():
-    """Its direction and reduction: KL(labels || net), summed over classes, mean over the batch, by finite differences."""
+    """By finite differences: KL(labels || net), summed over classes, mean over the batch."""
     net = nn.Linear(4, 3).double()
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     labels = torch.rand(5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64).softmax(1)
