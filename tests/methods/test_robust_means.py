@@ -18,9 +18,15 @@ LIAR = 2
 HANDLERS = {"fedmd": "score_public"}  # "local_update" elsewhere
 STORED = {"fedin": "features", "velo": "features"}  # what clients send and nobody takes a mean of
 SETTINGS = {"slimfl": ("decoded=[1.0,1.0]",)}  # else not all five count, and 'trimmed' drops none of four
+BOUNDED = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 BESIDES = {
     "local": "exchanges nothing",
     "fedfomo": "clients choose what they mix, and no mean is taken",
+    "ktpfl": "the server learns what clients mix, and no mean is taken",
+    "dsfl": BOUNDED,
+    "fdmeta": BOUNDED,
+    "cronus": BOUNDED,
+    "feddf": "a rule acts among the clients of one architecture, and 'trimmed' drops none of three",
     "fedgkt": "the server's network learns from every client's features",
     "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
@@ -106,4 +112,4 @@ def test_a_method_has_a_rule_of_means_unless_it_takes_none():
     """Whoever adds a method that takes means and offers no rule for them is told here."""
     for name in list_methods():
         names = {spec.name for spec in fields(get_method(name))}
-        assert bool(names & {"sharing", "combine"}) == (name not in {"local", "fedfomo", "fedgkt"}), name
+        assert bool(names & {"sharing", "combine"}) == (name not in {"local", "fedfomo", "fedgkt", "ktpfl"}), name
