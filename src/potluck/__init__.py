@@ -28,6 +28,7 @@ _HOMES = {
     "above": "core.fields",
     "at_least": "core.fields",
     "at_most": "core.fields",
+    "below": "core.fields",
     "require": "core.fields",
     "Extras": "core.fit",
     "Fit": "core.fit",
@@ -56,6 +57,7 @@ _HOMES = {
     "ClassCounts": "core.schema",
     "LARGEST": "core.schema",
     "Labels": "core.schema",
+    "Probabilities": "core.schema",
     "Schema": "core.schema",
     "UpTo": "core.schema",
     "booleans": "core.schema",
@@ -163,6 +165,12 @@ _HOMES = {
     "one_each": "parts.prototypes",
     "reported": "parts.prototypes",
     "stored": "parts.prototypes",
+    "as_distributions": "parts.public",
+    "consensus": "parts.public",
+    "drawn_rows": "parts.public",
+    "public_of": "parts.public",
+    "soft_labels_loss": "parts.public",
+    "soft_lesson": "parts.public",
     "GroupWeights": "parts.sharing",
     "SharesWeights": "parts.sharing",
     "Sharing": "parts.sharing",
@@ -205,6 +213,7 @@ if TYPE_CHECKING:
     from potluck.core.fields import above as above
     from potluck.core.fields import at_least as at_least
     from potluck.core.fields import at_most as at_most
+    from potluck.core.fields import below as below
     from potluck.core.fields import require as require
     from potluck.core.fit import Extras as Extras
     from potluck.core.fit import Fit as Fit
@@ -233,6 +242,7 @@ if TYPE_CHECKING:
     from potluck.core.schema import LARGEST as LARGEST
     from potluck.core.schema import ClassCounts as ClassCounts
     from potluck.core.schema import Labels as Labels
+    from potluck.core.schema import Probabilities as Probabilities
     from potluck.core.schema import Schema as Schema
     from potluck.core.schema import UpTo as UpTo
     from potluck.core.schema import booleans as booleans
@@ -340,6 +350,12 @@ if TYPE_CHECKING:
     from potluck.parts.prototypes import one_each as one_each
     from potluck.parts.prototypes import reported as reported
     from potluck.parts.prototypes import stored as stored
+    from potluck.parts.public import as_distributions as as_distributions
+    from potluck.parts.public import consensus as consensus
+    from potluck.parts.public import drawn_rows as drawn_rows
+    from potluck.parts.public import public_of as public_of
+    from potluck.parts.public import soft_labels_loss as soft_labels_loss
+    from potluck.parts.public import soft_lesson as soft_lesson
     from potluck.parts.sharing import GroupWeights as GroupWeights
     from potluck.parts.sharing import SharesWeights as SharesWeights
     from potluck.parts.sharing import Sharing as Sharing

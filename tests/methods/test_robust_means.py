@@ -18,9 +18,15 @@ LIAR = 2
 HANDLERS = {"fedmd": "score_public"}  # "local_update" elsewhere
 STORED = {"fedin": "features", "velo": "features"}  # what clients send and nobody takes a mean of
 SETTINGS = {"slimfl": ("decoded=[1.0,1.0]",)}  # else not all five count, and 'trimmed' drops none of four
+BOUNDED = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 BESIDES = {
     "local": "exchanges nothing",
     "fedfomo": "clients choose what they mix, and no mean is taken",
+    "ktpfl": "the server learns what clients mix, and no mean is taken",
+    "dsfl": BOUNDED,
+    "fdmeta": BOUNDED,
+    "cronus": BOUNDED,
+    "feddf": "a rule acts among the clients of one architecture, and 'trimmed' drops none of three",
     "fedgkt": "the server's network learns from every client's features",
     "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
@@ -30,7 +36,7 @@ BESIDES = {
 }
 """Methods that learn from replies by other ways than a mean."""
 AVERAGING = [name for name in list_methods() if name not in BESIDES]
-TAKES_NONE = {"local", "fedfomo", "fedgkt", "fedgh", "fedre", "fedtgp"}
+TAKES_NONE = {"local", "fedfomo", "fedgkt", "fedgh", "fedre", "fedtgp", "ktpfl", "fedkemf"}
 
 
 def swollen(node):
