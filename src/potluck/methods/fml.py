@@ -2,7 +2,7 @@
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. 2020. https://arxiv.org/abs/2006.16765.
 
-Beside its own model, which may have any architecture, each client trains a copy of one common model, the "meme". The two
+Beside its own model, which may have any architecture, each client trains a copy of one common model, the "meme". Both
 learn the labels and each other's predictions. The server averages the copies, and nothing else is ever sent.
 
 Symbols
@@ -21,7 +21,7 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none run; a client's step and the average recomputed from the equations: 1e-6, in float32
+    code      none run; a client's step and the average recomputed from the equations, in float32
     table     not yet; FedTGP's 36.99 M floats a round: 36 988 320
 
 Limits
