@@ -13,7 +13,7 @@ from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
 from potluck.core.weights import parameters_of, weights_of
-from potluck.methods.fedmrl import FedMRL, Matryoshka, MatryoshkaLoss
+from potluck.methods.fedmrl import FedMRL, Matryoshka, MatryoshkaLoss, both_heads
 from potluck.models.contract import StagedNet
 from potluck.parts.means import Mean
 
@@ -63,7 +63,7 @@ def test_a_head_reads_its_part_of_the_mixed_representation(play, narrowed):
         assert net.projector.weight.shape == (width, 5 + width)
         net.eval()
         common, own = by_hand(net, inputs)
-        assert_close(net.both(inputs), (common, own))
+        assert_close(both_heads(net, inputs), (common, own))
         assert_close(net(inputs), own)
 
 
@@ -82,7 +82,7 @@ def test_the_common_head_reads_the_first_numbers_of_a_case_done_by_hand():
     }
     net.load_state_dict({name: torch.tensor(value) for name, value in values.items()})
     # the representations of 1 are 2 and (3, 5): mixed they are 2 + 30 + 500 + 0.5 and 3 - 5
-    common_logits, own_logits = net.both(torch.ones(1, 1))
+    common_logits, own_logits = both_heads(net, torch.ones(1, 1))
     assert_close(common_logits, torch.tensor([[532.5, -531.5]]))
     assert_close(own_logits, torch.tensor([[530.5, -4.0]]))
 

@@ -26,7 +26,7 @@ Wire
 Facts
     keeps     model, modules, common, version
     stacks    yes
-    code      none run; losses, ranks and a round recomputed from the equations, in float32
+    code      HtFLlib's client with `joint`, distillation 1 / classes: 6e-17; its ranks, equal, and products: 2e-14
     table     not yet
 
 Limits
