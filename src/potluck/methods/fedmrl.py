@@ -170,7 +170,7 @@ class Matryoshka(nn.Module):
 
 
 def both_heads(net: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a `Matryoshka`, logits of the common head, from the leading part of what is mixed, and of the client's head."""
+    """Of a `Matryoshka`, logits of the common head, from the leading part of what is mixed, and of the client's."""
     common, own = (split(net.get_submodule(name)) for name in ("common", "own"))
     seen = [parts.intermediate(parts.extractor(inputs)) for parts in (common, own)]
     mixed = net.get_submodule("projector")(torch.cat(seen, -1))
