@@ -174,6 +174,7 @@ def test_an_energy_of_one_and_matrices_that_would_not_shrink_are_sent_as_they_ar
     assert low_rank(random(20), 0.5) is None
     assert low_rank(random(1, 20), 0.5) is None
     assert low_rank(torch.full((20, 30), float("nan")), 0.5) is None
+    assert low_rank(torch.ones(20, 30, dtype=torch.int64), 0.5) is None
 
 
 def test_zeros_cost_nothing_and_come_back_as_zeros():

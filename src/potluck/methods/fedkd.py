@@ -272,8 +272,10 @@ def low_rank(tensor: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
 
     None if they have no fewer numbers than the tensor. Zeros have K = 0.
     """
-    matrix = tensor.flatten(1) if tensor.dim() > 1 else tensor
-    if energy >= 1 or matrix.dim() < 2 or min(matrix.shape) < 2 or not bool(matrix.isfinite().all()):
+    if energy >= 1 or tensor.dim() < 2 or not tensor.is_floating_point():
+        return None
+    matrix = tensor.flatten(1)
+    if min(matrix.shape) < 2 or not bool(matrix.isfinite().all()):
         return None
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     kept = s.double().square().cumsum(0)
