@@ -17,7 +17,10 @@ from potluck.testing.worlds import World, quick, toy_federation
 LIAR = 2
 HANDLERS = {"fedmd": "score_public"}  # "local_update" elsewhere
 STORED = {"fedin": "features", "velo": "features"}  # what clients send and nobody takes a mean of
-SETTINGS = {"slimfl": ("decoded=[1.0,1.0]",)}  # else not all five count, and 'trimmed' drops none of four
+SETTINGS = {  # else not all five count, and 'trimmed' drops none of four
+    "slimfl": ("decoded=[1.0,1.0]",),
+    "fd": ('averaged="all"',),
+}
 BOUNDED = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 BESIDES = {
     "local": "exchanges nothing",
