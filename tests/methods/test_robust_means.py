@@ -22,6 +22,7 @@ BESIDES = {
     "local": "exchanges nothing",
     "fedfomo": "clients choose what they mix, and no mean is taken",
     "fedgkt": "the server's network learns from every client's features",
+    "fedkemf": "the server's network learns from every client's predictions",
     "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
 }
@@ -106,4 +107,4 @@ def test_a_method_has_a_rule_of_means_unless_it_takes_none():
     """Whoever adds a method that takes means and offers no rule for them is told here."""
     for name in list_methods():
         names = {spec.name for spec in fields(get_method(name))}
-        assert bool(names & {"sharing", "combine"}) == (name not in {"local", "fedfomo", "fedgkt"}), name
+        assert bool(names & {"sharing", "combine"}) == (name not in {"local", "fedfomo", "fedgkt", "fedkemf"}), name
