@@ -88,6 +88,18 @@ def test_pull_loss__has_a_finite_gradient_where_nothing_has_moved(bound):
     assert net.weight.grad.isfinite().all()
 
 
+def test_pull_loss__does_not_draw_a_tensor_that_rounding_alone_has_moved():
+    net = torch.nn.Linear(2, 2)
+    batch = type("Batch", (), {"inputs": torch.ones(1, 2), "targets": torch.tensor([0])})
+    sent = {"weight": net.weight.detach() + 0.1, "bias": net.bias.detach() - 1e-7}
+    pulled, plain = (
+        torch.autograd.grad(PullLoss(F.cross_entropy, weight)(net, batch, {"sent": sent}), list(net.parameters()))
+        for weight in (1.0, 0.0)
+    )
+    assert torch.equal(pulled[1], plain[1])
+    assert_close(pulled[0] - plain[0], torch.full((2, 2), -0.25))
+
+
 def test_pull_loss__draws_own_weights_to_the_global_ones_and_the_updates_size_to_the_bound():
     """Gradient steps on the second part alone: the distance falls to 0, or goes to the bound from either side."""
     batch = type("Batch", (), {"inputs": torch.zeros(1, 2), "targets": torch.tensor([0])})

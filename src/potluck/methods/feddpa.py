@@ -45,7 +45,9 @@ Departures from the paper
     5. Which weights are a client's own is decided once a round. The code finds them again at every step as those that
        are not 0, so that a bias which starts at 0 never learns.
     6. The weights that a part does not train are put back after each of its steps, so that neither momentum nor decay
-       moves them. The distance covers all of them, as in the code, and is the sum of the tensors' norms.
+       moves them. The distance covers all weights, as in the code, and is the sum of the tensors' norms, without those
+       below 1e-6: the gradient of a norm has length 1 however short it is, so that a tensor which only rounding has
+       moved, such as a bias before BatchNorm, would go a whole step in a random direction.
     7. A client is evaluated with its own model as its last training left it, as in the code, and the global one before
        the first; `evaluated="global"` takes the latter for all.
     8. BatchNorm's running statistics are averaged, and layers owned by some clients only are averaged over those, see
@@ -93,7 +95,8 @@ from potluck import (
     require,
 )
 
-_AT_A_TIME = 8  # examples whose gradients are in memory together
+_ROOM = 2**25  # numbers that the gradients of single examples may have in memory together
+_MOVED = 1e-6  # distance from which a tensor counts as moved
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ class FedDPA(Method[State]):
         sent = parameters_of(client.model)
         own = kept if client.state.get("started") else sent
         load(client.model, own, partial=True)
-        fisher = yield Gradient(client.model, FisherLoss(client.criterion), client.train, batch_size=_AT_A_TIME)
+        at_once = max(1, min(64, _ROOM // sum(tensor.numel() for tensor in own.values())))
+        fisher = yield Gradient(client.model, FisherLoss(client.criterion), client.train, batch_size=at_once)
         masks = {name: scaled(found) > self.threshold for name, found in fisher.items()}
         load(client.model, {n: torch.where(mask, own[n], sent[n]) for n, mask in masks.items()}, partial=True)
         shared = {name: ~mask for name, mask in masks.items()}
@@ -238,7 +242,8 @@ class PullLoss:
             return loss
         sent = extras["sent"]
         gaps = [weight - sent[name] for name, weight in net.named_parameters() if name in sent]
-        distance = torch.stack([torch.linalg.vector_norm(gap) for gap in gaps]).sum()
+        norms = torch.stack([torch.linalg.vector_norm(gap) for gap in gaps])
+        distance = norms.where(norms > _MOVED, 0.0).sum()
         return loss + self.weight / 2 * (distance if self.bound is None else (distance - self.bound).abs())
 
 

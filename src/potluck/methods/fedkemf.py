@@ -24,7 +24,7 @@ Facts
     table     not yet
 
 Limits
-    mutual=false equals local training.optimizer="sgd" training.momentum=0.9 training.batch_size=32
+    mutual=false equals local
     training.lr=0.0 stays at rest
 
 Departures from the paper
@@ -43,8 +43,10 @@ Departures from the paper
     6. Clients learn mutually also where their own model has the architecture of theta_g. It is the smallest of the
        federation's, unless `federation.server_model` names another.
     7. A client is evaluated with its own model, and the server with theta_g, which is what the paper reports.
-    8. Hyper-parameters are those that FedORION's paper, https://openreview.net/forum?id=ZzeXjCQ5CK, compares with. The
-       authors' code has plain SGD with 0.01 on both sides, which falls along a cosine within a round.
+    8. Local training defaults to Adam, like all methods here, and the server's to that of FedORION's paper, which
+       compares with this method, https://openreview.net/forum?id=ZzeXjCQ5CK. That has SGD with 0.01, momentum 0.9,
+       batches of 32 and 10 epochs at clients; the code has plain SGD with 0.01 on both sides, which falls along
+       a cosine within a round.
     9. `mutual=false`, by which the two networks at a client learn from labels alone, is not in the paper.
 """
 
@@ -112,7 +114,7 @@ class FedKEMF(Method[State]):
         "without mutual learning": {"mutual": False},
     }
 
-    training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
+    training: LocalTraining = LocalTraining()
     server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     public_examples: Annotated[int, at_least(1)] = 5000
     ensemble: Ensemble = "mean"
