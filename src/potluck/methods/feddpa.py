@@ -24,7 +24,7 @@ Wire
 Facts
     keeps     model, started
     stacks    yes
-    code      not yet
+    code      not yet; a client's second round is recomputed by hand in the tests
     table     not yet
 
 Limits
