@@ -142,6 +142,7 @@ _HOMES = {
     "Mean": "parts.means",
     "MemoryModel": "parts.memory",
     "Piece": "parts.memory",
+    "put_back": "parts.moving",
     "Nested": "parts.nested",
     "NestedWidths": "parts.nested",
     "by_width": "parts.nested",
@@ -327,6 +328,7 @@ if TYPE_CHECKING:
     from potluck.parts.means import Mean as Mean
     from potluck.parts.memory import MemoryModel as MemoryModel
     from potluck.parts.memory import Piece as Piece
+    from potluck.parts.moving import put_back as put_back
     from potluck.parts.nested import Nested as Nested
     from potluck.parts.nested import NestedWidths as NestedWidths
     from potluck.parts.nested import by_width as by_width

@@ -31,6 +31,7 @@ BESIDES = {
     "cronus": BOUNDED,
     "feddf": "a rule acts among the clients of one architecture, and 'trimmed' drops none of three",
     "fedgkt": "the server's network learns from every client's features",
+    "fedkemf": "the server's network learns from every client's predictions",
     "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
     "fedgh": "the server's head learns from every client's means of classes",
