@@ -14,13 +14,12 @@ The first round, in which nets are built and questions about them are answered f
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
 from functools import partial
 from itertools import cycle, islice
 
 import torch
 
-from potluck import Examples, Federation, LocalTraining, Need, Site
+from potluck import Examples, Federation, Need, Site
 from potluck.core.method import Method
 from potluck.core.needs import Offer
 from potluck.engine.client.runtime import ClientRuntime, Outcome
@@ -29,6 +28,7 @@ from potluck.engine.executors import Task
 from potluck.engine.executors.sequential import Sequential
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model
+from potluck.testing.worlds import quick
 
 CLIENTS, IMAGES, CLASSES, SHAPE = 10, 500, 10, (3, 32, 32)
 RESNETS = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
@@ -68,18 +68,10 @@ def federation(method: Method[object]) -> Federation:
     return Federation(sites, builders, names[0], CLASSES, public=noise(500))
 
 
-def trained_alike(name: str) -> Method[object]:
-    """A method with two epochs in batches of 32."""
-    method = get_method(name)()
-    training = {s.name: getattr(method, s.name) for s in fields(method)}
-    changes = {k: replace(v, epochs=2, batch_size=32) for k, v in training.items() if isinstance(v, LocalTraining)}
-    return replace(method, **changes)
-
-
 def share_outside(name: str, rounds: int) -> tuple[float, float]:
     """Seconds of a round, and the share of it that is spent outside clients."""
     torch.manual_seed(0)
-    method, timed = trained_alike(name), Timed()
+    method, timed = quick(get_method(name), epochs=2, batch_size=32), Timed()
     engine = Engine(method, federation(method), executor=timed)
     state, ids = engine.start(), list(range(CLIENTS))
     state, _ = engine.round(1, state, ids)

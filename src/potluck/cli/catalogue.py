@@ -49,7 +49,7 @@ def print_lists(kind: str | None, pattern: str) -> None:
             for item in found:
                 console.print(f"{item:<22}{_first_line(kind, item)}", highlight=False, soft_wrap=True)
                 if kind == "methods":
-                    _print_facts(console, get_method(item))
+                    _print_facts(console, item)
 
 
 def print_details(name: str, *, digest: bool) -> None:
@@ -93,12 +93,12 @@ def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
     console.print(table)
 
 
-def _print_facts(console: Console, cls: type[Method[Any]]) -> None:
+def _print_facts(console: Console, name: str) -> None:
     """What a method needs, sends, keeps, whether it stacks and how it was verified, a line each."""
     try:
-        facts = facts_of(cls)
+        facts = facts_of(get_method(name))
     except (AssertionError, ConfigError) as error:  # a method from elsewhere, whose documentation is not in our form
-        console.print(f"    [yellow]{escape(f'potluck check {cls.__module__}: {error}')}[/yellow]", soft_wrap=True)
+        console.print(f"    [yellow]{escape(f'potluck check {name}: {error}')}[/yellow]", soft_wrap=True)
         return
     for head, text in facts.lines():
         console.print(f"    {head:<11}{text}", highlight=False, markup=False, soft_wrap=True)

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS, batch_norms
+from potluck.core.batchnorm import batch_norms, norms_of
 from potluck.core.errors import ConfigError
 from potluck.core.modes import mode
 from potluck.core.needs import Need, split_problem
 from potluck.core.requests import NetPart
 from potluck.core.slicing import cut_by
 from potluck.core.tracing import Unfollowed, trace
-
-NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 
 
 class GlobalPool(nn.Module):
@@ -372,7 +370,7 @@ def _shortened(stage: Blocks, count: int) -> Blocks:
 
 def is_norm(stage: nn.Module) -> bool:
     """Whether all parameters of a stage, if it has any, belong to norms."""
-    norms = {id(p) for module in stage.modules() if isinstance(module, NORMS) for p in module.parameters()}
+    norms = {id(p) for norm in norms_of(stage) for p in norm.parameters()}
     return all(id(parameter) in norms for parameter in stage.parameters())
 
 

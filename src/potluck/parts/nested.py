@@ -118,7 +118,8 @@ class NestedWidths(WidthSlices[N]):
             heard: the widths that count of each client's reply, the largest first: its weights within that one, and
                 the statistics of all; with an empty list the reply does not count. All that it trained by default.
         """
-        heard = heard or {id: self.within(rate) for id, rate in rates.items()}
+        if heard is None:
+            heard = {id: self.within(rate) for id, rate in rates.items()}
         widths = {*rates.values(), *chain(*heard.values())}
         slices = {width: lies_in(server.build(width=width)) for width in widths}
         weights, statistics = (CoverageMean(keep, self.combine) for keep in (state.weights, state.statistics))
