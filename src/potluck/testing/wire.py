@@ -94,6 +94,7 @@ SYMBOLS: dict[str, Callable[[Place], int]] = {
     "|s_in|": lambda at: _floats(at.features[0]),  # one example's features, before the intermediate layers
     "|s_out|": lambda at: _floats(at.features[1]),  # and after them
     "|h|": lambda at: _floats(at.features[1]),  # what the last layer reads
+    "|x|": lambda at: _floats(at.engine.federation.input_shape),  # one prepared input
     "|z|": lambda at: _floats((at.engine.federation.num_classes,)),  # one example's logits
     "flag": lambda at: 1,
     "integer": lambda at: 8,
