@@ -1,0 +1,288 @@
+"""FedMK: clients send condensed examples, their meta knowledge, and the server learns from these.
+
+Liu, Yu, Zhou. "Meta Knowledge Condensation for Federated Learning", ICLR 2023. https://arxiv.org/abs/2209.14851.
+
+No weights are uploaded. Each client condenses its data into a few synthetic inputs of each class that it holds: a model
+that has trained on them shall fit the client's own examples. A client begins with what another one has condensed
+before. The server trains its models on everything that came in, and on what a conditional generator makes beside it.
+
+Symbols
+    w_p       state.pool[p], the server's model of architecture p
+    D         client.train, with examples x, y
+    D'        inputs and labels of a reply, the meta knowledge
+    G         the generator; its weights are state.generator
+    l         cross-entropy
+    tau       smoothing
+
+Wire
+    down      weights |theta_i|, inputs at most per_class * classes * |x|, labels at most per_class * classes * integer
+    up        inputs per_class * present * |x|, labels per_class * present * integer
+    with      initial="noise" also: down inputs 0, labels 0
+
+Facts
+    keeps     nothing
+    stacks    no: its loss takes gradients within
+    code      none published; a client's and the server's losses by hand and by finite differences
+    table     not yet
+
+Limits
+    server_training.lr=0.0 stays at rest
+    pseudo=0.0 equals fedmk on rounds=1
+    pseudo=0.0 generator_training.lr=0.0 equals fedmk pseudo=0.0
+
+Departures from the paper
+    This is a reconstruction. Of the paper only the first pages were at hand, which describe the parts and not their
+    equations, and no code is published. From them are: condensing as two nested minimisations, weights of examples that
+    fall with the model's loss on them, starting from others' knowledge, training on all uploads, and pseudo meta
+    knowledge of a conditional generator. Ours are:
+    1. The inner minimisation is `inner_steps` steps of gradient descent on l of D' from the weights that the client was
+       sent, w', and the outer one is Adam on D' along the gradient of l of D at w', through these steps.
+    2. An example of D weighs 2 / (1 + exp(tau l)), with l at w' and without a gradient: 1 where it is fitted.
+    3. Of each class a client begins with what another client, drawn at random, has last sent of it, or with its own if
+       no other has, or with N(0, 1) if nobody has (`initial="noise"`: always). Labels are fixed, `per_class` of each
+       class that the client holds. With one class only, it condenses hardly anything: a step on any input fits it.
+    4. G learns to be recognised by the server's models, at labels in the frequency of the uploads, as in FedGen, with
+       its term for diversity, without which each class has one input. It is trained after the models, and used from the
+       next round on; before that it has learnt nothing.
+    5. A model's loss is the mean of l over a batch of uploads, and `pseudo` times that over as many inputs that G makes
+       of the same labels. What clients sent in earlier rounds only serves for others to begin with.
+    6. The server has a model of each architecture, which it trains on the same data; a client condenses with, and is
+       evaluated with, that of its own architecture.
+    7. Models condense in evaluation mode: they normalise by the running statistics that they were sent.
+    8. No privacy is claimed: condensed inputs may resemble the examples that they were made from.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    ClientWork,
+    Cohort,
+    Examples,
+    Extras,
+    Fit,
+    GroupWeights,
+    InputGenerator,
+    Labels,
+    LocalTraining,
+    Member,
+    Message,
+    Method,
+    Need,
+    Replies,
+    Schema,
+    Server,
+    UpTo,
+    Weights,
+    above,
+    at_least,
+    floats,
+    learnt_of,
+    likeness,
+    load,
+    on_client,
+    require,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's models by architecture, the weights of G, and by client id what each client has last sent."""
+
+    pool: GroupWeights
+    generator: Weights
+    knowledge: dict[str, Weights]
+
+
+@dataclass(frozen=True)
+class FedMK(Method[State]):
+    """Hyper-parameters of FedMK.
+
+    Attributes:
+        training: of a client's meta knowledge on its own examples.
+        server_training: of the server's models.
+        generator_training: of G; its batches are labels.
+        per_class: synthetic inputs of each class that a client holds.
+        inner_steps: steps of the model on the meta knowledge, through which that is differentiated.
+        inner_lr: their rate.
+        smoothing: tau; 0 for equal weights.
+        initial: what a client begins with, others' meta knowledge ("shared") or "noise".
+        pseudo: weight of generated inputs in the models' loss.
+        diversity: weight of the generator's term that keeps inputs of different noise apart.
+        noise: width of the generator's noise.
+        width: of its layers.
+    """
+
+    variants = {
+        "noise": {"initial": "noise"},
+        "equal weights": {"smoothing": 0.0},
+        "without a generator": {"pseudo": 0.0},
+        "several inner steps": {"inner_steps": 3},
+    }
+
+    keeps_model = False
+    training: LocalTraining = LocalTraining(lr=0.1, steps=20, batch_size=64)
+    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, steps=50, batch_size=32, momentum=0.9)
+    generator_training: LocalTraining = LocalTraining(steps=20, batch_size=32)
+    per_class: Annotated[int, at_least(2)] = 10
+    inner_steps: Annotated[int, at_least(1)] = 1
+    inner_lr: Annotated[float, above(0)] = 0.1
+    smoothing: Annotated[float, at_least(0)] = 1.0
+    initial: Literal["shared", "noise"] = "shared"
+    pseudo: Annotated[float, at_least(0)] = 1.0
+    diversity: Annotated[float, at_least(0)] = 1.0
+    noise: Annotated[int, at_least(1)] = 100
+    width: Annotated[int, at_least(1)] = 64
+
+    def __post_init__(self) -> None:
+        for name in ("server_training", "generator_training"):
+            size = getattr(self, name).batch_size
+            require(size >= 2, f"{name}.batch_size", "at least 2, which have batch statistics", size)
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.CLASSES})
+
+    def init(self, server: Server) -> State:
+        names = sorted({member.architecture for member in server.roster.values()})
+        pool = {name: learnt_of(server.build(name)) for name in names}
+        return State(pool, learnt_of(self._generator(server)), {})
+
+    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+        replies = cohort.ask(self.condense, {id: self._sent(state, id, server) for id in cohort.ids})
+        data = Examples(torch.cat(replies.entries("inputs")), torch.cat(replies.entries("labels")))
+        generator = load(self._generator(server), state.generator)
+        models = {p: load(server.build(p), weights) for p, weights in sorted(state.pool.items())}
+        objective = KnowledgeLoss(self.pseudo if state.knowledge else 0.0)  # in the first round G has learnt nothing
+        for model in models.values():
+            server.fit(Fit(model, objective, data, self.server_training, frozen={"generator": generator}))
+        judged, labels = {"models": nn.ModuleList(models.values())}, Examples(data.targets, data.targets)
+        server.fit(Fit(generator, RecognitionLoss(self.diversity), labels, self.generator_training, frozen=judged))
+        knowledge = {**state.knowledge, **received(replies)}
+        return State({p: learnt_of(net) for p, net in models.items()}, learnt_of(generator), knowledge)
+
+    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+        n = UpTo(self.per_class * server.num_classes)
+        return Schema(inputs=floats(n, *server.input_shape), labels=Labels(n, server.num_classes))
+
+    @on_client
+    def condense(self, client: Client, message: Message) -> ClientWork:
+        labels = client.train.labels.unique().repeat_interleave(self.per_class)
+        inputs = torch.randn(len(labels), *client.train.input_shape, generator=client.rng)
+        for label in labels.unique() if "inputs" in message else ():
+            if (found := message["inputs"][message["labels"] == label]).numel():
+                inputs[labels == label] = found
+        knowledge, frozen = Knowledge(inputs, labels), {"model": load(client.model, message["weights"])}
+        objective = CondensationLoss(self.inner_steps, self.inner_lr, self.smoothing)
+        yield Fit(knowledge, objective, client.train, self.training, frozen=frozen)
+        return Message(inputs=knowledge.inputs.detach(), labels=labels)
+
+    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+        return Message(weights=state.pool[server.roster[client_id].architecture])
+
+    @on_client
+    def inference_model(self, client: Client, message: Message) -> nn.Module:
+        return load(client.model, message["weights"])
+
+    def global_model(self, state: State, server: Server) -> nn.Module | None:
+        names = list(state.pool)
+        return load(server.build(names[0]), state.pool[names[0]]) if len(names) == 1 else None
+
+    def _sent(self, state: State, id: ClientId, server: Server) -> Message:
+        """The client's model, and of each class what another client has sent of it, or else it itself."""
+        weights = state.pool[server.roster[id].architecture]
+        others = [state.knowledge[i] for i in sorted(state.knowledge, key=int) if i != str(id)]
+        own = [state.knowledge[str(id)]] if str(id) in state.knowledge else []
+        inputs, labels = list[Tensor](), list[Tensor]()
+        for label in range(server.num_classes if self.initial == "shared" else 0):
+            if holders := holding(label, others) or holding(label, own):
+                drawn = holders[int(torch.randint(len(holders), (1,), generator=server.rng))]
+                inputs.append(drawn["inputs"][drawn["labels"] == label])
+                labels.append(drawn["labels"][drawn["labels"] == label])
+        if not inputs:
+            return Message(weights=weights)
+        return Message(weights=weights, inputs=torch.cat(inputs), labels=torch.cat(labels))
+
+    def _generator(self, server: Server) -> nn.Module:
+        shape, classes = server.input_shape, server.num_classes
+        return server.module("generator", lambda: InputGenerator(classes, self.noise, shape, self.width))
+
+
+def holding(label: int, knowledge: list[Weights]) -> list[Weights]:
+    """What has inputs of this class."""
+    return [one for one in knowledge if (one["labels"] == label).any()]
+
+
+def received(replies: Replies) -> dict[str, Weights]:
+    """What clients sent, by id as text."""
+    return {str(id): {"inputs": reply["inputs"], "labels": reply["labels"]} for id, reply in replies.items()}
+
+
+class Knowledge(nn.Module):
+    """D': inputs (n, ...), which are trained, and their labels (n,)."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        super().__init__()
+        self.inputs = nn.Parameter(inputs)
+        self.labels: Tensor
+        self.register_buffer("labels", labels)
+
+
+@dataclass(frozen=True)
+class CondensationLoss:
+    """The loss of the client's examples after gradient steps of the extras' "model" on the meta knowledge."""
+
+    steps: int
+    lr: float
+    smoothing: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch of the client's examples."""
+        assert isinstance(net, Knowledge)
+        model = extras["model"]
+        weights = {name: weight.detach().requires_grad_() for name, weight in model.named_parameters()}
+        for _ in range(self.steps):
+            fitted = F.cross_entropy(functional_call(model, weights, (net.inputs,)), net.labels)
+            gradients = torch.autograd.grad(fitted, list(weights.values()), create_graph=True)
+            weights = {name: w - self.lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
+        losses = F.cross_entropy(functional_call(model, weights, (batch.inputs,)), batch.targets, reduction="none")
+        shares = 2 * torch.sigmoid(-self.smoothing * losses.detach())
+        return (shares * losses).mean()
+
+
+@dataclass(frozen=True)
+class KnowledgeLoss:
+    """A model's loss on uploads, and `pseudo` times that on what the extras' "generator" makes of the same labels."""
+
+    pseudo: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch of uploads."""
+        inputs, labels, _ = batch
+        if not self.pseudo:
+            return F.cross_entropy(net(inputs), labels)
+        with torch.no_grad():
+            made, _ = extras["generator"].drawn(labels)
+        uploads, generated = net(torch.cat([inputs, made])).chunk(2)
+        return F.cross_entropy(uploads, labels) + self.pseudo * F.cross_entropy(generated, labels)
+
+
+@dataclass(frozen=True)
+class RecognitionLoss:
+    """The generator's loss: of the extras' "models" on what it makes, and how little that depends on noise."""
+
+    diversity: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch of labels."""
+        assert isinstance(net, InputGenerator)
+        x, noise = net.drawn(batch.targets)
+        missed = torch.stack([F.cross_entropy(model(x), batch.targets) for model in extras["models"]])
+        return missed.mean() + self.diversity * likeness(x.flatten(1), noise)

@@ -1,0 +1,242 @@
+"""FedMK: condensing on a client by sums and differences, the server's losses, and who begins with whose knowledge."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from potluck.core.errors import ConfigError
+from potluck.core.examples import Batch
+from potluck.core.fit import LocalTraining
+from potluck.core.rng import fold_in, isolated
+from potluck.core.weights import weights_of
+from potluck.methods.fedmk import CondensationLoss, FedMK, Knowledge, KnowledgeLoss, RecognitionLoss
+from potluck.parts.generator import likeness
+from potluck.parts.inputs import InputGenerator
+
+EXACTLY = {"rtol": 0, "atol": 0}
+QUICK = LocalTraining(lr=0.1, steps=4, batch_size=8)
+STILL = LocalTraining("sgd", lr=0.0, steps=1, batch_size=8)
+NOTHING = Batch(torch.empty(0), torch.empty(0), {})
+
+
+@pytest.fixture(autouse=True)
+def isolated_draws():
+    with isolated(fold_in(0, "test of fedmk")):
+        yield
+
+
+def small(**options):
+    learner = LocalTraining("sgd", lr=0.1, steps=4, batch_size=8)
+    trainings = {"training": QUICK, "server_training": learner, "generator_training": QUICK}
+    return FedMK(**{**trainings, "per_class": 2, "noise": 4, "width": 4, **options})
+
+
+def sent(run, exchange=-1):
+    return run.wire.sent["condense"][exchange]
+
+
+def replied(run, exchange=-1):
+    return run.wire.replied["condense"][exchange]
+
+
+def task(dtype=torch.float64):
+    """A linear model, four synthetic inputs, and five examples."""
+    model = nn.Linear(2, 3).to(dtype).requires_grad_(False)
+    knowledge = Knowledge(torch.randn(4, 2, dtype=dtype), torch.tensor([0, 0, 2, 1]))
+    return model, knowledge, Batch(torch.randn(5, 2, dtype=dtype), torch.tensor([0, 1, 2, 2, 1]), {})
+
+
+# Condensing
+
+
+def test_condensation_loss__is_that_of_the_examples_after_a_step_on_the_knowledge_each_by_its_loss():
+    model, knowledge, batch = task()
+    found = CondensationLoss(1, 0.5, 3.0)(knowledge, batch, {"model": model})
+    inputs, labels = knowledge.inputs.detach(), knowledge.labels
+    with torch.no_grad():
+        wrong = model(inputs).softmax(1) - F.one_hot(labels, 3)  # of softmax regression, by hand
+        weight, bias = model.weight - 0.5 * wrong.T @ inputs / 4, model.bias - 0.5 * wrong.mean(0)
+        by_hand = 0.0
+        for x, y in zip(batch.inputs, batch.targets.tolist(), strict=True):
+            loss = -(weight @ x + bias).log_softmax(0)[y]
+            by_hand += (2 / (1 + torch.exp(3 * loss)) * loss / 5).item()
+    assert found.item() == pytest.approx(by_hand, rel=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_condensation_loss__has_the_gradient_that_finite_differences_give_through_all_steps(steps):
+    model, knowledge, batch = task()
+    objective = CondensationLoss(steps, 0.5, 0.0)
+    objective(knowledge, batch, {"model": model}).backward()
+    for at in ((0, 0), (3, 1)):
+        values = []
+        for shift in (1e-5, -1e-5):
+            with torch.no_grad():
+                knowledge.inputs[at] += shift
+            values.append(objective(knowledge, batch, {"model": model}).item())
+            with torch.no_grad():
+                knowledge.inputs[at] -= shift
+        assert knowledge.inputs.grad is not None
+        assert knowledge.inputs.grad[at].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_condensation_loss__weights_of_examples_have_no_gradient():
+    model, knowledge, batch = task()
+    objective = CondensationLoss(1, 0.5, 2.0)
+    objective(knowledge, batch, {"model": model}).backward()
+    found, total = knowledge.inputs.grad, torch.zeros(4, 2, dtype=torch.float64)
+    for i in range(5):
+        alone = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], {})
+        loss = CondensationLoss(1, 0.5, 0.0)(knowledge, alone, {"model": model})
+        share = 2 / (1 + (2 * loss).exp()).item()
+        total += share * torch.autograd.grad(loss, knowledge.inputs)[0] / 5
+    assert_close(found, total)
+
+
+def test_knowledge_fits_the_clients_examples_better_than_where_it_began(play, clouds):
+    """A step of the model that was sent on the uploads lowers the loss of the client's own examples by more."""
+    federation = clouds("mlp2", sizes=(60,))
+    longer = LocalTraining(lr=0.1, steps=40, batch_size=60)
+    losses = []
+    for training in (STILL, longer):
+        run = play(small(training=training, inner_lr=2.0), federation)
+        reply, model = replied(run)[0], run.engine.server(1).build("mlp2")
+        optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+        F.cross_entropy(model(reply["inputs"]), reply["labels"]).backward()
+        optimizer.step()
+        examples = federation.sites[0].train.batch(torch.arange(60))
+        losses.append(F.cross_entropy(model(examples.inputs), examples.targets).item())
+    assert losses[1] < losses[0] - 0.1
+
+
+def test_uploads_have_as_many_inputs_of_each_class_that_the_client_holds_and_no_others(play, clouds):
+    run = play(small(), clouds("mlp2", "mlp3", labels=((0,), (2, 1))))
+    for id, labels in ((0, [0, 0]), (1, [1, 1, 2, 2])):
+        assert replied(run)[id]["labels"].tolist() == labels
+        assert replied(run)[id]["inputs"].shape == (len(labels), 6)
+        assert set(replied(run)[id]) == {"inputs", "labels"}  # no weights
+    assert run.kept(0) == {"state": {}}
+
+
+# Sharing
+
+
+def test_a_client_begins_with_what_others_have_sent_and_with_its_own_only_where_no_other_has(play, clouds):
+    federation = clouds("mlp2", "mlp2", "mlp2", labels=((0, 1), (1, 2), (2,)))
+    run = play(small(training=STILL), federation, rounds=2)
+    first = replied(run, 0)
+    assert all("inputs" not in message for message in sent(run, 0).values())
+
+    def rows(message, label):
+        return message["inputs"][message["labels"] == label]
+
+    # Of class 1 only each other's; of class 2 client 0 may get anybody's; of class 0 its owner gets its own.
+    assert torch.equal(rows(sent(run)[0], 1), rows(first[1], 1))
+    assert torch.equal(rows(sent(run)[1], 1), rows(first[0], 1))
+    assert any(torch.equal(rows(sent(run)[0], 2), rows(first[i], 2)) for i in (1, 2))
+    assert torch.equal(rows(sent(run)[0], 0), rows(first[0], 0))
+    assert sent(run)[0]["labels"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(rows(sent(run)[1], 2), rows(first[2], 2))
+    assert torch.equal(rows(sent(run)[2], 2), rows(first[1], 2))
+    for id, label in ((0, 1), (1, 1), (1, 2), (2, 2)):  # nothing was trained: what comes back is where it began
+        assert torch.equal(rows(replied(run)[id], label), rows(sent(run)[id], label))
+
+
+def test_a_newcomer_begins_with_what_clients_of_earlier_rounds_have_sent(play, clouds):
+    run = play(small(), clouds("mlp2", "mlp3"), rounds=0)
+    run.round(0)
+    run.round(1)
+    assert torch.equal(sent(run)[1]["inputs"], replied(run, 0)[0]["inputs"])
+    assert set(run.state.knowledge) == {"0", "1"}
+    assert torch.equal(run.state.knowledge["0"]["inputs"], replied(run, 0)[0]["inputs"])
+
+
+def test_noise_is_where_everybody_begins_if_so_told(play, clouds):
+    run = play(small(initial="noise", training=STILL), clouds("mlp2", "mlp2"), rounds=2)
+    assert all("inputs" not in message for message in sent(run).values())
+
+
+# The server
+
+
+def test_knowledge_loss__is_that_of_uploads_and_of_as_many_generated_inputs_of_the_same_labels():
+    net, generator = nn.Linear(6, 3), InputGenerator(3, 4, (6,), width=2).eval()
+    batch = Batch(torch.randn(4, 6), torch.tensor([0, 1, 1, 2]), {})
+    with isolated(fold_in(1)):
+        found = KnowledgeLoss(2.0)(net, batch, {"generator": generator})
+    with isolated(fold_in(1)):
+        made, _ = generator.drawn(batch.targets)
+    uploads, generated = (F.cross_entropy(net(x), batch.targets) for x in (batch.inputs, made))
+    assert_close(found, uploads + 2 * generated)
+    assert_close(KnowledgeLoss(0.0)(net, batch, {"generator": generator}), uploads)
+    found.backward()
+    assert all(weight.grad is None for weight in generator.parameters())
+
+
+def test_recognition_loss__is_the_mean_over_models_and_the_likeness_of_what_is_generated():
+    models, generator = nn.ModuleList(nn.Linear(6, 3) for _ in range(2)), InputGenerator(3, 4, (6,), width=2)
+    labels = torch.tensor([0, 1, 1, 2])
+    with isolated(fold_in(1)):
+        found = RecognitionLoss(3.0)(generator, Batch(labels, labels, {}), {"models": models})
+    with isolated(fold_in(1)):
+        x, noise = generator.drawn(labels)
+    by_hand = (F.cross_entropy(models[0](x), labels) + F.cross_entropy(models[1](x), labels)) / 2
+    assert_close(found, by_hand + 3 * likeness(x, noise))
+
+
+def test_the_generator_is_trained_kept_and_used_from_the_second_round_on(play, clouds):
+    run = play(small(), clouds("mlp2", "mlp2"), rounds=2)
+    names = [name for name in run.state.generator if "weight" in name]
+    for before, after in zip(run.states, run.states[1:], strict=False):
+        assert all(not torch.equal(before.generator[name], after.generator[name]) for name in names)
+    forgetful = play(small(), clouds("mlp2", "mlp2"), rounds=1)
+    assert_close(forgetful.state.pool, run.states[1].pool, **EXACTLY)
+    new = forgetful.states[0].generator
+    forgetful.states[-1] = type(forgetful.state)(forgetful.state.pool, new, forgetful.state.knowledge)
+    forgetful.round()
+    assert not torch.equal(forgetful.state.pool["mlp2"]["head.weight"], run.state.pool["mlp2"]["head.weight"])
+
+
+def test_the_generator_learns_to_be_recognised_by_the_servers_models(play, clouds):
+    learner, strong = LocalTraining("sgd", lr=0.5, steps=40, batch_size=8), LocalTraining(lr=0.02, steps=60)
+    run = play(small(server_training=learner, generator_training=strong), clouds("mlp2", "mlp3"))
+    labels, noise, losses = torch.arange(60) % 3, torch.randn(60, 4), []
+    for weights in (run.states[0].generator, run.state.generator):
+        net = InputGenerator(3, 4, (6,), 4).eval()
+        net.load_state_dict(weights)
+        losses.append(sum(F.cross_entropy(run.model(id)(net(labels, noise)), labels).item() for id in (0, 1)))
+    assert losses[1] < 0.5 * losses[0]
+
+
+def test_the_server_trains_a_model_of_each_architecture_on_all_uploads_whoever_was_drawn(play, clouds):
+    run = play(small(), clouds("mlp2", "mlp3"), rounds=0)
+    before = run.state.pool
+    run.round(0)
+    for p in ("mlp2", "mlp3"):
+        assert not torch.equal(before[p]["head.weight"], run.state.pool[p]["head.weight"])
+        assert_close(weights_of(run.model(0 if p == "mlp2" else 1)), dict(run.state.pool[p]), **EXACTLY)
+
+
+def test_models_learn_from_uploads_alone(play, clouds):
+    federation = clouds("mlp2", "mlp2", "mlp2", sizes=(30, 30, 30), labels=((0, 1), (1, 2), (0, 2)))
+    learner = LocalTraining("sgd", lr=0.1, steps=40, batch_size=16)
+    condensing = LocalTraining(lr=0.1, steps=30, batch_size=30)
+    options = {"training": condensing, "server_training": learner, "per_class": 5, "inner_lr": 1.0, "pseudo": 0.0}
+    run = play(small(**options), federation, 3)
+    net, right = run.model(1).eval(), 0
+    for site in federation.sites.values():
+        batch = site.train.batch(torch.arange(30))
+        right += int((net(batch.inputs).argmax(1) == batch.targets).sum())
+    assert right > 45  # of 90, with three classes
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(ConfigError, match=r"^server_training.batch_size: expected at least 2"):
+        FedMK(server_training=LocalTraining(batch_size=1))
+    with pytest.raises(ConfigError, match=r"^generator_training.batch_size: expected at least 2"):
+        FedMK(generator_training=LocalTraining(batch_size=1))
+    with pytest.raises(ConfigError, match="per_class"):
+        FedMK(per_class=1)
