@@ -1,5 +1,7 @@
 """FedMK: condensing on a client by sums and differences, the server's losses, and who begins with whose knowledge."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -42,9 +44,9 @@ def replied(run, exchange=-1):
 
 
 def task(dtype=torch.float64):
-    """A linear model, four synthetic inputs, and five examples."""
+    """A linear model, four synthetic inputs to condense with a copy of it, and five examples."""
     model = nn.Linear(2, 3).to(dtype).requires_grad_(False)
-    knowledge = Knowledge(torch.randn(4, 2, dtype=dtype), torch.tensor([0, 0, 2, 1]))
+    knowledge = Knowledge(torch.randn(4, 2, dtype=dtype), torch.tensor([0, 0, 2, 1]), deepcopy(model))
     return model, knowledge, Batch(torch.randn(5, 2, dtype=dtype), torch.tensor([0, 1, 2, 2, 1]), {})
 
 
@@ -53,7 +55,7 @@ def task(dtype=torch.float64):
 
 def test_condensation_loss__is_that_of_the_examples_after_a_step_on_the_knowledge_each_by_its_loss():
     model, knowledge, batch = task()
-    found = CondensationLoss(1, 0.5, 3.0)(knowledge, batch, {"model": model})
+    found = CondensationLoss(1, 0.5, 3.0)(knowledge, batch, {})
     inputs, labels = knowledge.inputs.detach(), knowledge.labels
     with torch.no_grad():
         wrong = model(inputs).softmax(1) - F.one_hot(labels, 3)  # of softmax regression, by hand
@@ -67,49 +69,78 @@ def test_condensation_loss__is_that_of_the_examples_after_a_step_on_the_knowledg
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_condensation_loss__has_the_gradient_that_finite_differences_give_through_all_steps(steps):
-    model, knowledge, batch = task()
+    _, knowledge, batch = task()
+    began = deepcopy(knowledge)
     objective = CondensationLoss(steps, 0.5, 0.0)
-    objective(knowledge, batch, {"model": model}).backward()
+    objective(knowledge, batch, {}).backward()
     for at in ((0, 0), (3, 1)):
         values = []
         for shift in (1e-5, -1e-5):
+            shifted = deepcopy(began)
             with torch.no_grad():
-                knowledge.inputs[at] += shift
-            values.append(objective(knowledge, batch, {"model": model}).item())
-            with torch.no_grad():
-                knowledge.inputs[at] -= shift
+                shifted.inputs[at] += shift
+            values.append(objective(shifted, batch, {}).item())
         assert knowledge.inputs.grad is not None
         assert knowledge.inputs.grad[at].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
-    assert all(weight.grad is None for weight in model.parameters())
+    assert all(weight.grad is None for weight in knowledge.model.parameters())
+
+
+def test_condensation_loss__moves_the_model_along_so_that_the_next_step_starts_where_this_one_ended():
+    model, knowledge, batch = task()
+    twice, at_once = deepcopy(knowledge), deepcopy(knowledge)
+    for _ in range(2):
+        found = CondensationLoss(1, 0.5, 0.0)(twice, batch, {})
+    assert_close(found, CondensationLoss(2, 0.5, 0.0)(at_once, batch, {}))
+    assert_close(twice.model.state_dict(), at_once.model.state_dict())
+    optimizer = torch.optim.SGD(deepcopy(model).requires_grad_().parameters(), lr=0.5)
+    (copied,) = [group["params"] for group in optimizer.param_groups]
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(F.linear(knowledge.inputs.detach(), *copied), knowledge.labels).backward()
+        optimizer.step()
+    assert_close(list(twice.model.parameters()), copied, check_stride=False)
 
 
 def test_condensation_loss__weights_of_examples_have_no_gradient():
-    model, knowledge, batch = task()
-    objective = CondensationLoss(1, 0.5, 2.0)
-    objective(knowledge, batch, {"model": model}).backward()
+    _, knowledge, batch = task()
+    began = deepcopy(knowledge)
+    CondensationLoss(1, 0.5, 2.0)(knowledge, batch, {}).backward()
     found, total = knowledge.inputs.grad, torch.zeros(4, 2, dtype=torch.float64)
     for i in range(5):
         alone = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], {})
-        loss = CondensationLoss(1, 0.5, 0.0)(knowledge, alone, {"model": model})
+        again = deepcopy(began)
+        loss = CondensationLoss(1, 0.5, 0.0)(again, alone, {})
         share = 2 / (1 + (2 * loss).exp()).item()
-        total += share * torch.autograd.grad(loss, knowledge.inputs)[0] / 5
+        total += share * torch.autograd.grad(loss, again.inputs)[0] / 5
     assert_close(found, total)
 
 
-def test_knowledge_fits_the_clients_examples_better_than_where_it_began(play, clouds):
-    """A step of the model that was sent on the uploads lowers the loss of the client's own examples by more."""
+def test_a_model_that_learns_from_uploads_fits_the_clients_own_examples_and_not_from_where_they_began(play, clouds):
     federation = clouds("mlp2", sizes=(60,))
-    longer = LocalTraining(lr=0.1, steps=40, batch_size=60)
     losses = []
-    for training in (STILL, longer):
-        run = play(small(training=training, inner_lr=2.0), federation)
+    for training in (STILL, LocalTraining(lr=0.1, steps=40, batch_size=60)):
+        run = play(small(training=training, per_class=4), federation)
         reply, model = replied(run)[0], run.engine.server(1).build("mlp2")
-        optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
-        F.cross_entropy(model(reply["inputs"]), reply["labels"]).backward()
-        optimizer.step()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(10):
+            optimizer.zero_grad()
+            F.cross_entropy(model(reply["inputs"]), reply["labels"]).backward()
+            optimizer.step()
         examples = federation.sites[0].train.batch(torch.arange(60))
         losses.append(F.cross_entropy(model(examples.inputs), examples.targets).item())
     assert losses[1] < losses[0] - 0.1
+
+
+def test_a_client_measures_batch_norm_on_its_own_examples_before_it_is_evaluated(play, clouds):
+    federation = clouds("norm2", "norm2")
+    run = play(small(), federation)
+    models = [run.model(id) for id in (0, 1)]
+    means = [next(buffer for name, buffer in net.named_buffers() if name.endswith("running_mean")) for net in models]
+    for net, mean, site in zip(models, means, federation.sites.values(), strict=True):
+        linear = next(module for module in net.modules() if isinstance(module, nn.Linear))
+        assert_close(mean, linear(site.train.batch(torch.arange(len(site.train))).inputs).mean(0).detach())
+    assert not torch.equal(*means)
+    assert_close(dict(models[0].named_parameters()), dict(models[1].named_parameters()), **EXACTLY)
 
 
 def test_uploads_have_as_many_inputs_of_each_class_that_the_client_holds_and_no_others(play, clouds):
@@ -222,10 +253,10 @@ def test_the_server_trains_a_model_of_each_architecture_on_all_uploads_whoever_w
 
 def test_models_learn_from_uploads_alone(play, clouds):
     federation = clouds("mlp2", "mlp2", "mlp2", sizes=(30, 30, 30), labels=((0, 1), (1, 2), (0, 2)))
-    learner = LocalTraining("sgd", lr=0.1, steps=40, batch_size=16)
-    condensing = LocalTraining(lr=0.1, steps=30, batch_size=30)
-    options = {"training": condensing, "server_training": learner, "per_class": 5, "inner_lr": 1.0, "pseudo": 0.0}
-    run = play(small(**options), federation, 3)
+    learner = LocalTraining("sgd", lr=0.1, steps=30, batch_size=16)
+    condensing = LocalTraining(lr=0.1, steps=20, batch_size=30)
+    options = {"training": condensing, "server_training": learner, "per_class": 5, "pseudo": 0.0}
+    run = play(small(**options), federation, 2)
     net, right = run.model(1).eval(), 0
     for site in federation.sites.values():
         batch = site.train.batch(torch.arange(30))

@@ -38,6 +38,7 @@ BESIDES = {
     "fedftg": "the generator and the students learn from every client's model; their averages are protected",
     "fedgkt": "the server's network learns from every client's features",
     "fedkemf": "the server's network learns from every client's predictions",
+    "fedmk": "the server's models learn from every client's condensed examples",
     "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
     "fedgen": "the generator learns from every client's head; its weights are protected",
     "fedgh": "the server's head learns from every client's means of classes",
@@ -47,7 +48,7 @@ BESIDES = {
 }
 """Methods that learn from replies by other ways than a mean."""
 AVERAGING = [name for name in list_methods() if name not in BESIDES]
-TAKES_NONE = {"local", "fedfomo", "fedgkt", "fedgh", "fedre", "fedktl", "fedtgp", "ktpfl", "fedkemf"}
+TAKES_NONE = {"local", "fedfomo", "fedgkt", "fedgh", "fedre", "fedktl", "fedtgp", "ktpfl", "fedkemf", "fedmk"}
 
 
 def swollen(node):

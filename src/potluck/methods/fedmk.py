@@ -12,6 +12,7 @@ Symbols
     D'        inputs and labels of a reply, the meta knowledge
     G         the generator; its weights are state.generator
     l         cross-entropy
+    w         the client's copy of its model, which learns from D' while that is condensed
     tau       smoothing
 
 Wire
@@ -35,9 +36,11 @@ Departures from the paper
     equations, and no code is published. From them are: condensing as two nested minimisations, weights of examples that
     fall with the model's loss on them, starting from others' knowledge, training on all uploads, and pseudo meta
     knowledge of a conditional generator. Ours are:
-    1. The inner minimisation is `inner_steps` steps of gradient descent on l of D' from the weights that the client was
-       sent, w', and the outer one is Adam on D' along the gradient of l of D at w', through these steps.
-    2. An example of D weighs 2 / (1 + exp(tau l)), with l at w' and without a gradient: 1 where it is fitted.
+    1. The two minimisations alternate: w, at first the weights that the client was sent, makes `inner_steps` steps of
+       gradient descent on l of D', and D' one of Adam along the gradient of l of D at w, through these steps. w goes on
+       from where it is. Returned to where it began each time, D' would suit the first steps of the server's training
+       and no others: networks with BatchNorm and pooling learnt nothing from it.
+    2. An example of D weighs 2 / (1 + exp(tau l)), with l at w and without a gradient: 1 where it is fitted.
     3. Of each class a client begins with what another client, drawn at random, has last sent of it, or with its own if
        no other has, or with N(0, 1) if nobody has (`initial="noise"`: always). Labels are fixed, `per_class` of each
        class that the client holds. With one class only, it condenses hardly anything: a step on any input fits it.
@@ -48,7 +51,8 @@ Departures from the paper
        of the same labels. What clients sent in earlier rounds only serves for others to begin with.
     6. The server has a model of each architecture, which it trains on the same data; a client condenses with, and is
        evaluated with, that of its own architecture.
-    7. Models condense in evaluation mode: they normalise by the running statistics that they were sent.
+    7. BatchNorm normalises D' and D each by its own batch while D' is condensed, and a client measures its statistics
+       on its own examples before it is evaluated: condensed inputs are distributed in another way than examples.
     8. No privacy is claimed: condensed inputs may resemble the examples that they were made from.
 """
 
@@ -88,6 +92,7 @@ from potluck import (
     learnt_of,
     likeness,
     load,
+    measure_statistics,
     on_client,
     require,
 )
@@ -129,8 +134,8 @@ class FedMK(Method[State]):
     }
 
     keeps_model = False
-    training: LocalTraining = LocalTraining(lr=0.1, steps=20, batch_size=64)
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, steps=50, batch_size=32, momentum=0.9)
+    training: LocalTraining = LocalTraining(lr=0.1, steps=50, batch_size=64)
+    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, steps=100, batch_size=32, momentum=0.9)
     generator_training: LocalTraining = LocalTraining(steps=20, batch_size=32)
     per_class: Annotated[int, at_least(2)] = 10
     inner_steps: Annotated[int, at_least(1)] = 1
@@ -179,9 +184,9 @@ class FedMK(Method[State]):
         for label in labels.unique() if "inputs" in message else ():
             if (found := message["inputs"][message["labels"] == label]).numel():
                 inputs[labels == label] = found
-        knowledge, frozen = Knowledge(inputs, labels), {"model": load(client.model, message["weights"])}
+        knowledge = Knowledge(inputs, labels, load(client.model, message["weights"]))
         objective = CondensationLoss(self.inner_steps, self.inner_lr, self.smoothing)
-        yield Fit(knowledge, objective, client.train, self.training, frozen=frozen)
+        yield Fit(knowledge, objective, client.train, self.training)
         return Message(inputs=knowledge.inputs.detach(), labels=labels)
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
@@ -189,7 +194,9 @@ class FedMK(Method[State]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
-        return load(client.model, message["weights"])
+        net = load(client.model, message["weights"])
+        measure_statistics(net, (batch.inputs for batch in client.train.batches(64, client.rng)))
+        return net
 
     def global_model(self, state: State, server: Server) -> nn.Module | None:
         names = list(state.pool)
@@ -226,18 +233,19 @@ def received(replies: Replies) -> dict[str, Weights]:
 
 
 class Knowledge(nn.Module):
-    """D': inputs (n, ...), which are trained, and their labels (n,)."""
+    """D': inputs (n, ...), which are trained, their labels (n,), and the model w, which follows them."""
 
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(self, inputs: Tensor, labels: Tensor, model: nn.Module) -> None:
         super().__init__()
         self.inputs = nn.Parameter(inputs)
         self.labels: Tensor
         self.register_buffer("labels", labels)
+        self.model = model.requires_grad_(False)
 
 
 @dataclass(frozen=True)
 class CondensationLoss:
-    """The loss of the client's examples after gradient steps of the extras' "model" on the meta knowledge."""
+    """The loss of the client's examples after the model's gradient steps on the meta knowledge, which it keeps."""
 
     steps: int
     lr: float
@@ -246,13 +254,14 @@ class CondensationLoss:
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch of the client's examples."""
         assert isinstance(net, Knowledge)
-        model = extras["model"]
-        weights = {name: weight.detach().requires_grad_() for name, weight in model.named_parameters()}
+        weights = {name: weight.detach().clone().requires_grad_() for name, weight in net.model.named_parameters()}
         for _ in range(self.steps):
-            fitted = F.cross_entropy(functional_call(model, weights, (net.inputs,)), net.labels)
+            fitted = F.cross_entropy(functional_call(net.model, weights, (net.inputs,)), net.labels)
             gradients = torch.autograd.grad(fitted, list(weights.values()), create_graph=True)
             weights = {name: w - self.lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
-        losses = F.cross_entropy(functional_call(model, weights, (batch.inputs,)), batch.targets, reduction="none")
+        losses = F.cross_entropy(functional_call(net.model, weights, (batch.inputs,)), batch.targets, reduction="none")
+        for name, weight in net.model.named_parameters():
+            weight.copy_(weights[name].detach())
         shares = 2 * torch.sigmoid(-self.smoothing * losses.detach())
         return (shares * losses).mean()
 
