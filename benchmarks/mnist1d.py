@@ -47,7 +47,7 @@ def trial(table: dict[str, Any], row: dict[str, Any], lr: float, seed: int) -> T
     """A row's run with this learning rate of the clients' training."""
     common, method = table["common"], row["method"]
     tree = {
-        "federation": common["federation"],
+        "federation": {**common["federation"], **row.get("federation", {})},
         "method": {**method, "training": {**common["training"], **method.get("training", {}), "lr": lr}},
         "run": {**common["run"], "seed": seed},
     }

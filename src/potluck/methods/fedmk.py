@@ -18,7 +18,6 @@ Symbols
 Wire
     down      weights |theta_i|, inputs at most per_class * classes * |x|, labels at most per_class * classes * integer
     up        inputs per_class * present * |x|, labels per_class * present * integer
-    with      initial="noise" also: down inputs 0, labels 0
 
 Facts
     keeps     nothing
@@ -42,7 +41,7 @@ Departures from the paper
        and no others: networks with BatchNorm and pooling learnt nothing from it.
     2. An example of D weighs 2 / (1 + exp(tau l)), with l at w and without a gradient: 1 where it is fitted.
     3. Of each class a client begins with what another client, drawn at random, has last sent of it, or with its own if
-       no other has, or with N(0, 1) if nobody has (`initial="noise"`: always). Labels are fixed, `per_class` of each
+       no other has, or with N(0, 1) if nobody has (`initial="noise"`: always; then no rows are sent down). Labels are fixed, `per_class` of each
        class that the client holds. With one class only, it condenses hardly anything: a step on any input fits it.
     4. G learns to be recognised by the server's models, at labels in the frequency of the uploads, as in FedGen, with
        its term for diversity, without which each class has one input. It is trained after the models, and used from the
@@ -56,7 +55,7 @@ Departures from the paper
     8. No privacy is claimed: condensed inputs may resemble the examples that they were made from.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -112,7 +111,8 @@ class FedMK(Method[State]):
     """Hyper-parameters of FedMK.
 
     Attributes:
-        training: of a client's meta knowledge on its own examples.
+        training: of a client's meta knowledge on its own examples; its rate is `speed` times `training.lr`.
+        speed: see there; inputs are of size 1, as weights are not.
         server_training: of the server's models.
         generator_training: of G; its batches are labels.
         per_class: synthetic inputs of each class that a client holds.
@@ -134,9 +134,10 @@ class FedMK(Method[State]):
     }
 
     keeps_model = False
-    training: LocalTraining = LocalTraining(lr=0.1, steps=50, batch_size=64)
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, steps=100, batch_size=32, momentum=0.9)
+    training: LocalTraining = LocalTraining(lr=0.01, steps=50, batch_size=64)
+    server_training: LocalTraining = LocalTraining(steps=100, batch_size=32)
     generator_training: LocalTraining = LocalTraining(steps=20, batch_size=32)
+    speed: Annotated[float, above(0)] = 10.0
     per_class: Annotated[int, at_least(2)] = 10
     inner_steps: Annotated[int, at_least(1)] = 1
     inner_lr: Annotated[float, above(0)] = 0.1
@@ -181,12 +182,13 @@ class FedMK(Method[State]):
     def condense(self, client: Client, message: Message) -> ClientWork:
         labels = client.train.labels.unique().repeat_interleave(self.per_class)
         inputs = torch.randn(len(labels), *client.train.input_shape, generator=client.rng)
-        for label in labels.unique() if "inputs" in message else ():
+        for label in labels.unique():
             if (found := message["inputs"][message["labels"] == label]).numel():
                 inputs[labels == label] = found
         knowledge = Knowledge(inputs, labels, load(client.model, message["weights"]))
         objective = CondensationLoss(self.inner_steps, self.inner_lr, self.smoothing)
-        yield Fit(knowledge, objective, client.train, self.training)
+        training = replace(self.training, lr=self.speed * self.training.lr)
+        yield Fit(knowledge, objective, client.train, training)
         return Message(inputs=knowledge.inputs.detach(), labels=labels)
 
     def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
@@ -207,14 +209,12 @@ class FedMK(Method[State]):
         weights = state.pool[server.roster[id].architecture]
         others = [state.knowledge[i] for i in sorted(state.knowledge, key=int) if i != str(id)]
         own = [state.knowledge[str(id)]] if str(id) in state.knowledge else []
-        inputs, labels = list[Tensor](), list[Tensor]()
+        inputs, labels = [torch.empty(0, *server.input_shape)], [torch.empty(0, dtype=torch.int64)]
         for label in range(server.num_classes if self.initial == "shared" else 0):
             if holders := holding(label, others) or holding(label, own):
                 drawn = holders[int(torch.randint(len(holders), (1,), generator=server.rng))]
                 inputs.append(drawn["inputs"][drawn["labels"] == label])
                 labels.append(drawn["labels"][drawn["labels"] == label])
-        if not inputs:
-            return Message(weights=weights)
         return Message(weights=weights, inputs=torch.cat(inputs), labels=torch.cat(labels))
 
     def _generator(self, server: Server) -> nn.Module:
