@@ -41,8 +41,9 @@ Departures from the paper
        and no others: networks with BatchNorm and pooling learnt nothing from it.
     2. An example of D weighs 2 / (1 + exp(tau l)), with l at w and without a gradient: 1 where it is fitted.
     3. Of each class a client begins with what another client, drawn at random, has last sent of it, or with its own if
-       no other has, or with N(0, 1) if nobody has (`initial="noise"`: always; then no rows are sent down). Labels are fixed, `per_class` of each
-       class that the client holds. With one class only, it condenses hardly anything: a step on any input fits it.
+       no other has, or with N(0, 1) if nobody has (`initial="noise"`: always; then no rows are sent down). Labels are
+       fixed, `per_class` of each class that the client holds. With one class only, it condenses hardly anything: a step
+       on any input fits it.
     4. G learns to be recognised by the server's models, at labels in the frequency of the uploads, as in FedGen, with
        its term for diversity, without which each class has one input. It is trained after the models, and used from the
        next round on; before that it has learnt nothing.
@@ -133,7 +134,6 @@ class FedMK(Method[State]):
         "several inner steps": {"inner_steps": 3},
     }
 
-    keeps_model = False
     training: LocalTraining = LocalTraining(lr=0.01, steps=50, batch_size=64)
     server_training: LocalTraining = LocalTraining(steps=100, batch_size=32)
     generator_training: LocalTraining = LocalTraining(steps=20, batch_size=32)
@@ -152,6 +152,10 @@ class FedMK(Method[State]):
         for name in ("server_training", "generator_training"):
             size = getattr(self, name).batch_size
             require(size >= 2, f"{name}.batch_size", "at least 2, which have batch statistics", size)
+
+    @property
+    def keeps_model(self) -> bool:
+        return False
 
     def needs(self) -> frozenset[Need]:
         return frozenset({Need.CLASSES})
