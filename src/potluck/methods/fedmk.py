@@ -37,8 +37,8 @@ Departures from the paper
     knowledge of a conditional generator. Ours are:
     1. The two minimisations alternate: w, at first the weights that the client was sent, makes `inner_steps` steps of
        gradient descent on l of D', and D' one of Adam along the gradient of l of D at w, through these steps. w goes on
-       from where it is. Returned to where it began each time, D' would suit the first steps of the server's training
-       and no others: networks with BatchNorm and pooling learnt nothing from it.
+       from where it is: if it returned to where it began each time, D' would suit only the first steps of the server's
+       training.
     2. An example of D weighs 2 / (1 + exp(tau l)), with l at w and without a gradient: 1 where it is fitted.
     3. Of each class a client begins with what another client, drawn at random, has last sent of it, or with its own if
        no other has, or with N(0, 1) if nobody has (`initial="noise"`: always; then no rows are sent down). Labels are
