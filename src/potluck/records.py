@@ -20,6 +20,7 @@ SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 RELEASES = "releases.json"
+PROGRESS, TRACKED = "progress.json", "trackers.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
 CHECKPOINT_SCHEMA = 3
@@ -34,7 +35,7 @@ test set.
 Values = dict[str, float | None]
 """Values by the name of the metric."""
 
-_NO_MATTER = ("seed", "rounds", "executor", "workers")
+_NO_MATTER = ("seed", "rounds", "executor", "workers", "track")
 """Settings of a run that do not make it another experiment."""
 
 

@@ -58,8 +58,6 @@ def test_an_observer_is_told_of_everything_in_order(tmp_path):
     diary = Diary()
     result = run(tmp_path).run(diary)
     kinds = [kind for kind, _ in diary.events]
-    one = ["round", *["training"] * 3, "evaluate", *["evaluation"] * 6, "evaluated", "record"]
-    assert [kind for kind, count in zip(kinds, range(len(kinds)))][0] == "run"
     evaluations = kinds.count("evaluation") // ROUNDS  # own parts, and each distinct model on the common test set
     one = ["round", *["training"] * 3, "evaluate", *["evaluation"] * evaluations, "evaluated", "record"]
     assert kinds == ["run", *one * ROUNDS, "end"]
@@ -106,3 +104,72 @@ def test_observers_change_no_bit_with_any_executor(config, tmp_path):
         events = [event for event in diary.of("training") if event.round == number]
         assert sorted(event.client for event in events) == [0, 1, 2]
         assert [event.done for event in events] == [1, 2, 3]
+
+
+class Fails(Observer):
+    """Raises at one event."""
+
+    def __init__(self, at, error):
+        self.at, self.error, self.heard = at, error, []
+
+    def __getattribute__(self, name):
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+
+        def told(event):
+            self.heard.append(name)
+            if name == self.at:
+                raise self.error
+
+        return told
+
+
+class MayFail(Fails):
+    may_fail = True
+
+
+EVENTS = [name for name in vars(Observer) if name.startswith("on_")]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(event, tmp_path):
+    run(tmp_path / "whole").run()
+    diary, error = Diary(), ValueError("enough")
+    with pytest.raises(ValueError, match="enough") as caught:
+        run(tmp_path / "stopped", tolerate_failures=True, on_divergence="drop").run(diary, Fails(event, error))
+    assert caught.value is error
+    (end,) = diary.of("end")
+    assert end.status == ("finished" if event == "on_run_end" else "failed")
+    run(tmp_path / "stopped", tolerate_failures=True, on_divergence="drop").run()
+    names = ("rounds.jsonl", "clients.jsonl")
+    assert [(tmp_path / "stopped" / name).read_bytes() for name in names] == [
+        (tmp_path / "whole" / name).read_bytes() for name in names
+    ]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_run_goes_on_without_an_observer_that_may_fail_and_says_so_once(event, tmp_path, caplog):
+    run(tmp_path / "alone").run()
+    fails, diary = MayFail(event, OSError("no room")), Diary()
+    run(tmp_path / "observed").run(fails, diary)
+    assert bytes_of(tmp_path / "observed") == bytes_of(tmp_path / "alone")
+    said = [record for record in caplog.records if "is left out" in record.getMessage()]
+    assert [(record.on_screen, "MayFail" in record.message, "no room" in record.message) for record in said] == [
+        (True, True, True)
+    ]
+    assert fails.heard.count(event) == 1
+    assert fails.heard[-1] == "on_run_end"  # so that it can let go of what it holds
+    assert len(diary.of("record")) == ROUNDS
+
+
+class OneFails(FedAvg):
+    def local_update(self, client, message):
+        if client.id == 1:
+            raise RuntimeError("no")
+        return (yield from super().local_update(client, message))
+
+    local_update.__potluck_on_client__ = True
+
+
+def test_an_observer_that_raises_is_no_lost_round(tmp_path):
+    """Beside a client that failed, an error in a round can mean that the round is lost, and the run goes on."""

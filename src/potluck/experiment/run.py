@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, ConfigError
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
@@ -33,9 +33,11 @@ from potluck.experiment.observers import Audience, EvaluationStart, Observer, Ro
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
 from potluck.experiment.rehearsal import rehearse
 from potluck.experiment.result import Result
+from potluck.experiment.trackers.names import check_installed
+from potluck.experiment.trackers.tracker import trackers
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
-FREE = ("rounds", "workers", "memory_gib")
+FREE = ("rounds", "workers", "memory_gib", "track")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class Run:
         notes: after `load`, notes for the user on the folder's checkpoint and on this machine.
 
     Raises:
-        ConfigError: a client's model, or the server's, cannot be trained on its data.
+        ConfigError: a client's model, or the server's, cannot be trained on its data, or a tracker is not installed.
         DataError: a client's targets do not suit the task.
     """
 
@@ -71,6 +73,9 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
+        check_installed(config.track)
+        if config.track and folder is None:
+            raise ConfigError("run.track: expected a run with a folder, by which its tracked run is found again")
         choice = _chosen(config, federation) if choice is None else choice
         check_targets(federation)
         rehearse(federation)
@@ -167,7 +172,7 @@ class Run:
 
     def _observed(self, observers: Sequence[Observer]) -> Result:
         """Run, and tell the observers the end too, whatever it is."""
-        self._audience = Audience(observers)
+        self._audience = Audience([*trackers(self._config.track), *observers])
         self._engine.on_client_end = self._audience.on_client_end
         try:
             self._audience.on_run_start(self._start())
