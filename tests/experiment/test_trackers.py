@@ -42,7 +42,7 @@ def of_mlflow(folder, place):
     client = MlflowClient(f"sqlite:///{place}/mlflow.db")
     (only,) = client.search_runs([client.get_experiment_by_name("potluck").experiment_id])
     assert only.info.run_name == folder.name
-    assert only.data.params["method.training.epochs"] == "1"
+    assert only.data.params["method.training.epochs"] == "2"
     histories = {key: client.get_metric_history(only.info.run_id, key) for key in only.data.metrics}
     return {key: sorted((metric.step, metric.value) for metric in history) for key, history in histories.items()}
 
@@ -179,7 +179,7 @@ def test_a_tracker_is_sent_the_earlier_rounds_that_it_lacks(tmp_path):
     run(tmp_path / "other", (), rounds=1).run(other)
     assert again.identity == notes.identity != other.identity
     assert notes.settings["run.rounds"] == 4
-    assert notes.settings["method.training.epochs"] == 1
+    assert notes.settings["method.training.epochs"] == 2
 
 
 def test_a_run_that_is_tracked_is_the_same_experiment_with_the_same_bytes(tmp_path, monkeypatch):

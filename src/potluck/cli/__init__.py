@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from potluck.cli import stages
 from potluck.core.errors import PotluckError, PotluckWarning
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
@@ -45,6 +46,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation; records, checkpoints and the log go to a new folder."""
+    stages.show("starting")
     from potluck.cli.run import branch_run, resume_run, start_run
 
     target, assignments = _asked(target, overrides)
@@ -313,6 +315,7 @@ def _showing(others: Callable[..., None]) -> Callable[..., None]:
             others(message, category, *place, **more)
         elif str(message) not in shown:
             shown.add(str(message))
+            stages.clear()
             print(f"potluck: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
 
     return show
@@ -329,6 +332,7 @@ def main() -> None:
     except (PotluckError, _UsageError) as error:
         code = _refuse(str(error))
     except (typer.Abort, KeyboardInterrupt):
+        stages.clear()
         code = 130
     except BrokenPipeError:  # the reader of our output has closed the pipe
         code = 0
@@ -340,6 +344,7 @@ def main() -> None:
 
 def _refuse(reason: str) -> int:
     """Print the error on one line; return the exit code of errors that the user can fix."""
+    stages.clear()
     with suppress(OSError):  # the reader may be gone
         print(f"potluck: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
     return 2

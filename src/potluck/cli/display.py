@@ -1,8 +1,10 @@
-"""A run's output on the terminal: a progress bar, and a closing table by architecture."""
+"""A run's output on the terminal: how it goes, and a closing table by architecture."""
 
 import logging
 import os
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -10,17 +12,18 @@ from typing import Any, Self, TextIO, cast
 
 import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
-from potluck.experiment.assemble import task_of
 from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
+from potluck.experiment.progress import Standing
 from potluck.experiment.result import Result
-from potluck.records import ACCURACY, LOG, Measure, Metric, RoundRecord
+from potluck.records import ACCURACY, LOG, Measure, Metric, Progress
 
 _EXECUTORS = "potluck.engine.executors"
 _MEGABYTE = 10**6
+_EVERY = 10.0  # seconds between two lines within a round, without a terminal
 
 
 class _Patient:
@@ -65,32 +68,28 @@ class _Aloud(logging.Handler):
             self._console.print(f"potluck: {record.getMessage()}", highlight=False, markup=False, soft_wrap=True)
 
 
-class Progress:
-    """A bar with round, primary metric, traffic and time left; without a terminal, one plain line for each round.
+class Display(Standing):
+    """Shows how a run goes: on a terminal a line that lives, with round, client, loss, score, traffic and time left.
 
-    Lines of the log that are marked `ON_SCREEN` are shown too.
+    Without a terminal, a line for each round, and between rounds at most one every ten seconds. Lines of the log that
+    are marked `ON_SCREEN` are shown too.
+
+    Args:
+        clock: seconds from any moment on.
     """
 
-    def __init__(self, experiment: Experiment, rounds_done: int, bytes_sent: int = 0) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._console = console_on(sys.stderr)
-        self._megabytes = bytes_sent / _MEGABYTE
         self._aloud = _Aloud(self._console)
-        self._metric = task_of(experiment).primary
-        self._reached = f"{self._metric.label} -"
+        self._printed = clock()
         self._bar = rich.progress.Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[reached]}"),
-            TextColumn("{task.fields[traffic]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}"),
+            BarColumn(20),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._aloud = _Aloud(self._console)
-        self._task = self._bar.add_task(
-            "round", total=experiment.run.rounds, completed=rounds_done, reached=self._reached, traffic=""
-        )
+        self._task = self._bar.add_task("", total=None, line="starting")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -103,16 +102,35 @@ class Progress:
         logging.getLogger("potluck").removeHandler(self._aloud)
         self._bar.stop()
 
-    def show(self, record: RoundRecord) -> None:
-        """Show a finished round."""
-        self._megabytes += (record.bytes_down + record.bytes_up) / _MEGABYTE
-        if (value := record.value("personal", self._metric.name)) is not None:
-            self._reached = f"{self._metric.label} {self._metric.text(value)}"
-        traffic = f"{self._megabytes:.1f} MB"
+    def show(self, progress: Progress, *, round_ended: bool = False) -> None:
+        """Show how the run stands."""
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=record.round, reached=self._reached, traffic=traffic)
-        else:
-            self._console.print(f"round {record.round}  {self._reached}  {traffic}", highlight=False)
+            self._bar.update(self._task, completed=progress.share, total=progress.rounds, line=line_of(progress))
+        elif round_ended or self._clock() - self._printed >= _EVERY:
+            self._printed = self._clock()
+            words = line_of(progress, ended=round_ended)
+            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+
+def line_of(progress: Progress, *, ended: bool = False) -> str:
+    """How a run stands on one line; if a round has `ended`, without what is done at the moment."""
+    words = [f"round {progress.round}/{progress.rounds}"]
+    words += [] if ended else [progress.words]
+    words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
+    words += [progress.score] if progress.score else []
+    words += [f"{progress.bytes / _MEGABYTE:.1f} MB"] if progress.bytes or ended else []
+    words += [f"{duration(progress.seconds_left)} left"] if progress.seconds_left and progress.round else []
+    return "  ".join(words)
+
+
+def duration(seconds: float) -> str:
+    """A duration in the units that matter: `8 s`, `3:05 min`, `2:10 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:

@@ -18,6 +18,7 @@ from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, open_folder, write_manifest
 from potluck.experiment.observers import Observer
+from potluck.experiment.progress import ProgressFile
 from potluck.experiment.result import Result
 from potluck.experiment.run import Run
 from potluck.records import CONFIG, LOCK
@@ -28,6 +29,7 @@ except ImportError:  # a system without file locks
     fcntl = None
 
 log = logging.getLogger(__name__)
+_LOOK = 0.5  # seconds
 _held: set[IO[str]] = set()
 
 
@@ -42,12 +44,12 @@ if hasattr(os, "register_at_fork"):  # a worker that outlives its parent must no
 
 
 @contextmanager
-def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
+def holding(folder: Path, patience: float = _LOOK) -> Generator[None]:
     """Lock the run in this folder against other processes; the lock ends with the process, however it ends.
 
     Args:
         folder: of the run.
-        patience: seconds to wait for a process that is about to end.
+        patience: seconds to wait for a process that is about to end; `potluck watch` holds the lock for an instant.
 
     Raises:
         CheckpointError: another process runs it.
@@ -62,7 +64,7 @@ def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
         while not _locked(file):
             if time.monotonic() >= deadline:
                 raise CheckpointError(f"{folder}: another process is running in this folder; wait for it, or end it")
-            time.sleep(0.2)
+            time.sleep(0.05)
         _held.add(file)
         try:
             yield
@@ -124,7 +126,7 @@ def execute(run: Run, experiment: Experiment, folder: Path, *observers: Observer
     keep_freed_memory()
     try:
         with logging_to(folder):
-            result = _logged(run, observers)
+            result = _logged(run, [ProgressFile(folder), *observers])
         privacy = experiment.method.privacy_statement(run.releases)
         note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:

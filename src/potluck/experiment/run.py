@@ -191,7 +191,7 @@ class Run:
             rounds=self._config.rounds,
             rounds_done=self.rounds_done,
             clients=len(federation.sites),
-            cohort_size=len(self._cohort(1)),
+            cohort_size=cohort_size(self._config, len(federation.sites)),
             metric=federation.task.primary,
             settings=self._all_settings,
             folder=self._folder,
@@ -260,7 +260,7 @@ class Run:
     def _cohort(self, number: int) -> list[ClientId]:
         """This round's clients: uniform without replacement, the same for every method under one seed."""
         ids = sorted(self._engine.federation.sites)
-        size = max(1, int(self._config.cohort_fraction * len(ids) + 1e-9))  # so that 0.29 of 100 is 29
+        size = cohort_size(self._config, len(ids))
         order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
         return sorted(ids[index] for index in order[:size].tolist())
 
@@ -278,6 +278,11 @@ class Run:
             best, best_round = validation, record.round
         extents = self._records.sync()
         self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings)
+
+
+def cohort_size(config: RunConfig, clients: int) -> int:
+    """How many of the clients are drawn each round."""
+    return max(1, int(config.cohort_fraction * clients + 1e-9))  # so that 0.29 of 100 is 29
 
 
 def what_matters(settings: Tree) -> Tree:
