@@ -134,6 +134,7 @@ def compare(
     table: Export = None,
 ) -> None:
     """Compare methods over seeds, and start the runs that are missing; or compare runs that are there."""
+    stages.show("starting")
     from potluck.cli.compare import View, compare
 
     view = View(measure, chosen=chosen, against=against, target=target, file=table)
@@ -154,6 +155,7 @@ def sweep(
     table: Export = None,
 ) -> None:
     """Run a grid of settings, or tune them, and compare the results; a sweep that was stopped goes on."""
+    stages.show("starting")
     from potluck.cli.compare import View, sweep
 
     view = View(measure, chosen=chosen, against=against, target=target, file=table)
