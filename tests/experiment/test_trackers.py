@@ -54,7 +54,7 @@ def of_wandb(folder, place):
 
     found = {}
     names = set()
-    for path in sorted(folder.glob("wandb/*/run-*.wandb")):
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         names.add(path.name)
         for content in _records(path.read_bytes()):
             record = Record.FromString(content)

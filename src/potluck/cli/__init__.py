@@ -119,6 +119,17 @@ def report(
 
 
 @app.command()
+def watch(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: runs.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print how they stand, and do not wait.")] = False,
+) -> None:
+    """Follow runs that other processes execute, until they end."""
+    from potluck.cli.watch import watch
+
+    watch(folders or [Path("runs")], once=once)
+
+
+@app.command()
 def compare(
     what: Annotated[
         list[str] | None, typer.Argument(help="Methods, TOML files, runs, folders of runs; then dotted keys.")

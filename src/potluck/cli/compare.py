@@ -21,7 +21,7 @@ from potluck.analysis.export import check_format, table_of, target_table_of, wri
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
 from potluck.cli import stages
-from potluck.cli.display import console_on, line_of
+from potluck.cli.terminal import console_on, line_of
 from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import task_of
 from potluck.experiment.config import Experiment, override, read_toml, resolve

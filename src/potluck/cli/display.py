@@ -1,20 +1,19 @@
 """A run's output on the terminal: how it goes, and a closing table by architecture."""
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Self
 
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
+from potluck.cli.terminal import console_on, line_of
 from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.progress import Standing
@@ -22,36 +21,7 @@ from potluck.experiment.result import Result
 from potluck.records import ACCURACY, LOG, Measure, Metric, Progress
 
 _EXECUTORS = "potluck.engine.executors"
-_MEGABYTE = 10**6
 _EVERY = 10.0  # seconds between two lines within a round, without a terminal
-
-
-class _Patient:
-    """A stream whose reader may close it, after which output is dropped."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write, unless the reader is gone."""
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            with suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def console_on(stream: TextIO) -> Console:
-    """A console that goes on when the reader of its stream has gone."""
-    return Console(file=cast("TextIO", _Patient(stream)))
 
 
 class _Aloud(logging.Handler):
@@ -110,27 +80,6 @@ class Display(Standing):
             self._printed = self._clock()
             words = line_of(progress, ended=round_ended)
             self._console.print(words, highlight=False, markup=False, soft_wrap=True)
-
-
-def line_of(progress: Progress, *, ended: bool = False) -> str:
-    """How a run stands on one line; if a round has `ended`, without what is done at the moment."""
-    words = [f"round {progress.round}/{progress.rounds}"]
-    words += [] if ended else [progress.words]
-    words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
-    words += [progress.score] if progress.score else []
-    words += [f"{progress.bytes / _MEGABYTE:.1f} MB"] if progress.bytes or ended else []
-    words += [f"{duration(progress.seconds_left)} left"] if progress.seconds_left and progress.round else []
-    return "  ".join(words)
-
-
-def duration(seconds: float) -> str:
-    """A duration in the units that matter: `8 s`, `3:05 min`, `2:10 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:

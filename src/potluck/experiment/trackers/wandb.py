@@ -27,7 +27,7 @@ class WeightsAndBiases(Tracker):
 
     def open(self, folder: Path, name: str, identity: str, settings: Mapping[str, Any]) -> Collection[int]:
         """The run with this identity; a resumed one without a login has a further folder of files, of the same run."""
-        known = {step for path in folder.glob("wandb/*/run-*.wandb") for step in steps_in(path)}
+        known = {step for path in folder.glob("wandb/offline-run-*/run-*.wandb") for step in steps_in(path)}
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "potluck"),
             id=identity,
