@@ -1,7 +1,16 @@
 """Observers see what happens when it happens, change no bit, and their failures end the run in order or not at all."""
 
+import os
+from dataclasses import dataclass
+
 import pytest
 
+from potluck.core.method import on_client
+from potluck.core.roles import Failure
+from potluck.engine.engine import Engine
+from potluck.engine.executors.choice import Choice
+from potluck.engine.executors.held import Held
+from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig
 from potluck.experiment.observers import Observer
 from potluck.experiment.run import Run
@@ -162,14 +171,69 @@ def test_a_run_goes_on_without_an_observer_that_may_fail_and_says_so_once(event,
     assert len(diary.of("record")) == ROUNDS
 
 
+@dataclass(frozen=True)
 class OneFails(FedAvg):
+    """Client 1 fails, so that an error in the same round could pass for the loss of the round."""
+
+    @on_client
     def local_update(self, client, message):
         if client.id == 1:
             raise RuntimeError("no")
         return (yield from super().local_update(client, message))
 
-    local_update.__potluck_on_client__ = True
+
+def test_what_an_observer_raises_is_no_lost_round(tmp_path):
+    def stop(event):
+        if event.failure:
+            seen.append(event)
+        if event.client == 2:
+            raise ValueError("enough")
+
+    seen = []
+    with pytest.raises(ValueError, match="enough"):
+        run(tmp_path, method=OneFails, tolerate_failures=True).run(Observer.of(on_client_end=stop))
+    assert [(event.client, event.loss, event.failure) for event in seen] == [(1, None, "RuntimeError: no")]
+    assert run(tmp_path, method=OneFails, tolerate_failures=True).run().rounds[0].lost is None
 
 
-def test_an_observer_that_raises_is_no_lost_round(tmp_path):
-    """Beside a client that failed, an error in a round can mean that the round is lost, and the run goes on."""
+def test_a_keyboard_interrupt_in_an_observer_ends_the_run_in_order(tmp_path):
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    diary = Diary()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path).run(diary, Observer.of(on_round_end=interrupt))
+    (end,) = diary.of("end")
+    assert (end.status, end.rounds_done, end.result) == ("interrupted", 1, None)
+    assert len(run(tmp_path).run().rounds) == ROUNDS - 1
+
+
+def test_a_client_is_reported_when_its_outcome_arrives_and_not_when_its_turn_comes():
+    """The last client in order is done first, as where forked workers take the longest work first."""
+    told = []
+    held = Held(lambda place, outcome: told.append(place))
+    held[2] = held[0] = Failure(0, "work", "no")
+    assert told == [2, 0]
+
+
+def test_workers_report_the_longest_work_first_since_they_do_it_first(tmp_path):
+    if not can_fork():
+        pytest.skip("this system cannot fork")
+    method = quick(FedAvg)
+    federation = toy_federation(World(clients=3).fit_for(method))
+    choice = Choice(Workers(1), "workers", 1, "the test")
+    diary = Diary()
+    Run(method, federation, RunConfig(rounds=1), tmp_path, choice).run(diary)
+    order = [event.client for event in diary.of("training")]
+    engine = Engine(method, federation)
+    costs = {client: engine._cost(client, ("train",)) for client in range(3)}
+    assert order == sorted(costs, key=lambda client: (-costs[client], client))
+    assert order != [0, 1, 2]
+
+
+def test_events_come_from_this_process(tmp_path):
+    if not can_fork():
+        pytest.skip("this system cannot fork")
+    seen = []
+    run(tmp_path, executor="workers", workers=2).run(Observer.of(on_client_end=lambda event: seen.append(os.getpid())))
+    assert set(seen) == {os.getpid()}

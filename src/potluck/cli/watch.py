@@ -252,7 +252,7 @@ def shown(seen: Sequence[Seen], height: int = 25) -> Group:
     if len(seen) == 1:
         (run,) = seen
         return Group(Text(run.name, style="bold"), *([_rounds(run)] if run.records else []), Text(run.line))
-    newest = sorted(seen[::-1], key=lambda run: run.over)  # those that go on first
+    newest = [*(run for run in seen if not run.over), *(run for run in reversed(seen) if run.over)]
     room = max(1, height - _FRAME)
     more = [Text(f"and {len(newest) - room} more that have ended")] if len(newest) > room else []
     return Group(_overview(newest[:room]), *more)
@@ -279,7 +279,9 @@ def _overview(seen: Sequence[Seen]) -> Table:
 def _rounds(run: Seen) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     measures: tuple[Measure, ...] = ("personal", "common", "global")
-    used = [m for m in measures if any(record.value(m, run.metric.name) is not None for record in run.records)]
+    used: list[Measure] = [
+        m for m in measures if any(record.value(m, run.metric.name) is not None for record in run.records)
+    ]
     for column in ("round", "loss", *(f"{run.metric.label} ({measure})" for measure in used), "sent", "took"):
         table.add_column(column, justify="right")
     for record in run.records[-_SHOWN:]:
