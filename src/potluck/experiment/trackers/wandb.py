@@ -3,9 +3,11 @@
 Without a login nothing leaves the machine; `wandb sync RUN/wandb/offline-run-*` sends it later.
 """
 
+import io
 import os
 import struct
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,15 @@ class WeightsAndBiases(Tracker):
     def open(self, folder: Path, name: str, identity: str, settings: Mapping[str, Any]) -> Collection[int]:
         """The run with this identity; a resumed one without a login has a further folder of files, of the same run."""
         known = {step for path in folder.glob("wandb/offline-run-*/run-*.wandb") for step in steps_in(path)}
+        mode = _mode()
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "potluck"),
             id=identity,
             name=name,
             dir=folder,
             config=dict(settings),
-            mode=_mode(),
-            resume="allow" if _mode() == "online" else None,
+            mode=mode,
+            resume="allow" if mode == "online" else None,
             settings=wandb.Settings(silent=True, console="off", disable_git=True),
         )
         return known | set(range(1, self._run.step)) if self._run.resumed else known
@@ -54,7 +57,8 @@ class WeightsAndBiases(Tracker):
 def _mode() -> Any:
     if mode := os.environ.get("WANDB_MODE"):
         return mode
-    return "online" if wandb.api.api_key else "offline"
+    with redirect_stderr(io.StringIO()):  # it says where it has found the key
+        return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
 def steps_in(path: Path) -> set[int]:
