@@ -7,7 +7,7 @@ everything that depends on a clock goes to `timings.jsonl` and `manifest.json`.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 RELEASES = "releases.json"
+PROGRESS, TRACKED = "progress.json", "trackers.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
 CHECKPOINT_SCHEMA = 3
@@ -34,7 +35,7 @@ test set.
 Values = dict[str, float | None]
 """Values by the name of the metric."""
 
-_NO_MATTER = ("seed", "rounds", "executor", "workers")
+_NO_MATTER = ("seed", "rounds", "executor", "workers", "track")
 """Settings of a run that do not make it another experiment."""
 
 
@@ -241,6 +242,62 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a run stands at a moment; the content of `progress.json`, which is there only while a run goes on.
+
+    Attributes:
+        method: the method's name.
+        phase: what is done at the moment: the run begins, clients train, the server computes, models are evaluated.
+        round: the number of the current round; 0 before the first.
+        rounds: how many rounds the run has.
+        done: how many clients of the current exchange or evaluation are done, of `of`.
+        share: the rounds done, the current one in part.
+        loss: mean training loss of this round's clients so far; before the first of them, of the last round.
+        score: the primary metric in words, mean over clients on their own test parts, at the last evaluation.
+        bytes: payload sent for training up to the last round, in both directions.
+        seconds_left: an estimate, from the rounds of this process; None before its first client.
+    """
+
+    method: str = ""
+    phase: Literal["start", "training", "server", "evaluation"] = "start"
+    round: int = 0
+    rounds: int = 0
+    done: int = 0
+    of: int = 0
+    share: float = 0.0
+    loss: float | None = None
+    score: str | None = None
+    bytes: int = 0
+    seconds_left: float | None = None
+
+    @property
+    def words(self) -> str:
+        """What is done at the moment."""
+        if self.phase == "training":
+            return f"client {self.done}/{self.of}"
+        if self.phase == "evaluation":
+            return f"evaluating {self.done}/{self.of}"
+        return "server" if self.phase == "server" else "starting"
+
+    def changed(self, **changes: Any) -> "Progress":
+        """A copy with changes."""
+        return replace(self, **changes)
+
+    def facts(self) -> dict[str, Any]:
+        """The content of the file."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Progress | None":
+        """The progress in a run's folder; None if no process notes any, or another version's."""
+        try:
+            content = json.loads((folder / PROGRESS).read_bytes())
+            return cls(**{spec.name: content[spec.name] for spec in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def experiment_hash(config: dict[str, Any]) -> str:

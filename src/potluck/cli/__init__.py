@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from potluck.cli import stages
 from potluck.core.errors import PotluckError, PotluckWarning
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
@@ -45,6 +46,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation; records, checkpoints and the log go to a new folder."""
+    stages.show("starting")
     from potluck.cli.run import branch_run, resume_run, start_run
 
     target, assignments = _asked(target, overrides)
@@ -117,6 +119,17 @@ def report(
 
 
 @app.command()
+def watch(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: runs.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print how they stand, and do not wait.")] = False,
+) -> None:
+    """Follow runs that other processes execute, until they end."""
+    from potluck.cli.watch import watch
+
+    watch(folders or [Path("runs")], once=once)
+
+
+@app.command()
 def compare(
     what: Annotated[
         list[str] | None, typer.Argument(help="Methods, TOML files, runs, folders of runs; then dotted keys.")
@@ -132,6 +145,7 @@ def compare(
     table: Export = None,
 ) -> None:
     """Compare methods over seeds, and start the runs that are missing; or compare runs that are there."""
+    stages.show("starting")
     from potluck.cli.compare import View, compare
 
     view = View(measure, chosen=chosen, against=against, target=target, file=table)
@@ -152,6 +166,7 @@ def sweep(
     table: Export = None,
 ) -> None:
     """Run a grid of settings, or tune them, and compare the results; a sweep that was stopped goes on."""
+    stages.show("starting")
     from potluck.cli.compare import View, sweep
 
     view = View(measure, chosen=chosen, against=against, target=target, file=table)
@@ -313,6 +328,7 @@ def _showing(others: Callable[..., None]) -> Callable[..., None]:
             others(message, category, *place, **more)
         elif str(message) not in shown:
             shown.add(str(message))
+            stages.clear()
             print(f"potluck: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
 
     return show
@@ -329,6 +345,7 @@ def main() -> None:
     except (PotluckError, _UsageError) as error:
         code = _refuse(str(error))
     except (typer.Abort, KeyboardInterrupt):
+        stages.clear()
         code = 130
     except BrokenPipeError:  # the reader of our output has closed the pipe
         code = 0
@@ -340,6 +357,7 @@ def main() -> None:
 
 def _refuse(reason: str) -> int:
     """Print the error on one line; return the exit code of errors that the user can fix."""
+    stages.clear()
     with suppress(OSError):  # the reader may be gone
         print(f"potluck: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
     return 2

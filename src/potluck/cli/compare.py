@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import get_args
+from typing import Self, get_args
 
 import rich.progress
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 
 from potluck.analysis.compare import ComparedRow, unequal
@@ -19,12 +20,13 @@ from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import check_format, table_of, target_table_of, write_comparison
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
-from potluck.cli.display import console_on
+from potluck.cli import stages
+from potluck.cli.terminal import console_on, line_of
 from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import task_of
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.presets import experiment_for
-from potluck.experiment.several import Ended, run_several
+from potluck.experiment.several import Ended, News, run_several
 from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
 from potluck.records import Measure
 
@@ -184,36 +186,76 @@ def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None)
     at_a_time = processes or len(
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
-    rounds = [0] * len(experiments)
     console = console_on(sys.stderr)
-    bar = rich.progress.Progress(
-        TextColumn("runs {task.fields[ended]}, rounds"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    total = sum(experiment.run.rounds for experiment in experiments)
-    shown = bar.add_task("", total=total, ended=f"0/{len(experiments)}")
-    with bar:
+    with _Several(experiments, console) as shown:
         for news in run_several(experiments, parent, at_a_time):
-            rounds[news.index] = max(rounds[news.index], news.round)
+            shown.show(news)
             if news.ended is not None:
                 ends[news.index] = news.ended
                 _tell(console.print, news.ended, len(ends), len(experiments))
-            bar.update(shown, completed=sum(rounds), ended=f"{len(ends)}/{len(experiments)}")
     return [ends[index] for index in range(len(experiments))]
 
 
+class _Several:
+    """On a terminal, a line for all runs with a bar and the time left, and one for each run that goes on."""
+
+    def __init__(self, experiments: Sequence[Experiment], console: Console) -> None:
+        self._experiments = experiments
+        self._shares = [0.0] * len(experiments)
+        self._ended = 0
+        self._lines: dict[int, rich.progress.TaskID] = {}
+        self._bar = rich.progress.Progress(
+            TextColumn("{task.fields[line]}"),
+            BarColumn(20),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        rounds = sum(experiment.run.rounds for experiment in experiments)
+        self._all = self._bar.add_task("", total=rounds, line=self._count)
+
+    def __enter__(self) -> Self:
+        stages.clear()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bar.stop()
+
+    @property
+    def _count(self) -> str:
+        return f"{self._ended}/{len(self._experiments)} runs"
+
+    def show(self, news: News) -> None:
+        """Show what happened to a run."""
+        index, progress = news.index, news.progress
+        self._shares[index] = max(self._shares[index], float(news.round), progress.share if progress else 0.0)
+        if news.ended is not None:
+            self._ended += 1
+            if index in self._lines:
+                self._bar.remove_task(self._lines.pop(index))
+        elif progress:
+            if index not in self._lines:
+                self._lines[index] = self._bar.add_task("", line="")
+            name = _name_of(self._experiments[index])
+            line, rounds = f"{name}:  {line_of(progress)}", progress.rounds
+            self._bar.update(self._lines[index], line=line, completed=progress.share, total=rounds)
+        self._bar.update(self._all, completed=sum(self._shares), line=self._count)
+
+
+def _name_of(experiment: Experiment) -> str:
+    return f"{experiment.method_name}, seed {experiment.run.seed}"
+
+
 def _tell(say: Callable[..., None], ended: Ended, count: int, of: int) -> None:
-    name = f"{ended.experiment.method_name}, seed {ended.experiment.run.seed}"
+    name = _name_of(ended.experiment)
     what = "finished" if ended.problem is None else f"not finished: {ended.problem}"
     say(f"{count} of {of}: {name}: {what}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show(runs: Sequence[StoredRun], ends: Sequence[Ended], view: View) -> bool:
     """Print the table, what was not on equal terms, and what failed; whether nothing did."""
+    stages.clear()
     failed = [end for end in ends if end.problem]
     if runs:
         rows = compared(

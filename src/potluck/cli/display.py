@@ -1,54 +1,27 @@
-"""A run's output on the terminal: a progress bar, and a closing table by architecture."""
+"""A run's output on the terminal: how it goes, and a closing table by architecture."""
 
 import logging
-import os
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Self
 
 import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
-from potluck.experiment.assemble import task_of
+from potluck.cli.terminal import console_on, line_of
 from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.run import Result
-from potluck.records import ACCURACY, LOG, Measure, Metric, RoundRecord
+from potluck.experiment.progress import Standing
+from potluck.experiment.result import Result
+from potluck.records import ACCURACY, LOG, Measure, Metric, Progress
 
 _EXECUTORS = "potluck.engine.executors"
-_MEGABYTE = 10**6
-
-
-class _Patient:
-    """A stream whose reader may close it, after which output is dropped."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write, unless the reader is gone."""
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            with suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def console_on(stream: TextIO) -> Console:
-    """A console that goes on when the reader of its stream has gone."""
-    return Console(file=cast("TextIO", _Patient(stream)))
+_EVERY = 10.0  # seconds between two lines within a round, without a terminal
 
 
 class _Aloud(logging.Handler):
@@ -65,32 +38,28 @@ class _Aloud(logging.Handler):
             self._console.print(f"potluck: {record.getMessage()}", highlight=False, markup=False, soft_wrap=True)
 
 
-class Progress:
-    """A bar with round, primary metric, traffic and time left; without a terminal, one plain line for each round.
+class Display(Standing):
+    """Shows how a run goes: on a terminal a line that lives, with round, client, loss, score, traffic and time left.
 
-    Lines of the log that are marked `ON_SCREEN` are shown too.
+    Without a terminal, a line for each round, and between rounds at most one every ten seconds. Lines of the log that
+    are marked `ON_SCREEN` are shown too.
+
+    Args:
+        clock: seconds from any moment on.
     """
 
-    def __init__(self, experiment: Experiment, rounds_done: int, bytes_sent: int = 0) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._console = console_on(sys.stderr)
-        self._megabytes = bytes_sent / _MEGABYTE
         self._aloud = _Aloud(self._console)
-        self._metric = task_of(experiment).primary
-        self._reached = f"{self._metric.label} -"
+        self._printed = clock()
         self._bar = rich.progress.Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[reached]}"),
-            TextColumn("{task.fields[traffic]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}"),
+            BarColumn(20),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._aloud = _Aloud(self._console)
-        self._task = self._bar.add_task(
-            "round", total=experiment.run.rounds, completed=rounds_done, reached=self._reached, traffic=""
-        )
+        self._task = self._bar.add_task("", total=None, line="starting")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -103,16 +72,14 @@ class Progress:
         logging.getLogger("potluck").removeHandler(self._aloud)
         self._bar.stop()
 
-    def show(self, record: RoundRecord) -> None:
-        """Show a finished round."""
-        self._megabytes += (record.bytes_down + record.bytes_up) / _MEGABYTE
-        if (value := record.value("personal", self._metric.name)) is not None:
-            self._reached = f"{self._metric.label} {self._metric.text(value)}"
-        traffic = f"{self._megabytes:.1f} MB"
+    def show(self, progress: Progress, *, round_ended: bool = False) -> None:
+        """Show how the run stands."""
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=record.round, reached=self._reached, traffic=traffic)
-        else:
-            self._console.print(f"round {record.round}  {self._reached}  {traffic}", highlight=False)
+            self._bar.update(self._task, completed=progress.share, total=progress.rounds, line=line_of(progress))
+        elif round_ended or self._clock() - self._printed >= _EVERY:
+            self._printed = self._clock()
+            words = line_of(progress, ended=round_ended)
+            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_result(folder: Path, experiment: Experiment, result: Result, privacy: str | None) -> None:

@@ -10,16 +10,17 @@ import typer
 from rich.console import Console
 
 from potluck.analysis.read import read_run
-from potluck.cli.display import Progress, print_result
+from potluck.cli.display import Display, print_result
 from potluck.core.errors import ConfigError, PotluckError
 from potluck.experiment.assemble import assemble_server, task_of
 from potluck.experiment.config import Experiment, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
+from potluck.experiment.observers import RunStart
 from potluck.experiment.presets import experiment_for
-from potluck.experiment.records import bytes_sent
-from potluck.experiment.run import Result
-from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.experiment.result import Result
+from potluck.experiment.run import cohort_size
+from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 
 
 def require_flower() -> None:
@@ -105,10 +106,13 @@ def host(
                     say(line)
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, timeout, patience)
-            done = _rounds_done(run)
-            with Progress(experiment, done, bytes_sent(run, done)) as progress:
-                for record in run_app(link, app, run, say):
-                    progress.show(record)
+            with Display() as display:
+                display.on_run_start(_start(experiment, run))
+                for news in run_app(link, app, run, say):
+                    if isinstance(news, RoundRecord):
+                        display.on_round_end(news)
+                    else:
+                        display.show(news)
     except KeyboardInterrupt:
         raise PotluckError(f"interrupted; resume with: potluck serve --folder {run}") from None
     _print_stored(run, experiment)
@@ -151,8 +155,8 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
     experiment = experiment_for(target, assignments)
     assemble_server(experiment)
     run = new_folder(parent, experiment)
-    with Progress(experiment, 0) as progress:
-        simulate(experiment, run, progress.show)
+    with Display() as display:
+        simulate(experiment, run, display)
     _print_stored(run, experiment)
 
 
@@ -178,9 +182,18 @@ def _says(target: str | None, assignments: Sequence[str], key: str) -> bool:
     return key in table or any(assignment.startswith(f"run.{key}=") for assignment in assignments)
 
 
-def _rounds_done(run: Path) -> int:
-    checkpoint = Checkpoint.read(run / CHECKPOINT / LAST)
-    return checkpoint.round if checkpoint else 0
+def _start(experiment: Experiment, run: Path) -> RunStart:
+    """The start of a run that another process executes."""
+    checkpoint, clients = Checkpoint.read(run / CHECKPOINT / LAST), experiment.federation.clients
+    return RunStart(
+        method=experiment.method_name,
+        rounds=experiment.run.rounds,
+        rounds_done=checkpoint.round if checkpoint else 0,
+        clients=clients,
+        cohort_size=cohort_size(experiment.run, clients),
+        metric=task_of(experiment).primary,
+        folder=run,
+    )
 
 
 def _print_stored(run: Path, experiment: Experiment) -> None:

@@ -12,7 +12,8 @@ from types import FrameType
 
 import typer
 
-from potluck.cli.display import Progress, print_result
+from potluck.cli import stages
+from potluck.cli.display import Display, print_result
 from potluck.core.errors import ConfigError, StorageError
 from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.branch import branch
@@ -21,8 +22,8 @@ from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.execute import execute, holding, note_end, prepare
 from potluck.experiment.folder import new_folder, open_folder
 from potluck.experiment.presets import experiment_for
-from potluck.experiment.records import bytes_sent
 from potluck.experiment.run import FREE, check_continues, what_matters
+from potluck.experiment.trackers.names import check_installed
 from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint
 
 _ENDING = 2.0  # seconds that a killed process may take to release its lock
@@ -31,7 +32,7 @@ _ENDING = 2.0  # seconds that a killed process may take to release its lock
 def start_run(target: str | None, assignments: Sequence[str], parent: Path) -> None:
     """Start a run; its folder is made only after the configuration and the data were accepted."""
     experiment = experiment_for(target, assignments)
-    assembly = assemble(experiment)
+    assembly = _assembled(experiment)
     parent_is_new = not parent.exists()
     folder = new_folder(parent, experiment)
     try:
@@ -66,7 +67,7 @@ def resume_run(folder: Path, target: str | None, assignments: Sequence[str]) -> 
         last = Checkpoint.read(home / CHECKPOINT / LAST)
         if last:
             check_continues(folder, last, what_matters(experiment.settings()), experiment.run.rounds)
-        assembly = assemble(experiment)
+        assembly = _assembled(experiment)
     _say(notes)
     _execute(folder, experiment, assembly)
 
@@ -87,24 +88,33 @@ def branch_run(folder: Path, target: str | None, assignments: Sequence[str]) -> 
         with holding(home, _ENDING):
             place = branch(home, experiment, home.parent)
         place = folder.parent / place.name
-        assembly = assemble(experiment)
+        assembly = _assembled(experiment)
     _execute(place, experiment, assembly)
+
+
+def _assembled(experiment: Experiment) -> Assembly:
+    check_installed(experiment.run.track)
+    stages.show(f"reading {experiment.federation.dataset}")
+    return assemble(experiment)
 
 
 def _execute(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
     onward = f"resume with: potluck run --resume {folder}"
     try:
         with holding(folder, _ENDING), _ending_in_order(folder, onward):
+            stages.show("trying the models on their data")
             run = prepare(experiment, assembly, folder)
+            stages.clear()
             _say(run.notes)
-            with Progress(experiment, run.rounds_done, bytes_sent(folder, run.rounds_done)) as progress:
-                result, privacy = execute(run, experiment, folder, progress.show)
+            with Display() as display:
+                result, privacy = execute(run, experiment, folder, display)
     except StorageError as error:
         raise StorageError(f"{error}; finished rounds are kept: fix this and {onward}") from error
     print_result(folder, experiment, result, privacy)
 
 
 def _say(notes: Sequence[str]) -> None:
+    stages.clear()
     for note in notes:
         with suppress(OSError):  # the terminal may be gone
             typer.echo(f"potluck: {note}", err=True)

@@ -31,6 +31,7 @@ from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.experiment.trackers.names import TrackerName
 from potluck.methods import get_method
 from potluck.models import get_model
 from potluck.records import experiment_hash
@@ -125,6 +126,8 @@ class RunConfig(Checked):
         on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
             "drop" the reply and continue. None means "drop" if failures are tolerated, else "stop".
         largest_value: the largest number in a reply; a larger one counts as divergence.
+        track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
+            several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
     """
 
     rounds: _Count = 20
@@ -141,6 +144,7 @@ class RunConfig(Checked):
     lost_rounds: _Count = 10
     on_divergence: OnDivergence | None = None
     largest_value: Annotated[float, above(0), below(1e38)] = LARGEST
+    track: TrackerName | tuple[TrackerName, ...] = ()
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,10 @@ from potluck.engine.store import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, open_folder, write_manifest
-from potluck.experiment.run import Result, RoundCallback, Run
+from potluck.experiment.observers import Observer
+from potluck.experiment.progress import ProgressFile
+from potluck.experiment.result import Result
+from potluck.experiment.run import Run
 from potluck.records import CONFIG, LOCK
 
 try:
@@ -26,6 +29,7 @@ except ImportError:  # a system without file locks
     fcntl = None
 
 log = logging.getLogger(__name__)
+_LOOK = 0.5  # seconds
 _held: set[IO[str]] = set()
 
 
@@ -40,12 +44,12 @@ if hasattr(os, "register_at_fork"):  # a worker that outlives its parent must no
 
 
 @contextmanager
-def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
+def holding(folder: Path, patience: float = _LOOK) -> Generator[None]:
     """Lock the run in this folder against other processes; the lock ends with the process, however it ends.
 
     Args:
         folder: of the run.
-        patience: seconds to wait for a process that is about to end.
+        patience: seconds to wait for a process that is about to end; `potluck watch` holds the lock for an instant.
 
     Raises:
         CheckpointError: another process runs it.
@@ -60,7 +64,7 @@ def holding(folder: Path, patience: float = 0.0) -> Generator[None]:
         while not _locked(file):
             if time.monotonic() >= deadline:
                 raise CheckpointError(f"{folder}: another process is running in this folder; wait for it, or end it")
-            time.sleep(0.2)
+            time.sleep(0.05)
         _held.add(file)
         try:
             yield
@@ -114,9 +118,7 @@ def prepare(
     return run
 
 
-def execute(
-    run: Run, experiment: Experiment, folder: Path, callback: RoundCallback = lambda record: None
-) -> tuple[Result, str | None]:
+def execute(run: Run, experiment: Experiment, folder: Path, *observers: Observer) -> tuple[Result, str | None]:
     """Run the remaining rounds; return the result and the statement of the privacy spent.
 
     The manifest records how the run ended; if it failed, manifest and log say why.
@@ -124,7 +126,7 @@ def execute(
     keep_freed_memory()
     try:
         with logging_to(folder):
-            result = _logged(run, callback)
+            result = _logged(run, [ProgressFile(folder), *observers])
         privacy = experiment.method.privacy_statement(run.releases)
         note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:
@@ -145,9 +147,9 @@ def note_end(folder: Path, status: str, **facts: str) -> None:
             note_status(folder, status, **facts)
 
 
-def _logged(run: Run, callback: RoundCallback) -> Result:
+def _logged(run: Run, observers: Sequence[Observer]) -> Result:
     try:
-        return run.run(callback)
+        return run.run(*observers)
     except KeyboardInterrupt:
         log.warning("interrupted after round %d", run.rounds_done)
         raise

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,9 +28,11 @@ from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, Tree, read_toml, resolve
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import new_folder, open_folder
-from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, experiment_hash
+from potluck.experiment.progress import Standing
+from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, Progress, experiment_hash
 
 _PATIENCE = 10.0  # seconds that a process may take to end in order
+_EVERY = 1.0  # seconds between two tellings of how a run stands
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,13 @@ class News:
         index: of the run, in the order in which they were given.
         round: the last finished round.
         ended: what became of it; None while it goes on.
+        progress: how it stands; None before it begins.
     """
 
     index: int
     round: int = 0
     ended: Ended | None = None
+    progress: Progress | None = None
 
 
 def found(parent: Path, experiments: Sequence[Experiment]) -> list[Path | None]:
@@ -134,6 +139,7 @@ class _Running:
         self.news = news
         self.round = 0
         self.folder: Path | None = None
+        self.progress: Progress | None = None
 
     @classmethod
     def start(cls, index: int, experiment: Experiment, folder: Path | None, parent: Path, *, alone: bool) -> "_Running":
@@ -158,10 +164,12 @@ class _Running:
             self.folder = value
         elif kind == "round":
             self.round = value
+        elif kind == "progress":
+            self.progress = value
         else:
             self.process.join()
             return self._end(value)
-        return News(self.index, self.round)
+        return News(self.index, self.round, progress=self.progress)
 
     def _end(self, problem: str | None) -> News:
         self.news.close()
@@ -250,4 +258,22 @@ def _resume(folder: Path, tree: Tree, tell: Callable[[str, Any], None]) -> None:
 def _execute(experiment: Experiment, assembly: Assembly, folder: Path, tell: Callable[[str, Any], None]) -> None:
     with holding(folder):
         run = prepare(experiment, assembly, folder)
-        execute(run, experiment, folder, lambda record: tell("round", record.round))
+        execute(run, experiment, folder, _Telling(tell))
+
+
+class _Telling(Standing):
+    """Tells the sweep's process of every round, and in between how the run stands, at most once a second."""
+
+    def __init__(self, tell: Callable[[str, Any], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self._told = -_EVERY
+
+    def show(self, progress: Progress, *, round_ended: bool = False) -> None:
+        """Tell it."""
+        now = time.monotonic()
+        if round_ended:
+            self._tell("round", progress.round)
+        if round_ended or now - self._told >= _EVERY:
+            self._told = now
+            self._tell("progress", progress)

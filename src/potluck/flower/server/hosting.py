@@ -14,7 +14,7 @@ import tomli_w
 from potluck.experiment.config import Experiment
 from potluck.flower.deploy.processes import lines_after
 from potluck.flower.deploy.superlink import FlowerError, SuperLink
-from potluck.records import ROUNDS, RoundRecord
+from potluck.records import ROUNDS, Progress, RoundRecord
 
 _LOOK_EVERY = 0.5
 _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
@@ -57,8 +57,10 @@ def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, pa
     return place
 
 
-def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -> Iterator[RoundRecord]:
-    """Submit an app and yield the rounds as they end; the run is stopped when the caller stops iterating.
+def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -> Iterator[RoundRecord | Progress]:
+    """Submit an app and yield the rounds as they end, and in between how the run stands.
+
+    The run is stopped when the caller stops iterating.
 
     Args:
         link: the SuperLink to submit to.
@@ -71,6 +73,7 @@ def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -
     """
     shown, heard = len(_rounds(run)), EventLog(run).size
     number, over = link.submit(app), False
+    before: Progress | None = None
     asked = time.monotonic()
     try:
         while not over:
@@ -78,6 +81,9 @@ def run_app(link: SuperLink, app: Path, run: Path, say: Callable[[str], None]) -
             for record in _rounds(run)[shown:]:
                 shown += 1
                 yield record
+            if (now := Progress.read(run)) not in (before, None):
+                before = now
+                yield now
             for line in (*event.lines, *link.register()):
                 say(line)
             if event.failure:
