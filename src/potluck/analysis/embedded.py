@@ -5,13 +5,13 @@ The page has a limited size. What matters least is left out first, and what was 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from potluck.analysis.groups import Group
-from potluck.analysis.names import run_names
 from potluck.analysis.read import StoredRun, by_class, last, partition, timings
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
 from potluck.records import Measure, Metric, RoundRecord
@@ -72,12 +72,12 @@ class Embedded:
     left_out: list[str] = field(default_factory=list[str])
 
 
-def embedded(groups: Sequence[Group], budget: int) -> Embedded:
-    """The numbers of these experiments, in about `budget` bytes of JSON at most."""
+def embedded(groups: Sequence[Group], names: Mapping[Path, str], budget: int) -> Embedded:
+    """The numbers of these experiments, in about `budget` bytes of JSON at most; `names` of runs by their folders."""
     runs = [run for members in groups for run in members.runs]
     page = _Page(budget)
     content: Json = {"series": [], "rounds": [], "classes": _class_names(runs)}
-    content["experiments"] = [_experiment(members, runs) for members in groups]
+    content["experiments"] = [_experiment(members, names) for members in groups]
     every = _every(runs, page)
     rounds: dict[tuple[int, ...], int] = {}
     for run, into in zip(runs, _runs_of(content), strict=True):
@@ -85,9 +85,11 @@ def embedded(groups: Sequence[Group], budget: int) -> Embedded:
     page.take(content)
     offered = [(series, _curves(series, runs, every, rounds)) for series in series_of(runs)]
     essential = [item for item in offered if any(curve for curve in item[1])]
-    clients, partitions, classes = _clients(runs), _partitions(runs), [_by_class(members) for members in groups]
+    alone = [_by_architecture(groups[0], every, rounds)] if len(groups) == 1 else []
+    clients, partitions, classes = _clients(runs), _partitions(runs, names), [_by_class(members) for members in groups]
     parts: list[tuple[str, Any]] = [
         *((f"the curve of {series.label} ({series.kind})", (series, curves)) for series, curves in essential[:3]),
+        *(("the curves of single architectures", {"by_architecture": curves}) for curves in alone),
         ("the division of the classes among clients", {"partitions": partitions}),
         ("the tables of single clients", {"clients": clients[0]}),
         ("the matrices of actual and predicted classes", {"by_class": classes}),
@@ -178,9 +180,8 @@ def _noted(note: str) -> Value:
     return lambda record: (record.notes or {}).get(note)
 
 
-def _experiment(members: Group, runs: Sequence[StoredRun]) -> Json:
-    names = dict(zip(map(id, runs), run_names(runs), strict=True))
-    facts = [{"name": names[id(run)], "seed": run.seed, "curves": {}} for run in members.runs]
+def _experiment(members: Group, names: Mapping[Path, str]) -> Json:
+    facts = [{"name": names[run.folder], "seed": run.seed, "curves": {}} for run in members.runs]
     return {"name": members.label, "runs": facts}
 
 
@@ -227,6 +228,24 @@ def _curves(
     return found
 
 
+def _by_architecture(members: Group, every: int, rounds: dict[tuple[int, ...], int]) -> list[Json]:
+    """The primary metric's curves of the architectures of one experiment, run by run."""
+    metric = members.runs[0].metric
+    found: dict[str, Json] = {}
+    for measure in ("personal", "common"):
+        records = [record for run in members.runs for record in run.rounds]
+        names = dict.fromkeys(name for r in records for name in r.by_architecture(measure, metric.name))
+        for name in names:
+            series = replace(_measured(metric, measure), value=_of_architecture(measure, metric, name))
+            curves = _curves(series, members.runs, every, rounds)
+            found.setdefault(name, {"name": name, "curves": {}})["curves"][series.id] = curves
+    return list(found.values())
+
+
+def _of_architecture(measure: Measure, metric: Metric, name: str) -> Value:
+    return lambda record: record.by_architecture(measure, metric.name).get(name)
+
+
 def _place(rounds: dict[tuple[int, ...], int], numbers: Iterable[int]) -> int:
     """The place of this list of rounds among the known ones, to which it is added."""
     return rounds.setdefault(tuple(numbers), len(rounds))
@@ -270,14 +289,14 @@ def _class_names(runs: Sequence[StoredRun]) -> list[str]:
     return [str(name) for name in next((run.manifest["classes"] for run in runs if run.manifest.get("classes")), [])]
 
 
-def _partitions(runs: Sequence[StoredRun]) -> list[Json]:
+def _partitions(runs: Sequence[StoredRun], names: Mapping[Path, str]) -> list[Json]:
     """The different divisions of the classes, each with the names of the runs that had it."""
     found: dict[str, Json] = {}
-    for run, name in zip(runs, run_names(runs), strict=True):
+    for run in runs:
         if division := partition(run):
             key = json.dumps(division.train)
             found.setdefault(key, {"train": division.train, "seeds": [], "runs": []})
-            found[key]["runs"].append(name)
+            found[key]["runs"].append(names[run.folder])
             if run.seed not in found[key]["seeds"]:
                 found[key]["seeds"].append(run.seed)
     return list(found.values())
