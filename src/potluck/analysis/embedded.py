@@ -269,10 +269,10 @@ def _clients(runs: Sequence[StoredRun]) -> tuple[Json, Json]:
         record = last(run)
         lines = [line for line in run.clients if record and line.round == record.round]
         values = [[_short(line.value(measure, metric.name), metric) for metric, measure in columns] for line in lines]
+        numbered = [architectures.setdefault(line.architecture, len(architectures)) for line in lines]
         facts = [
-            [line.client, architectures.setdefault(line.architecture, len(architectures))]
-            + [line.examples_train, line.examples_test]
-            for line in lines
+            [line.client, number, line.examples_train, line.examples_test]
+            for line, number in zip(lines, numbered, strict=True)
         ]
         rows.append([[*fact, *of[:3]] for fact, of in zip(facts, values, strict=True)])
         more.append([of[3:] for of in values])

@@ -90,17 +90,12 @@ def _sufficient(keys: Sequence[str], trees: Sequence[dict[str, str]]) -> list[st
 def _short(keys: Sequence[str]) -> dict[str, str]:
     """The last words of each key, as many as tell it from the others; "partition" for `federation.partition.name`."""
     words = {key: key.removesuffix(".name").removesuffix(".rule").split(".") for key in keys}
-
-    def end(key: str, count: int) -> str:
-        return ".".join(words[key][-count:])
-
-    return {
-        key: next(
-            (end(key, count) for count in range(1, len(own)) if [end(other, count) for other in keys].count(end(key, count)) == 1),
-            ".".join(own),
-        )
-        for key, own in words.items()
-    }
+    found: dict[str, str] = {}
+    for key, own in words.items():
+        ends = (".".join(own[-count:]) for count in range(1, len(own)))
+        others = [f".{'.'.join(other)}" for name, other in words.items() if name != key]
+        found[key] = next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), ".".join(own))
+    return found
 
 
 def _cut(value: str) -> str:

@@ -97,11 +97,9 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
         "notes": [(names[run.folder], row) for run in runs for row in note_table([run])],
         "has_classes": any(by_class(run) for run in runs),
         "has_partition": any(partition(run) for run in runs),
-        "shared": _shared(groups),
-        "different": _different(groups),
-        "configurations": [
-            (members.label, members.seeds[0], _configuration(members.runs[0])) for members in groups
-        ],
+        "shared": shared(groups),
+        "different": different(groups),
+        "configurations": [(members.label, members.seeds[0], _configuration(members.runs[0])) for members in groups],
         "stills": _stills(groups),
         "clients": _clients(groups[0].runs[0], names),
         "width": WIDTH,
@@ -195,7 +193,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metric) -> list[Card]:
-    """The best value of each measure, and what training sent and took at least."""
+    """The best value of each measure; of a single experiment also what training sent and took."""
     cards: list[Card] = []
     for measure in _CARDS:
         found = [(row.label, value) for row in rows if (value := row.scores[measure])]
@@ -209,12 +207,9 @@ def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metri
         best_worst = max(worst, key=lambda item: sign * item[1].mean)
         value = shown(best_worst[1].mean, metric.percent)
         cards.append(Card("worst client", f"{value}{' %' if metric.percent else ''}", best_worst[0]))
-    least = min(rows, key=lambda row: row.megabytes.mean)
-    cards.append(Card("sent for training", f"{_amount(least.megabytes)} MB", least.label))
-    timed = [(row.label, row.seconds) for row in rows if row.seconds]
-    if timed:
-        label, seconds = min(timed, key=lambda item: item[1].mean)
-        cards.append(Card("time of training", f"{_amount(seconds)} s", label))
+    if len(rows) == 1:
+        cards.append(Card("sent for training", f"{_amount(rows[0].megabytes)} MB", ""))
+        cards += [Card("time of training", f"{_amount(rows[0].seconds)} s", "")] if rows[0].seconds else []
     return cards
 
 
@@ -295,21 +290,27 @@ def _times(members: Group) -> dict[str, Any] | None:
     return {"label": members.label, "local": local, "server": server, "evaluation": fmean(evaluated)}
 
 
-def _shared(groups: Sequence[Group]) -> dict[str, str]:
+def shared(groups: Sequence[Group]) -> dict[str, str]:
+    """The settings that all experiments have in common."""
     trees = [settings(members.runs[0]) for members in groups]
-    different = set(differing(trees))
-    return {key: value for key, value in trees[0].items() if key not in different}
+    others = set(differing(trees))
+    return {key: value for key, value in trees[0].items() if key not in others}
 
 
-def _different(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
-    """By key of a setting that differs, each value with the labels of the experiments that have it."""
+def different(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
+    """By key of a setting that differs, each value with the experiments that have it.
+
+    Settings that only some methods have are among them if those methods' values differ.
+    """
     trees = {members.label: settings(members.runs[0]) for members in groups}
     found: dict[str, list[tuple[str, str]]] = {}
     for key in differing(list(trees.values())):
         by_value: dict[str, list[str]] = {}
         for label, tree in trees.items():
-            by_value.setdefault(tree.get(key, _NOTHING), []).append(label)
-        found[key] = [(value, ", ".join(labels)) for value, labels in by_value.items()]
+            if key in tree:
+                by_value.setdefault(tree[key], []).append(label)
+        if len(by_value) > 1 and key != "method.name":
+            found[key] = [(value, ", ".join(labels)) for value, labels in by_value.items()]
     return found
 
 

@@ -167,7 +167,10 @@ def timings(run: StoredRun) -> list[Seconds]:
     """Seconds of each round by kind; none if they are not known for all rounds."""
     try:
         lines = [json.loads(line) for line in (run.folder / TIMINGS).read_bytes().split(b"\n")[:-1]]
-        spent = {line["round"]: Seconds(*(line[f"seconds_{kind.name}"] for kind in fields(Seconds))) for line in lines}
+        spent = {
+            line["round"]: Seconds(line["seconds_local"], line["seconds_server"], line.get("seconds_evaluation", 0.0))
+            for line in lines
+        }
         return [spent[record.round] for record in run.rounds]
     except (OSError, ValueError, KeyError, TypeError):
         return []

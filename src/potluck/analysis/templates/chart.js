@@ -132,9 +132,9 @@ const chart = {
       if (axis === "round" || runs.some((run) => run.spent[axis])) byId("axis").append(make("option", { value: axis }, label));
     }
     const seeds = runs.length > numbers.experiments.length;
-    const kinds = { mean: seeds ? "mean over seeds, ± one standard deviation" : "one line for each run" };
-    if (seeds) kinds.runs = "one line for each run";
-    if ((numbers.by_architecture || []).length > 1) kinds.architectures = "one line for each architecture";
+    const kinds = { mean: seeds ? "mean over seeds" : "single runs" };
+    if (seeds) kinds.runs = "single runs";
+    if ((numbers.by_architecture || []).length > 1) kinds.architectures = "single architectures";
     for (const [kind, label] of Object.entries(kinds)) byId("kind").append(make("option", { value: kind }, label));
     byId("kind").parentElement.hidden = Object.keys(kinds).length < 2;
     if (kinds.architectures) this.kind = byId("kind").value = "architectures";
