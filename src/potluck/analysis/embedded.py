@@ -82,10 +82,10 @@ def embedded(groups: Sequence[Group], names: Mapping[Path, str], budget: int) ->
     rounds: dict[tuple[int, ...], int] = {}
     for run, into in zip(runs, _runs_of(content), strict=True):
         into["spent"] = _spent(run, every, rounds)
-    page.take(content)
     offered = [(series, _curves(series, runs, every, rounds)) for series in series_of(runs)]
     essential = [item for item in offered if any(curve for curve in item[1])]
     alone = [_by_architecture(groups[0], every, rounds)] if len(groups) == 1 else []
+    page.take([content, list(rounds)])
     clients, partitions, classes = _clients(runs), _partitions(runs, names), [_by_class(members) for members in groups]
     parts: list[tuple[str, Any]] = [
         *((f"the curve of {series.label} ({series.kind})", (series, curves)) for series, curves in essential[:3]),
@@ -94,10 +94,10 @@ def embedded(groups: Sequence[Group], names: Mapping[Path, str], budget: int) ->
         ("the tables of single clients", {"clients": clients[0]}),
         ("the matrices of actual and predicted classes", {"by_class": classes}),
         *((f"the curve of {series.label} ({series.kind})", (series, curves)) for series, curves in essential[3:]),
-        ("further metrics of single clients", {"clients_more": clients[1]}),
+        *([("further metrics of single clients", {"clients_more": clients[1]})] if clients[1]["columns"] else []),
     ]
     for name, part in parts:
-        if not page.take(part[1] if isinstance(part, tuple) else part):
+        if not page.take(_as_added(*part) if isinstance(part, tuple) else part):
             page.left_out.append(name)
         elif isinstance(part, tuple):
             _add_curves(content, *part)
@@ -251,6 +251,11 @@ def _place(rounds: dict[tuple[int, ...], int], numbers: Iterable[int]) -> int:
     return rounds.setdefault(tuple(numbers), len(rounds))
 
 
+def _as_added(series: Series, curves: Sequence[list[Any]]) -> list[Any]:
+    """What `_add_curves` adds."""
+    return [series.facts, *({series.id: curve} for curve in curves if curve)]
+
+
 def _add_curves(content: Json, series: Series, curves: Sequence[list[Any]]) -> None:
     content["series"].append(series.facts)
     for run, curve in zip(_runs_of(content), curves, strict=True):
@@ -278,7 +283,7 @@ def _clients(runs: Sequence[StoredRun]) -> tuple[Json, Json]:
         more.append([of[3:] for of in values])
     titles = [{"metric": metric.label, "measure": MEASURES[of], "percent": metric.percent} for metric, of in columns]
     few = {"architectures": list(architectures), "columns": titles[:3], "rows": rows}
-    return few, {"columns": titles[3:], "rows": more if others else [[] for _ in runs]}
+    return few, {"columns": titles[3:], "rows": more}
 
 
 def _short(value: float | None, metric: Metric) -> float | int | None:
