@@ -58,7 +58,7 @@ function ticks(low, high, count, whole) {
 
 // ---- lines -------------------------------------------------------------------------------------------------------
 
-const SLOTS = 8, DASHES = ["", "8 4", "2 4", "10 4 2 4"], MARKERS = ["circle", "square", "triangle", "diamond", "cross"];
+const SLOTS = 8, DASHES = ["", "8 4", "2 4", "9 3 2 3"], MARKERS = ["circle", "square", "triangle", "diamond", "cross"];
 const STYLES = SLOTS * DASHES.length * MARKERS.length;
 
 /** Which colour, dash and marker a slot has; no two of the first 160 have the same. */
@@ -482,12 +482,12 @@ function markerAt(kind, x, y) {
 
 /** A sample of a line, as in the chart. */
 function swatch(slot) {
-  const svg = draw("svg", { width: 34, height: 12, "aria-hidden": "true" });
-  if (slot === undefined) svg.append(draw("path", { class: "line other", d: "M1 6H33" }));
+  const svg = draw("svg", { width: 38, height: 12, "aria-hidden": "true" });
+  if (slot === undefined) svg.append(draw("path", { class: "line other", d: "M1 6H37" }));
   else {
     const { colour, dash, marker } = style(slot);
     svg.style.color = colour;
-    svg.append(draw("path", { class: "line", d: "M1 6H33", "stroke-dasharray": dash }), markerAt(marker, 17, 6));
+    svg.append(draw("path", { class: "line", d: "M1 6H37", "stroke-dasharray": dash }), markerAt(marker, 19, 6));
   }
   return svg;
 }

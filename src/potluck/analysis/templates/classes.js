@@ -5,7 +5,7 @@ const MOST_CELLS = 12000, LEGIBLE_COLUMNS = 20;
 /** A table of counts whose cells are as deep in colour as their share of the largest in their row or at all. */
 function matrixOf(caption, corner, rowNames, columnNames, counts, by) {
   const dense = columnNames.length > LEGIBLE_COLUMNS, largest = Math.max(1, ...counts.flat());
-  const table = make("table", { class: dense ? "matrix dense" : "matrix" }, make("caption", {}, caption));
+  const table = make("table", { class: dense ? "matrix dense" : "matrix" }, make("caption", { class: "visually-hidden" }, caption));
   const headings = columnNames.map((name, place) => make("th", { scope: "col" }, dense && place % 10 ? "" : name));
   table.append(make("thead", {}, make("tr", {}, make("th", { scope: "col" }, corner), ...headings)));
   const body = make("tbody");
@@ -20,7 +20,7 @@ function matrixOf(caption, corner, rowNames, columnNames, counts, by) {
     body.append(make("tr", {}, make("th", { scope: "row" }, rowNames[place]), ...cells));
   });
   table.append(body);
-  return scrolling(caption, table);
+  return make("div", {}, make("p", { class: "quiet small words", "aria-hidden": "true" }, caption), scrolling(caption, table));
 }
 
 function scrolling(label, table) {
