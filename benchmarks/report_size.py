@@ -1,11 +1,11 @@
-"""How large the report on many methods is, and how long a browser takes to open it.
+"""How large the report on a sweep of fifty experiments is, and how long a browser takes to open it.
 
-    python benchmarks/report_size.py [--methods 50] [--rounds 20] [--runs FOLDER]
+    python benchmarks/report_size.py [--rounds 10] [--runs FOLDER]
 
-Every method is run on a part of the digits, as far as it can be run there, with six clients of three architectures; the
-first 50 that finish are reported. Finished runs in the folder are not repeated. The page is opened in headless Chromium
-from the disk, five times, each in a fresh context: from the request to the moment at which the curves are drawn. Then
-all numbers of the page's tables and curves are compared with the records. The results go to
+Ten methods are run with five learning rates each, on a part of the digits with four clients of two architectures, every
+round evaluated. Finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk,
+five times, each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of
+the page's curves and of its table of runs are compared with the records. The results go to
 `benchmarks/results/report_size.md`.
 """
 
@@ -22,61 +22,41 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 
 from potluck.analysis.embedded import series_of, shown
+from potluck.analysis.names import run_names
 from potluck.analysis.read import StoredRun, read_run
 from potluck.analysis.report import write_report
-from potluck.core.errors import PotluckError
 from potluck.experiment.assemble import assemble
 from potluck.experiment.execute import execute, prepare
 from potluck.experiment.presets import experiment_for
-from potluck.methods import list_methods
 from potluck.records import MANIFEST
 
 RESULTS = Path(__file__).parent / "results" / "report_size.md"
+METHODS = ("local", "fedavg", "fedprox", "fednova", "fedntd", "scaffold", "fd", "fedhe", "fedproto", "lgfedavg")
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 SETTINGS = (
-    "federation.clients=6",
-    "federation.models=[{name='cnn2',width=4},{name='cnn3',width=4},{name='cnn4',width=4}]",
-    "federation.public=holdout",
-    "federation.public_labels=true",
+    "federation.clients=4",
+    "federation.models=[{name='cnn2',width=4},{name='cnn3',width=4}]",
     "federation.validation_fraction=0.1",
-    "federation.train_fraction=0.15",
+    "federation.train_fraction=0.08",
     "run.executor=sequential",
 )
-WAYS = ((), ("federation.models=[{name='cnn4',width=4}]",), ("federation.models=['mlp2']",))
-"""A method that cannot run with three architectures is given one."""
 OPENINGS = 5
 
 
-def finished(folder: Path, rounds: int) -> bool:
-    """Whether this folder holds a run that has ended."""
-    path = folder / MANIFEST
-    return path.is_file() and json.loads(path.read_text()).get("status") == "finished" and rounds > 0
-
-
-def run_one(method: str, rounds: int, folder: Path) -> bool:
-    """Run one method; whether it could be run."""
-    for way in WAYS:
-        try:
-            experiment = experiment_for(method, [f"run.rounds={rounds}", *SETTINGS, *way])
-            assembly = assemble(experiment)
-            shutil.rmtree(folder, ignore_errors=True)
-            execute(prepare(experiment, assembly, folder), experiment, folder)
-        except PotluckError as error:
-            print(f"{method}: {error}", flush=True)
-        else:
-            return True
-    return False
-
-
-def run_methods(count: int, rounds: int, parent: Path) -> list[Path]:
-    """The folders of as many finished runs of different methods."""
+def run_sweep(rounds: int, parent: Path) -> list[Path]:
+    """The folders of the finished runs, which are run if they are not there."""
     folders: list[Path] = []
-    for method in list_methods():
-        if len(folders) == count:
-            break
-        folder, started = parent / method, time.perf_counter()
-        if finished(folder, rounds) or run_one(method, rounds, folder):
+    for method in METHODS:
+        for rate in RATES:
+            folder, started = parent / f"{method}-{rate}", time.perf_counter()
+            experiment = experiment_for(method, [f"run.rounds={rounds}", f"method.training.lr={rate}", *SETTINGS])
+            manifest = folder / MANIFEST
+            if not (manifest.is_file() and json.loads(manifest.read_text()).get("status") == "finished"):
+                assembly = assemble(experiment)
+                shutil.rmtree(folder, ignore_errors=True)
+                execute(prepare(experiment, assembly, folder), experiment, folder)
             folders.append(folder)
-            print(f"{len(folders)} of {count}: {method}, {time.perf_counter() - started:.0f} s", flush=True)
+            print(f"{len(folders)}: {method}, {rate}, {time.perf_counter() - started:.0f} s", flush=True)
     return folders
 
 
@@ -103,8 +83,9 @@ def differing_numbers(page_file: Path, runs: Sequence[StoredRun], browser: Brows
     page.close()
     by_name = {run["name"]: run for experiment in content["experiments"] for run in experiment["runs"]}
     compared, wrong = 0, list[str]()
-    for run, row in zip(runs, sorted(cells, key=lambda cells: [r.method for r in runs].index(cells[0])), strict=True):
-        found = by_name[row[0]]
+    rows = {row[0]: row for row in cells}
+    for run, name in zip(runs, run_names(runs), strict=True):
+        found, row = by_name[name], rows[name]
         for series in series_of(runs):
             if series.id not in found["curves"]:
                 continue
@@ -135,11 +116,10 @@ def machine() -> str:
 def main() -> None:
     """Run, report, measure, compare, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--runs", type=Path, default=Path("runs/report_size"))
     options = parser.parse_args()
-    folders = run_methods(options.methods, options.rounds, options.runs)
+    folders = run_sweep(options.rounds, options.runs)
     started = time.perf_counter()
     page_file = write_report(folders, options.runs / "report").resolve()
     took = time.perf_counter() - started
@@ -153,13 +133,13 @@ def main() -> None:
         browser.close()
     painted, drawn = (statistics.median(of) for of in zip(*times, strict=True))
     size, lines = page_file.stat().st_size, (page_file.parent / "report.md").read_text().count("\n")
-    text = f"""# The report on many methods
+    text = f"""# The report on a sweep
 
-    python benchmarks/report_size.py --methods {options.methods} --rounds {options.rounds}
+    python benchmarks/report_size.py --rounds {options.rounds}
 
 {machine()}, headless Chromium {version}; median of {OPENINGS} openings from the disk, each in a fresh context, the
-slowest in brackets. {len(runs)} methods with one seed, {sum(len(run.rounds) for run in runs)} rounds in all, every one
-evaluated.
+slowest in brackets. {len(runs)} experiments, {len(METHODS)} methods with {len(RATES)} learning rates each,
+{sum(len(run.rounds) for run in runs)} rounds in all, every one evaluated.
 
 | | |
 | --- | ---: |

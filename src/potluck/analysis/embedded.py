@@ -28,6 +28,9 @@ MEASURES: dict[Measure, str] = {
 }
 
 
+OF_CLIENTS: tuple[Measure, ...] = ("personal", "common", "validation")
+
+
 @dataclass(frozen=True)
 class Series:
     """One quantity that has a curve.
@@ -267,7 +270,7 @@ def _clients(runs: Sequence[StoredRun]) -> tuple[Json, Json]:
     """The clients of each run at its last evaluated round: by the primary metric, and by the others."""
     architectures: dict[str, int] = {}
     primary, *others = runs[0].metrics
-    columns = [(metric, measure) for metric in (primary, *others) for measure in ("personal", "common", "validation")]
+    columns = [(metric, measure) for metric in (primary, *others) for measure in OF_CLIENTS]
     rows: list[list[list[Any]]] = []
     more: list[list[list[Any]]] = []
     for run in runs:

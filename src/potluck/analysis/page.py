@@ -132,14 +132,15 @@ def _environment(metric: Metric) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        score=partial(_score, metric),
-        scored=_score_of,
-        exact=_exact,
-        amount=_amount,
-        number=lambda value: f"{value:.4g}",
-        enumerated=enumerated,
-    )
+    filters: dict[str, Callable[..., str]] = {
+        "score": partial(_score, metric),
+        "scored": _score_of,
+        "exact": _exact,
+        "amount": _amount,
+        "number": lambda value: f"{value:.4g}",
+        "enumerated": enumerated,
+    }
+    environment.filters.update(filters)
     return environment
 
 

@@ -20,7 +20,7 @@ _NOT_THE_SETTING = (
 
 
 def settings(run: StoredRun) -> dict[str, str]:
-    """The settings that define the experiment, in the configuration's order; not the defaults that a preset replaced."""
+    """The settings that define the experiment, in the configuration's order, without the defaults of a preset."""
     flat = _flat({name: table for name, table in run.config.items() if name != "preset"}, "")
     return {key: value for key, value in flat.items() if key not in _NOT_THE_SETTING}
 
