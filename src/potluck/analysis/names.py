@@ -2,15 +2,44 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
-from potluck.analysis.read import StoredRun
-from potluck.analysis.settings import differing, settings
+from potluck.analysis.settings import Configured, differing, settings
 
 _LONGEST_NAME = 48
 _LONGEST_VALUE = 28
 
 
-def labels(runs: Sequence[StoredRun]) -> list[str]:
+class Described(Configured, Protocol):
+    """A stored run, or one that is only planned, with what its name is made of; see `StoredRun`."""
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        ...
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        ...
+
+    @property
+    def experiment_id(self) -> str:
+        """Equal for runs of one experiment."""
+        ...
+
+    @property
+    def rounds(self) -> Sequence[object]:
+        """The finished rounds."""
+        ...
+
+
+def labels(runs: Sequence[Described]) -> list[str]:
     """For each run the name of its experiment: runs have the same one if they belong to the same group.
 
     That is the method; the data set if there are several; the settings that differ between experiments of that method
@@ -27,7 +56,7 @@ def labels(runs: Sequence[StoredRun]) -> list[str]:
         for run in first
     }
 
-    def label(run: StoredRun) -> str:
+    def label(run: Described) -> str:
         name, id = names[run.experiment_id], run.experiment_id
         parts = [name if ambiguous[name] == 1 else f"{name} {id}"]
         return ", ".join([*parts, *([_rounds(len(run.rounds))] if len(lengths[id]) > 1 else [])])
@@ -35,7 +64,7 @@ def labels(runs: Sequence[StoredRun]) -> list[str]:
     return [label(run) for run in runs]
 
 
-def run_names(runs: Sequence[StoredRun]) -> list[str]:
+def run_names(runs: Sequence[Described]) -> list[str]:
     """For each run a name that no other of these has: its experiment's, its seed, and a number if it is a repetition.
 
     The seed is left out if it is the same for all.
@@ -56,7 +85,7 @@ def _rounds(count: int) -> str:
     return "1 round" if count == 1 else f"{count} rounds"
 
 
-def _name(run: StoredRun, experiments: Sequence[StoredRun], trees: dict[str, dict[str, str]]) -> str:
+def _name(run: Described, experiments: Sequence[Described], trees: dict[str, dict[str, str]]) -> str:
     """The name of one experiment among others, whose settings `trees` holds by their id."""
     place = f" on {run.dataset}" if len({other.dataset for other in experiments}) > 1 else ""
     kin = [other for other in experiments if (other.method, other.dataset) == (run.method, run.dataset)]

@@ -2,11 +2,12 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import get_args
+from typing import Any, get_args
 
 import rich.progress
 import typer
@@ -17,6 +18,7 @@ from rich.table import Table as Shown
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import check_format, table_of, target_table_of, write_comparison
+from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
 from potluck.cli.display import console_on
@@ -194,20 +196,46 @@ def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None)
         console=console,
         disable=not console.is_terminal,
     )
-    total = sum(experiment.run.rounds for experiment in experiments)
+    names, total = run_names_of(experiments), sum(experiment.run.rounds for experiment in experiments)
     shown = bar.add_task("", total=total, ended=f"0/{len(experiments)}")
     with bar:
         for news in run_several(experiments, parent, at_a_time):
             rounds[news.index] = max(rounds[news.index], news.round)
             if news.ended is not None:
                 ends[news.index] = news.ended
-                _tell(console.print, news.ended, len(ends), len(experiments))
+                _tell(console.print, names[news.index], news.ended, len(ends), len(experiments))
             bar.update(shown, completed=sum(rounds), ended=f"{len(ends)}/{len(experiments)}")
     return [ends[index] for index in range(len(experiments))]
 
 
-def _tell(say: Callable[..., None], ended: Ended, count: int, of: int) -> None:
-    name = f"{ended.experiment.method_name}, seed {ended.experiment.run.seed}"
+@dataclass(frozen=True)
+class _Planned:
+    """An experiment with what its run's name is made of."""
+
+    method: str
+    dataset: str
+    seed: int
+    experiment_id: str
+    config: dict[str, Any]
+    rounds: tuple[()] = ()
+
+
+def run_names_of(experiments: Sequence[Experiment]) -> list[str]:
+    """For each experiment the name that its run has in tables and reports, and its seed."""
+    planned = [
+        _Planned(
+            Path(one.method_name).stem,
+            Path(one.federation.dataset).stem,
+            one.run.seed,
+            one.experiment_id,
+            tomllib.loads(one.toml()),
+        )
+        for one in experiments
+    ]
+    return [f"{label}, seed {run.seed}" for label, run in zip(labels(planned), planned, strict=True)]
+
+
+def _tell(say: Callable[..., None], name: str, ended: Ended, count: int, of: int) -> None:
     what = "finished" if ended.problem is None else f"not finished: {ended.problem}"
     say(f"{count} of {of}: {name}: {what}", highlight=False, markup=False, soft_wrap=True)
 
@@ -227,9 +255,10 @@ def _show(runs: Sequence[StoredRun], ends: Sequence[Ended], view: View) -> bool:
         if view.file:
             write_comparison(rows, metric_of(runs), view.file)
             typer.echo(f"Table: {view.file}")
-    for end in failed:
-        place = f" ({end.folder})" if end.folder else ""
-        typer.echo(f"Not finished: {end.experiment.method_name}, seed {end.experiment.run.seed}{place}: {end.problem}")
+    for end, name in zip(ends, run_names_of([end.experiment for end in ends]), strict=True):
+        if end.problem:
+            place = f" ({end.folder})" if end.folder else ""
+            typer.echo(f"Not finished: {name}{place}: {end.problem}")
     return not failed
 
 
