@@ -126,6 +126,27 @@ def test_page_text__unfinished_runs_are_called_so(store_run, make_round):
     assert page(store_run("other", rounds=[make_round(1)])).tables["runs"][1][3] == "–"
 
 
+RMSE = {"name": "rmse", "label": "RMSE", "higher_is_better": False, "percent": False}
+
+
+def test_page_text__of_errors_the_lowest_are_the_best(store_run, make_round):
+    for method, error in (("worse", 12.345678), ("better", 0.5)):
+        values = {measure: {"rmse": error} for measure in ("personal", "common", "personal_std", "personal_worst")}
+        line = {**make_round(1), "metrics": values, "metrics_by_architecture": {"personal": {"small": {"rmse": error}}}}
+        folder = store_run(method, [line], method=method, task={"name": "regression", "metrics": [RMSE]})
+    text = page_text([read_run(folder) for folder in find_runs([folder.parent])])
+    card = re.search(r"<dt>RMSE, own test parts</dt><dd class=\"value\">(.*?)</dd><dd class=\"quiet\">(.*?)</dd>", text)
+    assert card.groups() == ("0.5", "better")
+    assert [row[3] for row in Page(text).tables["experiments"][1:]] == ["0.5", "12.35"]
+    assert Page(text).numbers["series"][0]["higher"] is False
+
+
+def test_page_text__a_repeated_seed_is_said_to_count_once(store_run):
+    runs = [read_run(store_run(f"run{index}")) for index in range(2)]
+    assert "with the same seed the last counts" in page_text(runs)
+    assert "with the same seed the last counts" not in page_text(runs[:1])
+
+
 def with_classes(folder, counts, round_number=6, **partition):
     confusion = {"round": round_number, "confusion": counts, "counts": [[counts[0][0], counts[1][1]]] * 3}
     (folder / "classes.json").write_text(json.dumps(confusion))

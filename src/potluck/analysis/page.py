@@ -86,6 +86,7 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
         "metric": metric,
         "unit": " (%)" if metric.percent else "",
         "seeds": any(len(members.runs) > 1 for members in groups),
+        "repeated": len(runs) > sum(len(members.runs) for members in groups),
         "experiments": _experiments(rows, runs, groups),
         "target": None if target is None else metric.text(target),
         "target_measure": MEASURES[measure],
@@ -137,7 +138,7 @@ def _environment(metric: Metric) -> Environment:
         "scored": _score_of,
         "exact": _exact,
         "amount": _amount,
-        "number": lambda value: f"{value:.4g}",
+        "number": _number,
         "enumerated": enumerated,
     }
     environment.filters.update(filters)
@@ -163,6 +164,10 @@ def _exact(value: Interval | Spread | float | None) -> str:
     if value is None:
         return ""
     return repr(value if isinstance(value, float | int) else value.mean)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _amount(value: float | Interval | Spread | None) -> str:
