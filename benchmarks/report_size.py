@@ -11,6 +11,7 @@ the page's curves and of its table of runs are compared with the records. The re
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -49,9 +50,9 @@ def run_sweep(rounds: int, parent: Path) -> list[Path]:
     for method in METHODS:
         for rate in RATES:
             folder, started = parent / f"{method}-{rate}", time.perf_counter()
-            experiment = experiment_for(method, [f"run.rounds={rounds}", f"method.training.lr={rate}", *SETTINGS])
             manifest = folder / MANIFEST
             if not (manifest.is_file() and json.loads(manifest.read_text()).get("status") == "finished"):
+                experiment = experiment_for(method, [f"run.rounds={rounds}", f"method.training.lr={rate}", *SETTINGS])
                 assembly = assemble(experiment)
                 shutil.rmtree(folder, ignore_errors=True)
                 execute(prepare(experiment, assembly, folder), experiment, folder)
@@ -60,16 +61,19 @@ def run_sweep(rounds: int, parent: Path) -> list[Path]:
     return folders
 
 
-def opened(browser: Browser, page_file: Path) -> tuple[float, float]:
-    """Seconds until the page's first paint, and until its curves are drawn."""
+def opened(browser: Browser, page_file: Path) -> tuple[float, float, float]:
+    """Seconds until the page's first paint, until its curves are drawn, and of the page's processor time until then."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    counters = page.context.new_cdp_session(page)
+    counters.send("Performance.enable", {"timeDomain": "threadTicks"})
     started = time.perf_counter()
     page.goto(page_file.as_uri(), wait_until="load")
     page.wait_for_selector("#chart svg .line")
     drawn = time.perf_counter() - started
+    found = {item["name"]: item["value"] for item in counters.send("Performance.getMetrics")["metrics"]}
     painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN")
     page.context.close()
-    return painted / 1000, drawn
+    return painted / 1000, drawn, found["TaskDuration"]
 
 
 def differing_numbers(page_file: Path, runs: Sequence[StoredRun], browser: Browser) -> tuple[int, list[str]]:
@@ -131,23 +135,25 @@ def main() -> None:
         compared, wrong = differing_numbers(page_file, runs, browser)
         version = browser.version
         browser.close()
-    painted, drawn = (statistics.median(of) for of in zip(*times, strict=True))
+    painted, drawn, busy = (f"{statistics.median(of):.2f} s ({max(of):.2f})" for of in zip(*times, strict=True))
     size, lines = page_file.stat().st_size, (page_file.parent / "report.md").read_text().count("\n")
     text = f"""# The report on a sweep
 
     python benchmarks/report_size.py --rounds {options.rounds}
 
 {machine()}, headless Chromium {version}; median of {OPENINGS} openings from the disk, each in a fresh context, the
-slowest in brackets. {len(runs)} experiments, {len(METHODS)} methods with {len(RATES)} learning rates each,
-{sum(len(run.rounds) for run in runs)} rounds in all, every one evaluated.
+slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile. {len(runs)} experiments,
+{len(METHODS)} methods with {len(RATES)} learning rates each, {sum(len(run.rounds) for run in runs)} rounds in all, every
+one evaluated.
 
 | | |
 | --- | ---: |
 | `report.html` | {size / 1e6:.2f} MB |
 | `report.md` | {lines} lines |
 | writing the report | {took:.1f} s |
-| first paint | {painted:.2f} s ({max(p for p, _ in times):.2f}) |
-| curves drawn | {drawn:.2f} s ({max(d for _, d in times):.2f}) |
+| first paint | {painted} |
+| curves drawn | {drawn} |
+| processor time of the page until then | {busy} |
 | numbers of the page compared with the records | {compared:,} |
 | of them different | {len(wrong)} |
 """
