@@ -21,6 +21,7 @@ CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
 ROUNDS, CLIENTS, TIMINGS = "rounds.jsonl", "clients.jsonl", "timings.jsonl"
 RELEASES = "releases.json"
 PROGRESS, TRACKED = "progress.json", "trackers.json"
+PARTITION, BY_CLASS = "partition.json", "classes.json"
 CHECKPOINT, LAST, BEST = "checkpoint", "last.json", "best.json"
 
 CHECKPOINT_SCHEMA = 3
@@ -151,6 +152,36 @@ class ClientRecord:
         if self.metrics is not None:
             return self.metrics.get(measure, {}).get(metric)
         return getattr(self, f"accuracy_{measure}", None) if metric == ACCURACY.name else None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The content of `partition.json`: how the classes are divided among clients.
+
+    Absent if examples have no labels, or if the clients' data are on other machines.
+
+    Attributes:
+        train: by client, in ascending order of their ids, the number of its training examples of each class.
+    """
+
+    train: list[list[int]]
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """The content of `classes.json`: predictions by class after a run's last round.
+
+    Over the examples of all clients' own test parts together, each predicted by its client's model.
+
+    Attributes:
+        round: after which the models were evaluated.
+        confusion: by actual class, how often each class was predicted; None for tasks whose sums hold no such matrix.
+        counts: correct predictions, predictions and occurrences of each class.
+    """
+
+    round: int
+    confusion: list[list[int]] | None
+    counts: list[list[int]]
 
 
 @dataclass(frozen=True)

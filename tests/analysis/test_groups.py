@@ -1,6 +1,6 @@
 import pytest
 
-from potluck.analysis.groups import enumerated, group, heading, labels
+from potluck.analysis.groups import enumerated, group, heading
 from potluck.analysis.read import read_run
 
 
@@ -30,18 +30,6 @@ def test_experiments_of_one_method_are_told_apart_by_what_differs(runs):
 def test_experiments_on_several_data_sets_name_theirs(runs):
     found = group(runs({"dataset": "mnist"}, {"dataset": "digits"}, {"method": "fedavg"}))
     assert [members.label for members in found] == ["fedin on mnist", "fedin on digits", "fedavg on digits"]
-
-
-def test_files_of_the_same_name_are_told_apart_by_their_hash(runs):
-    stored = runs({"dataset": "/a/leaves.npz"}, {"dataset": "/b/leaves.npz"})
-    assert labels(stored) == [f"fedin {run.experiment_id}" for run in stored]
-
-
-def test_a_label_that_would_be_long_is_a_hash(runs):
-    stored = runs(
-        {"lr": 0.1234567890123456, "method": "a-method-with-a-name"}, {"lr": 0.2, "method": "a-method-with-a-name"}
-    )
-    assert labels(stored) == [f"a-method-with-a-name {stored[0].experiment_id}", "a-method-with-a-name, lr=0.2"]
 
 
 def test_an_interrupted_run_is_not_averaged_with_longer_ones(runs, make_round):

@@ -30,12 +30,15 @@ def rows(text, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_report_is_a_page_and_a_picture(store_run, tmp_path):
+def test_a_report_is_a_page_and_for_plain_text_a_short_one_with_a_picture(store_run, tmp_path):
     page = write_report([store_run()], tmp_path / "deep" / "report")
-    assert page == tmp_path / "deep" / "report" / "report.md"
+    assert page == tmp_path / "deep" / "report" / "report.html"
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     picture = (page.parent / "curves.png").read_bytes()
     assert struct.unpack(">II", picture[16:24]) == (1500, 630)
-    assert "](curves.png)" in page.read_text(encoding="utf-8")
+    text = (page.parent / "report.md").read_text(encoding="utf-8")
+    assert "](curves.png)" in text
+    assert "](report.html)" in text
 
 
 def test_the_summary_of_a_run_has_its_numbers(store_run):
@@ -58,7 +61,7 @@ def test_the_summary_of_a_run_has_its_numbers(store_run):
 def test_the_table_of_runs_has_both_headlines_and_never_the_best_test_round(store_run):
     text = report(store_run())
     _, *found = rows(text, "Runs")
-    common = ["run", "fedin", "digits", "0", "6"]
+    common = ["fedin", "0", "6"]
     assert found == [
         [*common, "last: round 6", "55.0 ± 18.0", "30.0", "50.0", "57.5", "1.75", "0.500"],
         [*common, "chosen: round 2", "40.0 ± 14.1", "20.0", "35.0", "–", "1.75", "0.500"],
@@ -71,7 +74,7 @@ def test_one_row_is_enough_if_the_chosen_round_is_the_last(store_run, make_round
     rounds = [make_round(1, personal=[0.5, 0.5, 0.5, 0.5], validation=0.5)]
     text = report(store_run(rounds=rounds, planned=1))
     (_, found) = rows(text, "Runs")
-    assert found[5:10] == ["last and chosen: round 1", "50.0 ± 0.0", "50.0", "–", "–"]
+    assert found[3:8] == ["last and chosen: round 1", "50.0 ± 0.0", "50.0", "–", "–"]
     assert "for 1 round (seed 0). After round 1," in text
     assert "The round chosen on validation accuracy is the same one." in text
 
@@ -97,13 +100,34 @@ def test_experiments_are_averaged_over_seeds(store_run, make_round):
     folder = store_run("other", [make_round(1, personal=[0.7] * 4, validation=0.5)], method="fedavg", planned=1)
     text = report(folder.parent)
     assert text.startswith("# fedavg and fedin on digits\n")
-    assert "were right on 60.0 ± 26.5% of their own test examples, mean over clients and 3 seeds" in text
     assert rows(text, "Experiments")[1:] == [
         ["fedavg", "0", "1", "last and chosen", "70.0", "70.0", "–", "–", "1.50", "0.500"],
         ["fedin", "0, 1, 2", "1", "last and chosen", "60.0 ± 26.5", "60.0 ± 26.5", "50.0 ± 0.0", "–", "1.50", "0.500"],
     ]
-    assert [row[0] for row in rows(text, "Runs")[1:]] == ["other", "seed0", "seed1", "seed2"]
-    assert ["`method.name`", "fedavg", "fedin"] in rows(text, "Setting")
+    assert [row[0] for row in rows(text, "Runs")[1:]] == [
+        "fedavg, seed 0",
+        "fedin, seed 0",
+        "fedin, seed 1",
+        "fedin, seed 2",
+    ]
+
+
+def test_the_report_of_many_runs_stays_short(store_run):
+    for method in range(13):
+        for seed in range(3):
+            folder = store_run(f"m{method}-{seed}", method=f"method{method}", seed=seed, lr=0.01 * (1 + method % 2))
+    text = report(folder.parent)
+    assert text.count("\n") < 400  # of 39 runs
+    assert "<details>" not in text
+    differing = {value: set(labels.split(", ")) for key, value, labels in rows(text, "Setting")[-2:]}
+    assert differing["0.02"] == {f"method{n}" for n in range(1, 13, 2)}
+    assert "`method.name`" not in text
+
+
+def test_missing_replies_are_counted_in_a_report_of_several_experiments(store_run, make_round):
+    broken = store_run("broken", [{**make_round(1), "failed": {"2": "out of memory"}}])
+    text = report(broken, store_run("whole", method="fedavg"))
+    assert "**Replies missing** because a client failed, fedin: 1." in text
 
 
 def test_rounds_to_a_target(store_run, make_round):
@@ -112,12 +136,12 @@ def test_rounds_to_a_target(store_run, make_round):
     fast = store_run("fast", [make_round(1, personal=[0.6] * 4)], seed=3)
     text = report(fast, never, fast.parent / "slow", target=Target(0.6, against="slow"))
     assert rows(text, "Rounds to 60.0%")[1:] == [
-        ["fast", "fedin, 1 round", "3", "1", "3.0"],
-        ["weak", "fedin, 1 round", "2", ">1", "–"],
-        ["slow", "fedin, 3 rounds", "1", "3", "1.0"],
+        ["fedin, 1 round, seed 3", "3", "1", "3.0"],
+        ["fedin, 1 round, seed 2", "2", ">1", "–"],
+        ["fedin, 3 rounds, seed 1", "1", "3", "1.0"],
     ]
     without = report(fast, target=Target(0.6, measure="common"))
-    assert rows(without, "Rounds to 60.0%")[1:] == [["fast", "fedin", "3", ">1"]]
+    assert rows(without, "Rounds to 60.0%")[1:] == [["fedin", "3", ">1"]]
     assert "mean over clients on the common test set." in without
 
 
@@ -142,24 +166,24 @@ def test_how_to_reproduce_is_told_with_what_the_run_stood_on(store_run):
     assert "\n```sh\npotluck run config.toml\n```\n" in text
     machine = "Linux x86_64, 2 cores for torch"
     versions = ["0123456789ab with changes", "3.12.1", "0.1.0", "2.9.0", "2.3.0", machine, "a" * 12, "b" * 12]
-    assert ["run", *versions] in rows(text, "How to reproduce")
+    assert ["fedin", "run", *versions] in rows(text, "How to reproduce")
 
 
 def test_without_code_of_the_users_the_commit_is_potlucks(store_run):
     facts = {"git_commit": None, "git_dirty": None, "potluck_commit": "fedcba9876543210", "potluck_dirty": False}
     told = rows(report(store_run(**{**FACTS, **facts})), "How to reproduce")
-    assert ["run", "fedcba987654"] in [row[:2] for row in told]
+    assert ["run", "fedcba987654"] in [row[1:3] for row in told]
 
 
 def test_what_a_manifest_does_not_say_is_left_open(store_run):
-    assert ["run", *(["–"] * 8)] in rows(report(store_run()), "How to reproduce")
+    assert ["fedin", "run", *(["–"] * 8)] in rows(report(store_run()), "How to reproduce")
 
 
 def test_an_unfinished_run_is_called_so(store_run, make_round):
     text = report(store_run(rounds=[make_round(1)], status="interrupted"))
-    assert "**Not finished:** run has 1 of 6 rounds (status: interrupted)." in text
+    assert "**Not finished:** fedin has 1 of 6 rounds (status: interrupted)." in text
     assert "No round was evaluated. A round sent 1.50 MB" in text
-    assert [row[5:10] for row in rows(text, "Runs")[1:]] == [["last and chosen: none", "–", "–", "–", "–"]]
+    assert [row[3:8] for row in rows(text, "Runs")[1:]] == [["last and chosen: none", "–", "–", "–", "–"]]
 
 
 def test_missing_replies_are_counted(store_run, make_round):
@@ -176,6 +200,7 @@ def test_the_same_runs_give_the_same_bytes(store_run, tmp_path):
     folder = store_run(**FACTS)
     first, second = (write_report([folder], tmp_path / name) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
+    assert first.with_name("report.md").read_bytes() == second.with_name("report.md").read_bytes()
     assert first.with_name("curves.png").read_bytes() == second.with_name("curves.png").read_bytes()
 
 
@@ -191,7 +216,7 @@ def test_notes_have_a_table_where_there_are_any(store_run, make_round):
     lines = [{**make_round(1), "notes": {"norm": 123.456, "clients/conflict": 1e-7}}, make_round(2)]
     _, *found = rows(report(store_run("noted", lines), store_run("plain", [make_round(1)], seed=1)), "Notes")
     assert found == [
-        ["noted", "`clients/conflict`", "1", "1e-07", "1e-07", "1e-07", "1e-07"],
-        ["noted", "`norm`", "1", "123.5", "123.5", "123.5", "123.5"],
+        ["fedin, 2 rounds, seed 0", "`clients/conflict`", "1", "1e-07", "1e-07", "1e-07", "1e-07"],
+        ["fedin, 2 rounds, seed 0", "`norm`", "1", "123.5", "123.5", "123.5", "123.5"],
     ]
     assert "## Notes" not in report(store_run("without"))

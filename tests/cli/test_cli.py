@@ -165,11 +165,18 @@ def test_show_lists_hyper_parameters_with_defaults(potluck):
 
 
 @pytest.mark.slow
-def test_report_writes_a_picture_and_a_summary(potluck, tmp_path):
+def test_report_writes_a_page_a_picture_and_a_summary_and_opens_it_only_when_asked(potluck, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("typer.launch", lambda address: opened.append(address) or 0)
     potluck(f"run fedin {SMALL}")
     folder = only_run(tmp_path)
     outcome = potluck(f"report {folder}")
     assert outcome.code == 0, outcome.err
+    assert outcome.out == f"{folder / 'report.html'}\n"
+    assert "fedin on digits" in (folder / "report.html").read_text()
+    assert opened == []
+    assert potluck(f"report {folder} --open").code == 0
+    assert opened == [(folder / "report.html").resolve().as_uri()]
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "cnn2(width=4)" in (folder / "report.md").read_text()
 

@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from potluck.cli.compare import run_names_of
+from potluck.experiment.presets import experiment_for
+
 SMALL = "federation.clients=3 federation.train_fraction=0.1 run.rounds=2 \"federation.models=[{name='cnn2',width=4}]\""
 SWEEP = """\
 [federation]
@@ -120,6 +123,15 @@ def test_sweep__killed_and_started_again_ends_with_the_same_table(potluck, tmp_p
     assert rest.code == 0, rest.err
     assert without_times(tmp_path / "rest.csv") == without_times(tmp_path / "whole.csv")
     assert len(list((tmp_path / "runs" / "s").glob("*/manifest.json"))) == 4
+
+
+def test_names__of_planned_runs_are_those_of_their_tables():
+    experiments = [experiment_for("fedavg", [f"method.training.lr={rate}"]) for rate in (0.1, 0.2)]
+    assert run_names_of([*experiments, experiment_for("local", ["run.seed=3"])]) == [
+        "fedavg, lr=0.1, seed 0",
+        "fedavg, lr=0.2, seed 0",
+        "local, seed 3",
+    ]
 
 
 def processes_in(session):

@@ -1,13 +1,11 @@
 """Groups of runs: those of one experiment, which differ only in seed, under a distinguishing label."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun
-from potluck.analysis.settings import differing, settings
 
-_LONGEST_LABEL = 40
 _NAMED_METHODS = 4
 
 
@@ -56,27 +54,6 @@ def group(runs: Sequence[StoredRun]) -> list[Group]:
     return [Group(label, tuple(run for _, run in sorted(seeds.items()))) for label, seeds in members.items()]
 
 
-def labels(runs: Sequence[StoredRun]) -> list[str]:
-    """For each run the label of its experiment: runs have the same label if they belong to the same group."""
-    experiments = {run.experiment_id: run for run in reversed(runs)}
-    names = {experiment_id: _name(run, list(experiments.values())) for experiment_id, run in experiments.items()}
-    ambiguous = Counter(names.values())
-    names = {
-        experiment_id: name if ambiguous[name] == 1 else f"{name} {experiment_id}"
-        for experiment_id, name in names.items()
-    }
-    lengths = {
-        run.experiment_id: {len(other.rounds) for other in runs if other.experiment_id == run.experiment_id}
-        for run in runs
-    }
-    return [
-        names[run.experiment_id]
-        if len(lengths[run.experiment_id]) == 1
-        else f"{names[run.experiment_id]}, {_rounds(len(run.rounds))}"
-        for run in runs
-    ]
-
-
 def heading(groups: Sequence[Group]) -> str:
     """Which methods on which data, in a few words."""
     methods = list(dict.fromkeys(members.method for members in groups))
@@ -88,17 +65,3 @@ def enumerated(words: Sequence[object]) -> str:
     """One, two and three."""
     *before, final = [str(word) for word in words]
     return f"{', '.join(before)} and {final}" if before else final
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
-
-
-def _name(run: StoredRun, experiments: Sequence[StoredRun]) -> str:
-    """The method; the data set if there are several; settings that differ between the method's experiments on it."""
-    place = f" on {run.dataset}" if len({other.dataset for other in experiments}) > 1 else ""
-    alike = [settings(other) for other in experiments if (other.method, other.dataset) == (run.method, run.dataset)]
-    values = settings(run)
-    keys = [key for key in differing(alike) if key in values and key not in ("federation.dataset", "run.rounds")]
-    label = ", ".join([f"{run.method}{place}", *(f"{key.rsplit('.', 1)[1]}={values[key]}" for key in keys)])
-    return label if len(label) <= _LONGEST_LABEL else f"{run.method}{place} {run.experiment_id}"

@@ -5,22 +5,26 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError
 from potluck.records import (
     ACCURACY,
+    BY_CLASS,
     CHECKPOINT,
     CLIENTS,
     CONFIG,
     LAST,
     MANIFEST,
+    PARTITION,
     ROUNDS,
     TIMINGS,
+    ByClass,
     Checkpoint,
     ClientRecord,
     Metric,
+    Partition,
     RoundRecord,
     check_is_run,
     check_schema,
@@ -76,6 +80,15 @@ class StoredRun:
     def rounds_planned(self) -> int:
         """How many rounds the configuration asks for."""
         return self.config["run"]["rounds"]
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """The time of a round: of clients' work, of the server's, and of the evaluation after it."""
+
+    local: float
+    server: float
+    evaluation: float
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -147,12 +160,64 @@ def chosen(run: StoredRun) -> RoundRecord | None:
 
 def seconds(run: StoredRun) -> list[float]:
     """Seconds of each round without its evaluation; none if they are not known for all rounds."""
+    return [spent.local + spent.server for spent in timings(run)]
+
+
+def timings(run: StoredRun) -> list[Seconds]:
+    """Seconds of each round by kind; none if they are not known for all rounds."""
     try:
         lines = [json.loads(line) for line in (run.folder / TIMINGS).read_bytes().split(b"\n")[:-1]]
-        spent = {line["round"]: line["seconds_local"] + line["seconds_server"] for line in lines}
+        spent = {
+            line["round"]: Seconds(line["seconds_local"], line["seconds_server"], line.get("seconds_evaluation", 0.0))
+            for line in lines
+        }
         return [spent[record.round] for record in run.rounds]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+
+
+def partition(run: StoredRun) -> Partition | None:
+    """How the classes are divided among clients; None if the run's folder does not say.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    content = _table(run.folder / PARTITION, Partition)
+    if content and len(content.train) != run.client_count:
+        raise _damaged(run.folder / PARTITION, ValueError(f"it has {len(content.train)} clients"))
+    return content
+
+
+def by_class(run: StoredRun) -> ByClass | None:
+    """The last evaluation's counts by class; None if the run's folder has none of its last evaluated round.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    content, record = _table(run.folder / BY_CLASS, ByClass), last(run)
+    return content if content and record and content.round == record.round else None
+
+
+def _table(path: Path, kind: type[Record]) -> Record | None:
+    """The content of a file of tables of whole numbers; None if there is no file."""
+    try:
+        content = kind(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from error
+    for spec in fields(kind):  # pyright: ignore[reportArgumentType]
+        table = getattr(content, spec.name)
+        if isinstance(table, list) and not _is_table(cast(list[Any], table)):
+            raise _damaged(path, ValueError(f"{spec.name} is not a table of counts"))
+    return content
+
+
+def _is_table(rows: list[Any]) -> bool:
+    """Whether these are rows of equally many whole numbers."""
+    if not all(isinstance(row, list) for row in rows):
+        return False
+    return len({len(row) for row in rows}) <= 1 and all(type(count) is int for row in rows for count in row)
 
 
 def _runs_at(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The report on one or more runs: a page of Markdown with tables, and a picture beside it."""
+"""The report on one or more runs: a page of HTML, and a short one of Markdown with a picture, for plain text."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.names import run_names
+from potluck.analysis.page import different, page_text, shared
 from potluck.analysis.plots.curves import draw_curves, save
-from potluck.analysis.read import CONFIG, StoredRun, find_runs, read_run
-from potluck.analysis.settings import differing, settings
+from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
     MetricRow,
@@ -28,7 +29,7 @@ from potluck.analysis.tables import (
 )
 from potluck.records import Measure, Metric
 
-REPORT, PICTURE = "report.md", "curves.png"
+PAGE, REPORT, PICTURE = "report.html", "report.md", "curves.png"
 _NOTHING = "–"
 _MEASURED: dict[Measure, str] = {
     "personal": "mean over clients on their own test parts",
@@ -53,7 +54,7 @@ class Target:
 
 
 def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) -> Path:
-    """Write `report.md` and `curves.png` on the runs at `paths`.
+    """Write `report.html` on the runs at `paths`, and beside it `report.md` and `curves.png` for plain text.
 
     The same runs always give the same bytes.
 
@@ -63,40 +64,50 @@ def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) 
         target: adds how many rounds each run took to an accuracy.
 
     Returns:
-        The path of `report.md`.
+        The path of `report.html`.
 
     Raises:
         CheckpointError: there is no run to read, or one is damaged.
     """
     runs = [read_run(folder) for folder in find_runs(paths)]
     text = report_text(runs, target)
+    page = page_text(runs, target.value, target.measure) if target else page_text(runs)
     to.mkdir(parents=True, exist_ok=True)
     save(draw_curves(runs), to / PICTURE)
     (to / REPORT).write_text(text, encoding="utf-8")
-    return to / REPORT
+    (to / PAGE).write_text(page, encoding="utf-8")
+    return to / PAGE
 
 
 def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
     """The report in Markdown."""
     groups, metric = group(runs), metric_of(runs)
+    names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
     return (
         _environment(metric)
         .get_template(f"{REPORT}.j2")
         .render(
             heading=heading(groups),
             picture=PICTURE,
+            page=PAGE,
             runs=runs,
-            run_rows=run_table(runs),
+            names=names,
+            evaluated=any(last(run) for run in runs),
+            run_rows=list(zip(names.values(), run_table(runs), strict=True)),
             group_rows=group_table(runs),
             experiments=[_experiment(members) for members in groups],
             metric=metric,
             unit=" (%)" if metric.percent else "",
-            shared=_shared(groups),
-            different=_different(groups),
-            note_rows=note_table(runs),
+            shared=shared(groups),
+            different=different(groups),
+            note_rows=[(names[run.folder], row) for run in runs for row in note_table([run])],
             target=target,
             measured=_MEASURED[target.measure] if target else "",
-            target_rows=target_table(runs, target.value, target.measure, target.against) if target else [],
+            target_rows=list(
+                zip(names.values(), target_table(runs, target.value, target.measure, target.against), strict=True)
+            )
+            if target
+            else [],
         )
     )
 
@@ -132,18 +143,6 @@ def _experiment(members: Group) -> dict[str, Any]:
         "failures": sum(len(record.failed) for run in runs for record in run.rounds),
         "toml": (runs[0].folder / CONFIG).read_text(encoding="utf-8").strip(),
     }
-
-
-def _shared(groups: Sequence[Group]) -> dict[str, str]:
-    """The settings that all experiments have in common."""
-    trees = [settings(members.runs[0]) for members in groups]
-    return {key: value for key, value in trees[0].items() if key not in differing(trees)}
-
-
-def _different(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The settings that differ between experiments: by key, the value in each."""
-    trees = [settings(members.runs[0]) for members in groups]
-    return {key: [tree.get(key, _NOTHING) for tree in trees] for key in differing(trees)}
 
 
 def _metric_row(row: MetricRow) -> list[str]:

@@ -1,9 +1,7 @@
 """A run's settings as text, by dotted key of its configuration, without those of the machine."""
 
 from collections.abc import Sequence
-from typing import Any
-
-from potluck.analysis.read import StoredRun
+from typing import Any, Protocol
 
 # The seed identifies a run of the experiment; the others concern how a machine computes it.
 _NOT_THE_SETTING = (
@@ -19,9 +17,18 @@ _NOT_THE_SETTING = (
 )
 
 
-def settings(run: StoredRun) -> dict[str, str]:
-    """The settings that define the experiment, in the configuration's order."""
-    flat = _flat(run.config, "")
+class Configured(Protocol):
+    """A run with the tables of its configuration."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The tables, as `config.toml` has them."""
+        ...
+
+
+def settings(run: Configured) -> dict[str, str]:
+    """The settings that define the experiment, in the configuration's order, without the defaults of a preset."""
+    flat = _flat({name: table for name, table in run.config.items() if name != "preset"}, "")
     return {key: value for key, value in flat.items() if key not in _NOT_THE_SETTING}
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
 
-from potluck.analysis.groups import group, labels
+from potluck.analysis.groups import group
+from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, chosen, last
 from potluck.core.errors import CheckpointError, nearest
 from potluck.records import Measure, Metric, RoundRecord

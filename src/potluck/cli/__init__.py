@@ -109,13 +109,17 @@ def report(
     to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
     target: Goal = None,
     measure: Measured = "personal",
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Write learning curves as a picture, and a summary in Markdown."""
+    """Write a report that opens in any browser: curves, tables, classes; and a short one in Markdown beside it."""
     from potluck.analysis.report import Target, write_report
     from potluck.cli.compare import measure_of
 
     place = to or (folders[0] if len(folders) == 1 else Path("report"))
-    typer.echo(write_report(folders, place, None if target is None else Target(target, measure_of(measure))))
+    page = write_report(folders, place, None if target is None else Target(target, measure_of(measure)))
+    typer.echo(page)
+    if show and typer.launch(page.resolve().as_uri()) != 0:
+        typer.echo(f"Found no browser; open {page} yourself.", err=True)
 
 
 @app.command()

@@ -2,11 +2,12 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 import rich.progress
 import typer
@@ -18,6 +19,7 @@ from rich.table import Table as Shown
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import check_format, table_of, target_table_of, write_comparison
+from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
 from potluck.cli import stages
@@ -187,20 +189,21 @@ def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None)
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
     console = console_on(sys.stderr)
-    with _Several(experiments, console) as shown:
+    names = run_names_of(experiments)
+    with _Several(experiments, names, console) as shown:
         for news in run_several(experiments, parent, at_a_time):
             shown.show(news)
             if news.ended is not None:
                 ends[news.index] = news.ended
-                _tell(console.print, news.ended, len(ends), len(experiments))
+                _tell(console.print, names[news.index], news.ended, len(ends), len(experiments))
     return [ends[index] for index in range(len(experiments))]
 
 
 class _Several:
     """On a terminal, a line for all runs with a bar and the time left, and one for each run that goes on."""
 
-    def __init__(self, experiments: Sequence[Experiment], console: Console) -> None:
-        self._experiments = experiments
+    def __init__(self, experiments: Sequence[Experiment], names: Sequence[str], console: Console) -> None:
+        self._names = names
         self._shares = [0.0] * len(experiments)
         self._ended = 0
         self._lines: dict[int, rich.progress.TaskID] = {}
@@ -224,7 +227,7 @@ class _Several:
 
     @property
     def _count(self) -> str:
-        return f"{self._ended}/{len(self._experiments)} runs"
+        return f"{self._ended}/{len(self._names)} runs"
 
     def show(self, news: News) -> None:
         """Show what happened to a run."""
@@ -237,18 +240,39 @@ class _Several:
         elif progress:
             if index not in self._lines:
                 self._lines[index] = self._bar.add_task("", line="")
-            name = _name_of(self._experiments[index])
-            line, rounds = f"{name}:  {line_of(progress)}", progress.rounds
+            line, rounds = f"{self._names[index]}:  {line_of(progress)}", progress.rounds
             self._bar.update(self._lines[index], line=line, completed=progress.share, total=rounds)
         self._bar.update(self._all, completed=sum(self._shares), line=self._count)
 
 
-def _name_of(experiment: Experiment) -> str:
-    return f"{experiment.method_name}, seed {experiment.run.seed}"
+@dataclass(frozen=True)
+class _Planned:
+    """An experiment with what its run's name is made of."""
+
+    method: str
+    dataset: str
+    seed: int
+    experiment_id: str
+    config: dict[str, Any]
+    rounds: tuple[()] = ()
 
 
-def _tell(say: Callable[..., None], ended: Ended, count: int, of: int) -> None:
-    name = _name_of(ended.experiment)
+def run_names_of(experiments: Sequence[Experiment]) -> list[str]:
+    """For each experiment the name that its run has in tables and reports, and its seed."""
+    planned = [
+        _Planned(
+            Path(one.method_name).stem,
+            Path(one.federation.dataset).stem,
+            one.run.seed,
+            one.experiment_id,
+            tomllib.loads(one.toml()),
+        )
+        for one in experiments
+    ]
+    return [f"{label}, seed {run.seed}" for label, run in zip(labels(planned), planned, strict=True)]
+
+
+def _tell(say: Callable[..., None], name: str, ended: Ended, count: int, of: int) -> None:
     what = "finished" if ended.problem is None else f"not finished: {ended.problem}"
     say(f"{count} of {of}: {name}: {what}", highlight=False, markup=False, soft_wrap=True)
 
@@ -269,9 +293,10 @@ def _show(runs: Sequence[StoredRun], ends: Sequence[Ended], view: View) -> bool:
         if view.file:
             write_comparison(rows, metric_of(runs), view.file)
             typer.echo(f"Table: {view.file}")
-    for end in failed:
-        place = f" ({end.folder})" if end.folder else ""
-        typer.echo(f"Not finished: {end.experiment.method_name}, seed {end.experiment.run.seed}{place}: {end.problem}")
+    for end, name in zip(ends, run_names_of([end.experiment for end in ends]), strict=True):
+        if end.problem:
+            place = f" ({end.folder})" if end.folder else ""
+            typer.echo(f"Not finished: {name}{place}: {end.problem}")
     return not failed
 
 

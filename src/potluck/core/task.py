@@ -644,6 +644,11 @@ def _by_class(predicted: Tensor, targets: Tensor, width: int) -> Tensor:
     return torch.stack([_bincount(of, width) for of in (targets[predicted == targets], predicted, targets)])
 
 
+def classes_of(sums: Sums) -> Tensor | None:
+    """Correct predictions, predictions and occurrences (3, width) of each class; None if the task counts no classes."""
+    return _classes_of(sums) if sums.keys() & {"confusion", "by_class"} else None
+
+
 def _classes_of(sums: Sums) -> Tensor:
     """The counts of `_by_class`, from a confusion matrix if there is one."""
     if "confusion" not in sums:

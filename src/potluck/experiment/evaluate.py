@@ -7,10 +7,10 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from potluck.core.metric import ACCURACY, Metric
-from potluck.core.task import CLASSIFICATION, Sums, Task, added
+from potluck.core.task import CLASSIFICATION, Sums, Task, added, classes_of
 from potluck.engine.client.runtime import EvalResult, Part, name_of
 from potluck.engine.engine import Engine
-from potluck.records import ClientRecord, Measure, Values
+from potluck.records import ByClass, ClientRecord, Measure, Values
 
 _MEASURES: Mapping[Part, Measure] = {"own": "personal", "common": "common", "validation": "validation"}
 
@@ -91,6 +91,13 @@ class Evaluation:
             if (value := score.value(measure, metric or self.primary.name)) is not None:
                 groups.setdefault(score.architecture, []).append(value)
         return {architecture: fmean(values) for architecture, values in groups.items()}
+
+    def by_class(self, round_number: int) -> ByClass | None:
+        """The sums by class, over all clients' own test parts; None if the task counts none, or nothing was tested."""
+        counts, confusion = classes_of(self.sums), self.sums.get("confusion")
+        if counts is None:
+            return None
+        return ByClass(round_number, None if confusion is None else confusion.tolist(), counts.tolist())
 
     def _values(self, measure: str, metric: str) -> list[float]:
         return [value for score in self.scores if (value := score.value(measure, metric)) is not None]

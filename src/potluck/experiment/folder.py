@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError, StorageError
+from potluck.core.examples import Examples
+from potluck.core.task import Task
 from potluck.engine.files import make_folder, sync, write_atomically
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.code import keep_code
@@ -26,9 +29,11 @@ from potluck.records import (
     LAST,
     LOG,
     MANIFEST,
+    PARTITION,
     ROUNDS,
     SCHEMA_VERSION,
     Checkpoint,
+    Partition,
     check_is_run,
     check_schema,
 )
@@ -74,7 +79,7 @@ def open_folder(folder: Path) -> dict[str, Any]:
 def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], experiment: Experiment) -> None:
     """Write the manifest: data, code, machine, times, and what the models' builders have frozen.
 
-    Also copies the user's code.
+    Also copies the user's code, and writes how the classes are divided among clients.
 
     Args:
         folder: of the run.
@@ -116,7 +121,23 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }
+    if partition := _partition(assembly):
+        write_atomically(folder / PARTITION, json.dumps(asdict(partition)).encode())
     _write(folder, manifest)
+
+
+def _partition(assembly: Assembly) -> Partition | None:
+    """How the classes are divided among clients; None without labels, and for clients on other machines."""
+    task, classes = assembly.federation.task, len(assembly.classes)
+    if not task.has_labels or not classes:
+        return None
+    sites = [site for _, site in sorted(assembly.federation.sites.items())]
+    return Partition([_class_counts(site.train, task, classes) for site in sites])
+
+
+def _class_counts(examples: Examples, task: Task, classes: int) -> list[int]:
+    targets = examples.targets if examples.rows is None else examples.targets[examples.rows]
+    return torch.bincount(task.labels(targets), minlength=classes).tolist()
 
 
 def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -15,7 +15,18 @@ from potluck.core.metric import ACCURACY
 from potluck.engine.engine import RoundReport
 from potluck.engine.files import append, make_folder, rename, sync, write_atomically
 from potluck.experiment.evaluate import Evaluation
-from potluck.records import CLIENTS, ROUNDS, TIMINGS, Checkpoint, Extent, Measure, RoundRecord, Values
+from potluck.records import (
+    BY_CLASS,
+    CLIENTS,
+    ROUNDS,
+    TIMINGS,
+    ByClass,
+    Checkpoint,
+    Extent,
+    Measure,
+    RoundRecord,
+    Values,
+)
 
 _MARK = 4  # hex digits for each round, to find the damaged one in a file known to be damaged
 _NO_LINE = Extent(0, digest(b""), "")
@@ -160,6 +171,16 @@ def line_of(record: RoundRecord) -> dict[str, Any]:
     """The content of a round's line; `lost` and `notes` are present only if they are set."""
     absent = [name for name in ("lost", "notes") if getattr(record, name) is None]
     return {name: value for name, value in asdict(record).items() if name not in absent}
+
+
+def write_by_class(folder: Path, found: ByClass | None) -> None:
+    """Write the last evaluation's counts by class, if there are any.
+
+    Raises:
+        StorageError: the folder cannot be written to.
+    """
+    if found is not None:
+        write_atomically(folder / BY_CLASS, json.dumps(asdict(found)).encode())
 
 
 def lost_in_a_row(path: Path) -> int:

@@ -30,7 +30,7 @@ from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import check_needs
 from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart
-from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
+from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record, write_by_class
 from potluck.experiment.rehearsal import rehearse
 from potluck.experiment.result import Result
 from potluck.experiment.trackers.names import check_installed
@@ -271,6 +271,8 @@ class Run:
         self._records.add(ROUNDS, [line_of(record)])
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
+        if evaluation and self._folder and record.round == self._config.rounds:
+            write_by_class(self._folder, evaluation.by_class(record.round))
         best, best_round = (self._last.best_validation, self._last.best_round) if self._last else (None, None)
         metric = self._engine.federation.task.primary
         validation = record.value("validation", metric.name)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +21,8 @@ _DOTS_PER_INCH = 150
 _INK, _FAINT = "#333333", "#6b6b6b"
 # Okabe and Ito's palette, which people with any colour vision can tell apart; without yellow, too light for a line.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_DASHES = ("-", "--", ":", "-.")  # further lines repeat the colours with another dash
+_DASHES = ("-", "--")  # further lines repeat the colours with another dash
+_OTHERS = "#cfcfcf"  # of lines beyond those that can be told apart
 _MARKED_POINTS = 12
 _LABEL_GAP = 0.065  # of the panel's height: one line of text
 _NARROWEST = 0.1  # the least span of a panel, in shares
@@ -58,6 +59,7 @@ class _Line:
     dash: str = "-"
     width: float = 1.6
     band: bool = False
+    named: bool = True
 
 
 def draw_curves(runs: Sequence[StoredRun]) -> Figure:
@@ -65,7 +67,8 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
 
     The left panel shows the primary metric on clients' own test parts over rounds: of one experiment a line for each
     architecture and for the mean over clients; of several experiments a line for each. The right panel shows
-    it over the megabytes sent until then. Seeds of an experiment are averaged, with a band around.
+    it over the megabytes sent until then. Seeds of an experiment are averaged, with a band around. Of more lines than
+    can be told apart, those that end best are in colour, and the others grey, which the caption says.
 
     Args:
         runs: one or more.
@@ -83,7 +86,7 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
         figure = NewFigure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
         over_rounds, over_traffic = figure.subplots(1, 2, sharey=True)
         alone = len(groups) == 1
-        left = _experiment_lines(groups[0]) if alone else _method_lines(groups)
+        left = _told_apart(_experiment_lines(groups[0]) if alone else _method_lines(groups), metric)
         right = _measure_lines(groups[0]) if alone else left
         _draw(over_rounds, left, lambda point: point.round, metric.percent)
         _draw(over_traffic, right, lambda point: point.megabytes, metric.percent)
@@ -92,7 +95,7 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
         _finish(over_rounds, over_traffic, metric)
         _label_ends(over_rounds, left)
         _label_ends(over_traffic, right if alone else [])  # the left panel already labels every line
-        _caption(figure, groups)
+        _caption(figure, groups, sum(not line.named for line in left))
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
     return figure
@@ -122,15 +125,12 @@ def _experiment_lines(members: Group) -> list[_Line]:
     def of(name: str) -> Callable[[RoundRecord], float | None]:
         return lambda record: record.by_architecture("personal", metric).get(name)
 
-    lines = [_Line(name, curve(members.runs, of(name)), *_look(index)) for index, name in enumerate(names)]
+    lines = [_Line(name, curve(members.runs, of(name)), _OTHERS) for name in names]
     return [*(lines if len(lines) > 1 else []), _mean_line("mean over clients", members)]
 
 
 def _method_lines(groups: Sequence[Group]) -> list[_Line]:
-    return [
-        _Line(members.label, _curve(members, "personal"), *_look(index), band=True)
-        for index, members in enumerate(groups)
-    ]
+    return [_Line(members.label, _curve(members, "personal"), _OTHERS, band=True) for members in groups]
 
 
 def _measure_lines(members: Group) -> list[_Line]:
@@ -153,15 +153,29 @@ def _curve(members: Group, measure: Measure) -> list[CurvePoint]:
     return curve(members.runs, lambda record: record.value(measure, metric))
 
 
-def _look(index: int) -> tuple[str, str]:
-    return _COLOURS[index % len(_COLOURS)], _DASHES[index // len(_COLOURS) % len(_DASHES)]
+def _told_apart(lines: Sequence[_Line], metric: Metric) -> list[_Line]:
+    """The lines, each with a look of its own; if there are too many, the best, and behind them the others in grey."""
+    plain = [line for line in lines if line.colour == _OTHERS]
+    sign = 1 if metric.higher_is_better else -1
+
+    def rank(line: _Line) -> float:
+        return sign * line.points[-1].value.mean if line.points else -math.inf
+
+    looks = [(colour, dash) for dash in _DASHES for colour in _COLOURS]
+    best = {id(line) for line in sorted(plain, key=rank, reverse=True)[: len(looks)]}
+    look = iter(looks)
+    shown = [
+        replace(line, colour=colour, dash=dash) for line in plain if id(line) in best for colour, dash in [next(look)]
+    ]
+    others = [replace(line, width=0.8, band=False, named=False) for line in plain if id(line) not in best]
+    return [*others, *shown, *(line for line in lines if line.colour != _OTHERS)]
 
 
 def _draw(axes: Axes, lines: Sequence[_Line], place: Callable[[CurvePoint], float], shares: bool) -> None:
     for line in lines:
         at = [place(point) for point in line.points]
         means = [point.value.mean for point in line.points]
-        marker = "o" if len(at) <= _MARKED_POINTS else None
+        marker = "o" if line.named and len(at) <= _MARKED_POINTS else None
         axes.plot(at, means, color=line.colour, linestyle=line.dash, linewidth=line.width, marker=marker)
         if line.band:
             spreads = [point.value.std or 0.0 for point in line.points]
@@ -204,7 +218,7 @@ def _share_limits(bottom: float, top: float) -> tuple[float, float]:
 def _label_ends(axes: Axes, lines: Sequence[_Line]) -> None:
     """Write each line's label right of the panel, as high as the line ends, pushed apart where two would touch."""
     bottom, top = axes.get_ylim()
-    ends = sorted((line for line in lines if line.points), key=lambda line: line.points[-1].value.mean)
+    ends = sorted((line for line in lines if line.points and line.named), key=lambda line: line.points[-1].value.mean)
     heights = _apart([(line.points[-1].value.mean - bottom) / (top - bottom) for line in ends])
     for line, height in zip(ends, heights, strict=True):
         weight = "bold" if line.colour == "black" else "normal"
@@ -225,12 +239,13 @@ def _apart(heights: Sequence[float]) -> list[float]:
     return [place + index * _LABEL_GAP for index, place in enumerate(moved)]
 
 
-def _caption(figure: Figure, groups: Sequence[Group]) -> None:
+def _caption(figure: Figure, groups: Sequence[Group], grey: int) -> None:
     """The heading above the panels, and below them how lines were averaged."""
     clients = enumerated(sorted({members.runs[0].client_count for members in groups}))
     title = f"{heading(groups)}, {clients} clients: {groups[0].runs[0].metric.label} of the clients' models"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.supxlabel(_averaging(groups), x=0.01, ha="left", fontsize=8, color=_FAINT)
+    more = f" Grey: {grey} more, which end worse or were not measured." if grey else ""
+    figure.supxlabel(_averaging(groups) + more, x=0.01, ha="left", fontsize=8, color=_FAINT)
 
 
 def _averaging(groups: Sequence[Group]) -> str:

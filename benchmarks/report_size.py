@@ -1,0 +1,165 @@
+"""How large the report on a sweep of fifty experiments is, and how long a browser takes to open it.
+
+    python benchmarks/report_size.py [--rounds 10] [--runs FOLDER]
+
+Ten methods are run with five learning rates each, on a part of the digits with four clients of two architectures, every
+round evaluated. Finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk,
+five times, each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of
+the page's curves and of its table of runs are compared with the records. The results go to
+`benchmarks/results/report_size.md`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+
+from potluck.analysis.embedded import series_of, shown
+from potluck.analysis.names import run_names
+from potluck.analysis.read import StoredRun, read_run
+from potluck.analysis.report import write_report
+from potluck.experiment.assemble import assemble
+from potluck.experiment.execute import execute, prepare
+from potluck.experiment.presets import experiment_for
+from potluck.records import MANIFEST
+
+RESULTS = Path(__file__).parent / "results" / "report_size.md"
+METHODS = ("local", "fedavg", "fedprox", "fednova", "fedntd", "scaffold", "fd", "fedhe", "fedproto", "lgfedavg")
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
+SETTINGS = (
+    "federation.clients=4",
+    "federation.models=[{name='cnn2',width=4},{name='cnn3',width=4}]",
+    "federation.validation_fraction=0.1",
+    "federation.train_fraction=0.08",
+    "run.executor=sequential",
+)
+OPENINGS = 5
+
+
+def run_sweep(rounds: int, parent: Path) -> list[Path]:
+    """The folders of the finished runs, which are run if they are not there."""
+    folders: list[Path] = []
+    for method in METHODS:
+        for rate in RATES:
+            folder, started = parent / f"{method}-{rate}", time.perf_counter()
+            manifest = folder / MANIFEST
+            if not (manifest.is_file() and json.loads(manifest.read_text()).get("status") == "finished"):
+                experiment = experiment_for(method, [f"run.rounds={rounds}", f"method.training.lr={rate}", *SETTINGS])
+                assembly = assemble(experiment)
+                shutil.rmtree(folder, ignore_errors=True)
+                execute(prepare(experiment, assembly, folder), experiment, folder)
+            folders.append(folder)
+            print(f"{len(folders)}: {method}, {rate}, {time.perf_counter() - started:.0f} s", flush=True)
+    return folders
+
+
+def opened(browser: Browser, page_file: Path) -> tuple[float, float, float]:
+    """Seconds until the page's first paint, until its curves are drawn, and of the page's processor time until then."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    counters = page.context.new_cdp_session(page)
+    counters.send("Performance.enable", {"timeDomain": "threadTicks"})
+    started = time.perf_counter()
+    page.goto(page_file.as_uri(), wait_until="load")
+    page.wait_for_selector("#chart svg .line")
+    drawn = time.perf_counter() - started
+    found = {item["name"]: item["value"] for item in counters.send("Performance.getMetrics")["metrics"]}
+    painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN")
+    page.context.close()
+    return painted / 1000, drawn, found["TaskDuration"]
+
+
+def differing_numbers(page_file: Path, runs: Sequence[StoredRun], browser: Browser) -> tuple[int, list[str]]:
+    """How many numbers of the page were compared with the records, and those that differ."""
+    page = browser.new_page()
+    page.goto(page_file.as_uri())
+    content: dict[str, Any] = json.loads(page.text_content("#numbers") or "{}")
+    cells: list[list[str]] = page.eval_on_selector_all(
+        "#runs tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    page.close()
+    by_name = {run["name"]: run for experiment in content["experiments"] for run in experiment["runs"]}
+    compared, wrong = 0, list[str]()
+    rows = {row[0]: row for row in cells}
+    for run, name in zip(runs, run_names(runs), strict=True):
+        found, row = by_name[name], rows[name]
+        for series in series_of(runs):
+            if series.id not in found["curves"]:
+                continue
+            at, values = found["curves"][series.id]
+            for number, value in zip(content["rounds"][at], values, strict=True):
+                recorded = series.value(run.rounds[number - 1])
+                compared += 1
+                same = recorded is not None and abs(recorded - value) <= 5e-6 * abs(recorded)
+                if not same or shown(value, series.percent) != shown(recorded, series.percent):
+                    wrong.append(f"{row[0]}, {series.id}, round {number}: {value} and {recorded}")
+        last = run.rounds[-1]
+        expected = [
+            "–" if (value := last.value(measure, run.metric.name)) is None else shown(value, run.metric.percent)
+            for measure in ("personal", "personal_std", "personal_worst", "common", "global")
+        ]
+        compared += len(expected)
+        wrong += [f"{row[0]}: {row[3:8]} and {expected}"] if row[3:8] != expected else []
+    return compared, wrong
+
+
+def machine() -> str:
+    """What the numbers were measured on."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {len(names)} cores, {platform.system()}"
+
+
+def main() -> None:
+    """Run, report, measure, compare, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--runs", type=Path, default=Path("runs/report_size"))
+    options = parser.parse_args()
+    folders = run_sweep(options.rounds, options.runs)
+    started = time.perf_counter()
+    page_file = write_report(folders, options.runs / "report").resolve()
+    took = time.perf_counter() - started
+    runs = [read_run(folder) for folder in folders]
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        times = [opened(browser, page_file) for _ in range(OPENINGS)]
+        compared, wrong = differing_numbers(page_file, runs, browser)
+        version = browser.version
+        browser.close()
+    painted, drawn, busy = (f"{statistics.median(of):.2f} s ({max(of):.2f})" for of in zip(*times, strict=True))
+    size, lines = page_file.stat().st_size, (page_file.parent / "report.md").read_text().count("\n")
+    text = f"""# The report on a sweep
+
+    python benchmarks/report_size.py --rounds {options.rounds}
+
+{machine()}, headless Chromium {version}; median of {OPENINGS} openings from the disk, each in a fresh context, the
+slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile. {len(runs)} experiments,
+{len(METHODS)} methods with {len(RATES)} learning rates each, {sum(len(run.rounds) for run in runs)} rounds in all, every
+one evaluated.
+
+| | |
+| --- | ---: |
+| `report.html` | {size / 1e6:.2f} MB |
+| `report.md` | {lines} lines |
+| writing the report | {took:.1f} s |
+| first paint | {painted} |
+| curves drawn | {drawn} |
+| processor time of the page until then | {busy} |
+| numbers of the page compared with the records | {compared:,} |
+| of them different | {len(wrong)} |
+"""
+    RESULTS.write_text(text)
+    print(text, *wrong[:20], sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""The report as one page of HTML that holds everything it needs, and asks for nothing else."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from potluck.analysis.compare import ComparedRow, Interval, compare
+from potluck.analysis.embedded import MEASURES, Embedded, as_json, embedded, series_of, shown
+from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.names import run_names
+from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
+from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
+from potluck.analysis.settings import differing, settings
+from potluck.analysis.tables import (
+    BYTES_PER_MEGABYTE,
+    GroupRow,
+    Spread,
+    architecture_table,
+    group_table,
+    metric_of,
+    metric_table,
+    note_table,
+    target_table,
+    traffic_table,
+)
+from potluck.records import Measure, Metric
+
+LARGEST = 2_000_000
+"""Bytes that a page has at most, as long as its tables leave its curves any room."""
+_ROOM_FOR_CURVES = 200_000
+_NOTHING = "–"
+_CARDS: tuple[Measure, ...] = ("personal", "common", "global")
+_SCRIPTS = ("chart.js", "tables.js", "classes.js", "page.js")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One of the numbers at the top.
+
+    Attributes:
+        title: what was measured.
+        value: as text, with its unit.
+        note: whose value it is, and its interval.
+    """
+
+    title: str
+    value: str
+    note: str
+
+
+def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: Measure = "personal") -> str:
+    """The page on these runs.
+
+    Args:
+        runs: of one task.
+        target: a value of the primary metric, for which the page shows what it took to reach it.
+        measure: whose predictions, and on what, reach the target.
+
+    Raises:
+        CheckpointError: the runs have several primary metrics, or a file of one is damaged.
+    """
+    groups, metric = group(runs), metric_of(runs)
+    names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
+    rows = compare(runs, measure, target=target)
+    script, style = Markup("\n".join(map(_part, _SCRIPTS))), Markup(_part("page.css"))
+    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    shown_to_all = {
+        "script": script,
+        "style": style,
+        "seal": seal,
+        "title": heading(groups),
+        "subtitle": _subtitle(groups),
+        "cards": _cards(rows, group_table(runs), metric),
+        "unfinished": [_unfinished(run, names) for run in runs if _is_unfinished(run)],
+        "private": [(names[run.folder], run.manifest["privacy"]) for run in runs if run.manifest.get("privacy")],
+        "metric": metric,
+        "unit": " (%)" if metric.percent else "",
+        "seeds": any(len(members.runs) > 1 for members in groups),
+        "repeated": len(runs) > sum(len(members.runs) for members in groups),
+        "experiments": _experiments(rows, runs, groups),
+        "target": None if target is None else metric.text(target),
+        "target_measure": MEASURES[measure],
+        "runs": [_run(run, names, target, measure) for run in runs],
+        "architectures": [(members.label, row) for members in groups for row in architecture_table(members.runs)],
+        "metrics": [(members.label, row) for members in groups for row in metric_table(members.runs)],
+        "traffic": [(members.label, row) for members in groups for row in traffic_table(members.runs)],
+        "times": [row for members in groups if (row := _times(members))],
+        "notes": [(names[run.folder], row) for run in runs for row in note_table([run])],
+        "has_classes": any(by_class(run) for run in runs),
+        "has_partition": any(partition(run) for run in runs),
+        "shared": shared(groups),
+        "different": different(groups),
+        "configurations": [(members.label, members.seeds[0], _configuration(members.runs[0])) for members in groups],
+        "stills": _stills(groups),
+        "clients": _clients(groups[0].runs[0], names),
+        "width": WIDTH,
+        "height": HEIGHT,
+    }
+    template = _environment(metric).get_template("report.html.j2")
+    without = template.render(shown_to_all, numbers=Markup(""), left_out=[])
+    data = embedded(groups, names, max(_ROOM_FOR_CURVES, LARGEST - len(without.encode()) - _ROOM_FOR_WORDS))
+    return template.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=_in_words(data))
+
+
+_ROOM_FOR_WORDS = 20_000  # for the list of what was left out
+_FEW = 12
+
+
+def _in_words(data: Embedded) -> list[str]:
+    """What was left out; a count of what would be a long list."""
+    return [*data.left_out[:_FEW], *([f"{len(data.left_out) - _FEW} more"] if len(data.left_out) > _FEW else [])]
+
+
+def _part(name: str) -> str:
+    return files("potluck.analysis").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _environment(metric: Metric) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("potluck.analysis"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Callable[..., str]] = {
+        "score": partial(_score, metric),
+        "scored": _score_of,
+        "exact": _exact,
+        "amount": _amount,
+        "number": _number,
+        "enumerated": enumerated,
+    }
+    environment.filters.update(filters)
+    return environment
+
+
+def _score_of(value: Spread | float | None, metric: Metric) -> str:
+    return _score(metric, value)
+
+
+def _score(metric: Metric, value: Interval | Spread | float | None) -> str:
+    """A value of a metric, with half of its interval or its standard deviation if it has one."""
+    if value is None:
+        return _NOTHING
+    if isinstance(value, float | int):
+        return shown(value, metric.percent)
+    beside = value.half if isinstance(value, Interval) else value.std
+    return " ± ".join(shown(part, metric.percent) for part in (value.mean, beside) if part is not None)
+
+
+def _exact(value: Interval | Spread | float | None) -> str:
+    """The number to sort by; empty if there is none."""
+    if value is None:
+        return ""
+    return repr(value if isinstance(value, float | int) else value.mean)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _amount(value: float | Interval | Spread | None) -> str:
+    """A number of megabytes or seconds, with as many decimals as say something."""
+    if value is None:
+        return _NOTHING
+    mean = value if isinstance(value, float | int) else value.mean
+    decimals = 2 - math.floor(math.log10(mean)) if mean > 0 else 0
+    return f"{mean:,.{min(max(decimals, 0), 9)}f}"
+
+
+def _subtitle(groups: Sequence[Group]) -> str:
+    """How much was run, in one line."""
+    runs = [run for members in groups for run in members.runs]
+    lengths = sorted({len(run.rounds) for run in runs})
+    architectures = {line.architecture for run in runs for line in run.clients}
+    parts = [
+        *([_counted(len(groups), "experiment")] if len(groups) > 1 else []),
+        _counted(len(runs), "run"),
+        f"{' to '.join(dict.fromkeys([str(lengths[0]), str(lengths[-1])]))} round{'s' if lengths[-1] > 1 else ''}",
+        f"{enumerated(sorted({run.client_count for run in runs}))} clients",
+        *([_counted(len(architectures), "architecture")] if architectures else []),
+    ]
+    return " · ".join(parts)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metric) -> list[Card]:
+    """The best value of each measure; of a single experiment also what training sent and took."""
+    cards: list[Card] = []
+    for measure in _CARDS:
+        found = [(row.label, value) for row in rows if (value := row.scores[measure])]
+        if found:
+            best = max(found, key=lambda item: item[1].mean if metric.higher_is_better else -item[1].mean)
+            unit = " %" if metric.percent else ""
+            cards.append(Card(f"{metric.label}, {MEASURES[measure]}", f"{_score(metric, best[1])}{unit}", best[0]))
+    worst = [(row.label, row.last.worst) for row in means if row.last.worst]
+    if worst:
+        sign = 1 if metric.higher_is_better else -1
+        best_worst = max(worst, key=lambda item: sign * item[1].mean)
+        value = shown(best_worst[1].mean, metric.percent)
+        cards.append(Card("worst client", f"{value}{' %' if metric.percent else ''}", best_worst[0]))
+    if len(rows) == 1:
+        cards.append(Card("sent for training", f"{_amount(rows[0].megabytes)} MB", ""))
+        cards += [Card("time of training", f"{_amount(rows[0].seconds)} s", "")] if rows[0].seconds else []
+    return cards
+
+
+def _is_unfinished(run: StoredRun) -> bool:
+    return run.manifest.get("status") != "finished" or len(run.rounds) < run.rounds_planned
+
+
+def _unfinished(run: StoredRun, names: Mapping[Path, str]) -> str:
+    status = run.manifest.get("status", "unknown")
+    return f"{names[run.folder]} has {len(run.rounds)} of {run.rounds_planned} rounds (status: {status})"
+
+
+def _experiments(
+    rows: Sequence[ComparedRow], runs: Sequence[StoredRun], groups: Sequence[Group]
+) -> list[dict[str, Any]]:
+    """The experiments' rows, each with the worst client, and the values at the chosen round."""
+    return [
+        {
+            "row": row,
+            "worst": means.last.worst,
+            "chosen": at_chosen.scores["personal"],
+            "failures": sum(len(record.failed) for run in members.runs for record in run.rounds),
+        }
+        for row, at_chosen, means, members in zip(
+            rows, compare(runs, at="chosen"), group_table(runs), groups, strict=True
+        )
+    ]
+
+
+def _run(run: StoredRun, names: Mapping[Path, str], target: float | None, measure: Measure) -> dict[str, Any]:
+    """What the table of runs says of one, and what is needed to repeat it."""
+    facts, packages = run.manifest, run.manifest.get("packages") or {}
+    whose = "git" if facts.get("git_commit") else "potluck"
+    changed = " with changes" if facts.get(f"{whose}_dirty") else ""
+    return {
+        "name": names[run.folder],
+        "folder": run.name,
+        "method": run.method,
+        "dataset": run.dataset,
+        "seed": run.seed,
+        "rounds": len(run.rounds),
+        "last": last(run),
+        "chosen": chosen(run),
+        "metric": run.metric.name,
+        "megabytes": sum(record.bytes_down + record.bytes_up for record in run.rounds) / BYTES_PER_MEGABYTE,
+        "evaluation": sum(record.bytes_evaluation for record in run.rounds) / BYTES_PER_MEGABYTE,
+        "reached": None if target is None else target_table([run], target, measure)[0].text,
+        "commit": f"{(facts.get(f'{whose}_commit') or _NOTHING)[:12]}{changed}",
+        "python": facts.get("python", _NOTHING),
+        "packages": {name: packages.get(name) or _NOTHING for name in ("potluck", "torch", "numpy")},
+        "machine": facts.get("machine", _NOTHING),
+        "data": str(facts.get("data_checksum", _NOTHING))[:12],
+        "division": str(facts.get("partition_fingerprint", _NOTHING))[:12],
+        "digests": run.digests,
+    }
+
+
+def _clients(run: StoredRun, names: Mapping[Path, str]) -> dict[str, Any]:
+    """The clients of the run that the table of clients shows first."""
+    record = last(run)
+    return {"run": names[run.folder], "rows": [line for line in run.clients if record and line.round == record.round]}
+
+
+def _times(members: Group) -> dict[str, Any] | None:
+    """Seconds of a round by kind, mean over rounds and seeds; None if they are not known for all."""
+    spent = [timings(run) for run in members.runs]
+    if not all(spent):
+        return None
+
+    def mean(kind: Callable[[Any], float]) -> float:
+        return fmean(fmean(map(kind, of_run)) for of_run in spent)
+
+    local, server = mean(lambda s: s.local), mean(lambda s: s.server)
+    evaluated = [
+        sum(s.evaluation for s in of_run) / max(1, sum(record.evaluated for record in run.rounds))
+        for of_run, run in zip(spent, members.runs, strict=True)
+    ]
+    return {"label": members.label, "local": local, "server": server, "evaluation": fmean(evaluated)}
+
+
+def shared(groups: Sequence[Group]) -> dict[str, str]:
+    """The settings that all experiments have in common."""
+    trees = [settings(members.runs[0]) for members in groups]
+    others = set(differing(trees))
+    return {key: value for key, value in trees[0].items() if key not in others}
+
+
+def different(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
+    """By key of a setting that differs, each value with the experiments that have it.
+
+    Settings that only some methods have are among them if those methods' values differ.
+    """
+    trees = {members.label: settings(members.runs[0]) for members in groups}
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key in differing(list(trees.values())):
+        by_value: dict[str, list[str]] = {}
+        for label, tree in trees.items():
+            if key in tree:
+                by_value.setdefault(tree[key], []).append(label)
+        if len(by_value) > 1 and key != "method.name":
+            found[key] = [(value, ", ".join(labels)) for value, labels in by_value.items()]
+    return found
+
+
+def _configuration(run: StoredRun) -> str:
+    return (run.folder / CONFIG).read_text(encoding="utf-8").strip()
+
+
+def _stills(groups: Sequence[Group]) -> list[Still]:
+    """The two main curves as drawings."""
+    series = list(series_of([run for members in groups for run in members.runs]))[:2]
+    found: list[Still | None] = []
+    for item in series:
+        unit = " (%)" if item.percent else ""
+        title = item.label if item.kind == "training" else f"{item.kind}{unit}, {item.label}"
+        text = partial(shown, percent=item.percent)
+        found.append(still(f"{title}, over rounds", groups, item.value, text, shares=item.percent))
+    return [drawing for drawing in found if drawing]

@@ -1,0 +1,218 @@
+"""The page of a report as text: its numbers are the records', and it holds everything it needs."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from potluck.analysis.embedded import as_json, embedded, series_of, short, shown
+from potluck.analysis.groups import group
+from potluck.analysis.page import page_text
+from potluck.analysis.read import find_runs, read_run
+from potluck.core.errors import CheckpointError
+
+EVIL = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """Tables as rows of text by their id, and the elements that would ask for something."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.asking, self.scopes, self._table, self._cell = {}, [], [], None, None
+        self.feed(text)
+        self.numbers = json.loads(re.search(r'id="numbers">(.*?)</script>', text, flags=re.DOTALL)[1])
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.asking += [value for key in ("src", "href") if (value := found.get(key)) and value != "data:,"]
+        if tag == "table":
+            self._table = self.tables.setdefault(found.get("id"), [])
+        elif tag == "tr" and self._table is not None:
+            self._table.append([])
+        elif tag in ("td", "th") and self._table is not None:
+            self._cell = ""
+            self.scopes += [found.get("scope")] if tag == "th" else []
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th") and self._cell is not None:
+            self._table[-1].append(self._cell.strip())
+            self._cell = None
+        elif tag == "table":
+            self._table = None
+
+    def handle_data(self, data):
+        if self._cell is not None:
+            self._cell += data
+
+
+def page(*folders, **options):
+    return Page(page_text([read_run(folder) for folder in find_runs(folders)], **options))
+
+
+def test_page_text__its_tables_have_the_records_numbers(store_run):
+    found = page(store_run(), target=0.55).tables
+    _, run = found["runs"]
+    assert run[:10] == ["fedin", "0", "6", "55.0", "18.0", "30.0", "50.0", "57.5", "2", "40.0"]
+    assert run[10:] == ["13.5", "0.750", "4"]
+    assert found["architectures"][1:] == [
+        ["small", "2", "40.0", "40.0", "30.0", "25.0"],
+        ["large(width=8)", "2", "70.0", "60.0", "50.0", "45.0"],
+    ]
+    assert [row[:5] for row in found["clients"][1:]] == [
+        ["0", "small", "30", "10", "40.0"],
+        ["1", "small", "30", "10", "40.0"],
+        ["2", "large(width=8)", "30", "10", "70.0"],
+        ["3", "large(width=8)", "30", "10", "70.0"],
+    ]
+    assert found["traffic"][1:] == [["examples", "0", "0.0000800"], ["weights", "1.75", "0.500"]]
+
+
+def test_page_text__means_over_seeds_have_the_interval_of_the_comparison(store_run, make_round):
+    for seed, share in enumerate((0.4, 0.5, 0.9)):
+        store_run(f"seed{seed}", [make_round(1, personal=[share] * 4)], seed=seed, planned=1)
+    folder = store_run("other", [make_round(1, personal=[0.7] * 4)], method="fedavg", planned=1)
+    _, first, second = page(folder.parent).tables["experiments"]
+    assert first[:4] == ["fedavg", "1", "1", "70.0"]
+    assert second[:4] == ["fedin", "3", "1", "60.0 ± 65.7"]  # 4.3027 * 0.26458 / sqrt(3)
+
+
+def test_page_text__its_curves_have_the_records_numbers(store_run):
+    content = page(store_run()).numbers
+    (run,) = content["experiments"][0]["runs"]
+    at, values = run["curves"]["accuracy.personal"]
+    assert (content["rounds"][at], values) == ([2, 4, 6], [0.4, 0.6, 0.55])
+    at, values = run["curves"]["accuracy.global"]
+    assert (content["rounds"][at], values) == ([4, 6], [0.625, 0.575])
+    assert run["curves"]["loss"][1] == [1.25] * 6
+    assert run["spent"]["megabytes"] == [2, 4, 6, 8, 11.5, 13.5]
+    large = content["by_architecture"][1]
+    assert (large["name"], large["curves"]["accuracy.personal"][0][1]) == ("large(width=8)", [0.5, 0.8, 0.7])
+
+
+def test_page_text__it_holds_all_it_needs_and_may_ask_for_nothing(store_run):
+    text = page_text([read_run(store_run())])
+    assert Page(text).asking == []
+    assert re.search(
+        r"""content="default-src 'none'; script-src 'sha256-[^']+'; style-src 'unsafe-inline'; img-src data:""", text
+    )
+    assert "@import" not in text
+    assert "http://www.w3.org/2000/svg" in text  # a name, not an address
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_page_text__every_heading_of_a_table_says_what_it_heads(store_run):
+    assert {*page(store_run(), store_run("other", method="fedavg")).scopes} <= {"col", "row", "rowgroup"}
+
+
+def test_page_text__a_name_is_text_whatever_is_in_it(store_run):
+    lines = client = store_run("evil", method=EVIL, notes={})
+    manifest = json.loads((client / "manifest.json").read_text())
+    (client / "manifest.json").write_text(json.dumps({**manifest, "machine": EVIL, "classes": [EVIL], "privacy": EVIL}))
+    text = page_text([read_run(lines)])
+    assert text.count("<script") == 2
+    assert "<img" not in text
+
+
+def test_page_text__the_same_runs_give_the_same_page(store_run):
+    run = read_run(store_run())
+    assert page_text([run]) == page_text([run])
+
+
+def test_page_text__unfinished_runs_are_called_so(store_run, make_round):
+    text = page_text([read_run(store_run(rounds=[make_round(1)], status="interrupted"))])
+    assert "fedin has 1 of 6 rounds (status: interrupted)" in text
+    assert page(store_run("other", rounds=[make_round(1)])).tables["runs"][1][3] == "–"
+
+
+RMSE = {"name": "rmse", "label": "RMSE", "higher_is_better": False, "percent": False}
+
+
+def test_page_text__of_errors_the_lowest_are_the_best(store_run, make_round):
+    for method, error in (("worse", 12.345678), ("better", 0.5)):
+        values = {measure: {"rmse": error} for measure in ("personal", "common", "personal_std", "personal_worst")}
+        line = {**make_round(1), "metrics": values, "metrics_by_architecture": {"personal": {"small": {"rmse": error}}}}
+        folder = store_run(method, [line], method=method, task={"name": "regression", "metrics": [RMSE]})
+    text = page_text([read_run(folder) for folder in find_runs([folder.parent])])
+    card = re.search(r"<dt>RMSE, own test parts</dt><dd class=\"value\">(.*?)</dd><dd class=\"quiet\">(.*?)</dd>", text)
+    assert card.groups() == ("0.5", "better")
+    assert [row[3] for row in Page(text).tables["experiments"][1:]] == ["0.5", "12.35"]
+    assert Page(text).numbers["series"][0]["higher"] is False
+
+
+def test_page_text__a_repeated_seed_is_said_to_count_once(store_run):
+    runs = [read_run(store_run(f"run{index}")) for index in range(2)]
+    assert "with the same seed the last counts" in page_text(runs)
+    assert "with the same seed the last counts" not in page_text(runs[:1])
+
+
+def with_classes(folder, counts, round_number=6, **partition):
+    confusion = {"round": round_number, "confusion": counts, "counts": [[counts[0][0], counts[1][1]]] * 3}
+    (folder / "classes.json").write_text(json.dumps(confusion))
+    (folder / "partition.json").write_text(json.dumps({"train": [[1, 2], [3, 4], [5, 6], [7, 8]], **partition}))
+    return folder
+
+
+def test_page_text__matrices_of_classes_add_up_over_seeds(store_run):
+    first = with_classes(store_run("a", seed=0), [[5, 1], [2, 7]])
+    second = with_classes(store_run("b", seed=1), [[4, 2], [0, 9]])
+    (found,) = page(first, second).numbers["by_class"]
+    assert found["confusion"] == [[9, 3], [2, 16]]
+    assert found["runs"] == 2
+    assert [one["seeds"] for one in page(first, second).numbers["partitions"]] == [[0, 1]]
+
+
+def test_page_text__classes_of_another_round_than_the_last_are_not_shown(store_run):
+    folder = with_classes(store_run(), [[5, 1], [2, 7]], round_number=4)
+    assert page(folder).numbers["by_class"] == [None]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"train": [[1], [2]]}', '{"train": [[1, 2], [3]]}', '{"train": [["a"]]}', "[]"]
+)
+def test_page_text__a_damaged_division_is_refused_by_name(store_run, content):
+    folder = store_run()
+    (folder / "partition.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"partition\.json is damaged"):
+        page_text([read_run(folder)])
+
+
+def test_embedded__what_does_not_fit_is_left_out_by_importance_and_named(store_run):
+    runs = [read_run(store_run(f"run{seed}", seed=seed)) for seed in range(3)]
+    names = {run.folder: run.name for run in runs}
+    whole = embedded(group(runs), names, 10**6)
+    assert whole.left_out == []
+    size = len(as_json(whole.content))
+    tight = embedded(group(runs), names, size * 2 // 3)
+    assert len(as_json(tight.content)) <= size * 2 // 3
+    assert tight.left_out
+    kept = {series["id"] for series in tight.content["series"]}
+    assert {"accuracy.personal", "loss"} <= kept
+
+
+def test_embedded__of_very_many_rounds_some_are_left_out_and_the_first_and_last_stay(store_run, make_round):
+    rounds = [make_round(number, personal=[number / 5000] * 4) for number in range(1, 2001)]
+    run = read_run(store_run(rounds=rounds, planned=2000))
+    found = embedded(group([run]), {run.folder: "one"}, 20_000)
+    assert any("every 5th round" in words for words in found.left_out)
+    at, values = found.content["experiments"][0]["runs"][0]["curves"]["accuracy.personal"]
+    numbers = found.content["rounds"][at]
+    assert numbers[:3] == [1, 5, 10]
+    assert numbers[-1] == 2000
+    assert values[-1] == 0.4
+    assert len(as_json(found.content)) < 25_000
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "kept"),
+    [(0.123456789, True, 0.123457), (0.10049999, True, 0.10049999), (2.0, False, 2), (1e-7, False, 1e-7)],
+)
+def test_short__six_digits_unless_they_would_be_shown_as_another_number(value, percent, kept):
+    assert short(value, percent) == kept
+    assert shown(short(value, percent), percent) == shown(value, percent)
+
+
+def test_series_of__begins_with_what_matters_most(store_run):
+    first, second, *_ = series_of([read_run(store_run())])
+    assert (first.id, second.id) == ("accuracy.personal", "loss")
