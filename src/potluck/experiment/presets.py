@@ -1,22 +1,21 @@
 """The starting point of a configuration: a file, or the demonstration's settings where they apply."""
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 
 from potluck.core.errors import ConfigError
-from potluck.experiment.config import Experiment, Tree, differences, override, read_toml, resolve
+from potluck.experiment.config import Assignments, Experiment, Tree, differences, override, read_toml, resolve
 from potluck.methods import get_method
 
 
-def experiment_for(target: str | None, assignments: Sequence[str]) -> Experiment:
+def experiment_for(target: str | None, assignments: Assignments) -> Experiment:
     """The experiment of a target and overrides.
 
     Args:
         target: a TOML file, a method's name or Python file, or None for the demonstration.
-        assignments: dotted `key=value` overrides.
+        assignments: overrides by dotted key.
 
     Raises:
         ConfigError: see `potluck.experiment.config.resolve`.

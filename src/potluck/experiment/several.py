@@ -7,7 +7,6 @@ by one count too.
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +25,7 @@ from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, Tree, read_toml, resolve
 from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.folder import new_folder, open_folder
+from potluck.experiment.folder import open_folder, started
 from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, experiment_hash
 
 _PATIENCE = 10.0  # seconds that a process may take to end in order
@@ -228,13 +227,9 @@ def _problem_of(tree: Tree, folder: Path | None, parent: Path, tell: Callable[[s
 
 def _start(experiment: Experiment, parent: Path, tell: Callable[[str, Any], None]) -> None:
     assembly = assemble(experiment)
-    folder = new_folder(parent, experiment)
-    tell("folder", folder)
-    try:
+    with started(parent, experiment) as folder:
+        tell("folder", folder)
         _execute(experiment, assembly, folder, tell)
-    finally:
-        if not (folder / MANIFEST).exists():  # refused before it began
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _resume(folder: Path, tree: Tree, tell: Callable[[str, Any], None]) -> None:
