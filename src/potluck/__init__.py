@@ -84,6 +84,7 @@ _HOMES = {
     "weights_of": "core.weights",
     "zeros_like": "core.weights",
     "RunConfig": "experiment.config",
+    "Observer": "experiment.observers",
     "Run": "experiment.run",
     "get_method": "methods",
     "list_methods": "methods",
@@ -283,6 +284,7 @@ if TYPE_CHECKING:
     from potluck.core.weights import weights_of as weights_of
     from potluck.core.weights import zeros_like as zeros_like
     from potluck.experiment.config import RunConfig as RunConfig
+    from potluck.experiment.observers import Observer as Observer
     from potluck.experiment.run import Run as Run
     from potluck.methods import get_method as get_method
     from potluck.methods import list_methods as list_methods

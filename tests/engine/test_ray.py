@@ -7,6 +7,7 @@ import pytest
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
 from potluck.experiment.execute import execute, prepare
+from potluck.experiment.observers import Observer
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
@@ -40,7 +41,7 @@ def experiment(executor, method):
 def played(folder, executor, method="fedin", watch=lambda record: None):
     folder.mkdir()
     chosen = experiment(executor, method)
-    execute(prepare(chosen, assemble(chosen), folder), chosen, folder, watch)
+    execute(prepare(chosen, assemble(chosen), folder), chosen, folder, Observer.of(on_round_end=watch))
     records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
     return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
 

@@ -14,6 +14,7 @@ from potluck.core.errors import CheckpointError, StorageError
 from potluck.experiment.assemble import assemble
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import open_folder
+from potluck.experiment.observers import Observer
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.run import Run
 
@@ -71,7 +72,9 @@ def test_a_run_that_fails_says_so(experiment, tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, fails)
+        execute(
+            prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, Observer.of(on_round_end=fails)
+        )
     assert open_folder(tmp_path)["status"] == "failed"
 
 
@@ -131,11 +134,11 @@ def test_a_manifest_says_how_the_run_stands_while_it_goes_on(experiment, tmp_pat
     def watch(record):
         said.append(open_folder(tmp_path)["status"])
 
-    execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, watch)
+    execute(prepare(experiment, assemble(experiment), tmp_path), experiment, tmp_path, Observer.of(on_round_end=watch))
     longer = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=2))
     run = prepare(longer, assemble(longer), tmp_path)
     assert "ended" not in open_folder(tmp_path)
-    execute(run, longer, tmp_path, watch)
+    execute(run, longer, tmp_path, Observer.of(on_round_end=watch))
     assert said == ["running", "running"]
 
 

@@ -5,6 +5,7 @@ import pytest
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
 from potluck.experiment.execute import execute, prepare
+from potluck.experiment.observers import Observer
 from potluck.records import CHECKPOINT, LAST, Checkpoint
 
 pytest.importorskip("ray", reason="the extra 'ray' is not installed, on which Flower simulates")
@@ -26,7 +27,7 @@ def test_a_simulated_round_is_that_of_one_process(tmp_path):
         folder.mkdir()
     execute(prepare(experiment, assemble(experiment), folders[0]), experiment, folders[0])
     seen = []
-    simulate(experiment, folders[1], seen.append)
+    simulate(experiment, folders[1], Observer.of(on_round_end=seen.append))
     here, there = (Checkpoint.read(folder / CHECKPOINT / LAST) for folder in folders)
     assert len(seen) == 1
     assert here.digest == there.digest

@@ -16,7 +16,7 @@ from rich.table import Table
 from potluck.experiment.assemble import task_of
 from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.run import Result
+from potluck.experiment.result import Result
 from potluck.records import ACCURACY, LOG, Measure, Metric, RoundRecord
 
 _EXECUTORS = "potluck.engine.executors"

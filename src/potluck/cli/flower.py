@@ -16,9 +16,10 @@ from potluck.experiment.assemble import assemble_server, task_of
 from potluck.experiment.config import Experiment, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
+from potluck.experiment.observers import Observer
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.records import bytes_sent
-from potluck.experiment.run import Result
+from potluck.experiment.result import Result
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
 
 
@@ -152,7 +153,7 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
     assemble_server(experiment)
     run = new_folder(parent, experiment)
     with Progress(experiment, 0) as progress:
-        simulate(experiment, run, progress.show)
+        simulate(experiment, run, Observer.of(on_round_end=progress.show))
     _print_stored(run, experiment)
 
 

@@ -19,6 +19,7 @@ from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.execute import execute, holding, note_end, prepare
 from potluck.experiment.folder import open_folder, started
+from potluck.experiment.observers import Observer
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.records import bytes_sent
 from potluck.experiment.run import FREE, check_continues, what_matters
@@ -89,7 +90,7 @@ def _execute(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
             run = prepare(experiment, assembly, folder)
             _say(run.notes)
             with Progress(experiment, run.rounds_done, bytes_sent(folder, run.rounds_done)) as progress:
-                result, privacy = execute(run, experiment, folder, progress.show)
+                result, privacy = execute(run, experiment, folder, Observer.of(on_round_end=progress.show))
     except StorageError as error:
         raise StorageError(f"{error}; finished rounds are kept: fix this and {onward}") from error
     print_result(folder, experiment, result, privacy)

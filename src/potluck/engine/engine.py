@@ -24,6 +24,7 @@ from potluck.core.text import ON_SCREEN, one_line, quoted
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call, ContractError
 from potluck.engine.door import Door, expected_sums, most_bytes, refusal
+from potluck.engine.events import Attendance, ClientEnd
 from potluck.engine.executors import Executor, Task
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.inspection import check_inputs, not_finite
@@ -96,6 +97,7 @@ class Engine:
 
     Attributes:
         rounds_done: the number of the last round; set it when resuming from a saved state.
+        on_client_end: called when a client has trained or its model was evaluated; what it raises ends the round.
     """
 
     def __init__(
@@ -120,6 +122,9 @@ class Engine:
         self.ledger = Ledger() if ledger is None else ledger
         self.evaluation_traffic = Traffic()
         self.rounds_done = 0
+        self.on_client_end: Callable[[ClientEnd], None] = lambda event: None
+        self._raised: Exception | None = None  # by `on_client_end`
+        self._evaluations = 0
         self._tolerate_failures = tolerate_failures
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientRuntime(method, federation, seed, computing)
@@ -180,6 +185,8 @@ class Engine:
         except (ClientFailure, ContractError):
             raise
         except Exception as error:
+            if error is self._raised:
+                raise
             diverged = isinstance(error, (_StateDiverged, DivergenceError))
             if diverged and not self._drop_diverged:
                 raise
@@ -215,13 +222,16 @@ class Engine:
         Raises:
             ClientFailure: a client failed and failures are not tolerated.
         """
+        self._evaluations += 1
+        attendance = Attendance(self._tell, self.rounds_done, "evaluation", self._evaluations, "evaluation", len(parts))
         tasks: list[Task] = []
         for client, wanted in sorted(parts.items()):
             make, sizes = partial(self._eval_request, state, client, wanted, book), self._sizes(client)
             most = most_bytes(expected_sums({part: sizes[part] for part in wanted}, self.federation))
-            tasks.append(self._task(make, client, wanted, most))
+            tasks.append(self._task(make, client, wanted, most, attendance))
         results: list[EvalResult] = []
         for outcome in self.executor.run(self._host, tasks):
+            attendance.note(outcome)
             outcome = self._believed(outcome, parts[outcome.client])
             if isinstance(outcome, Failure):
                 self._note(outcome)
@@ -354,9 +364,12 @@ class Engine:
     ) -> Iterator[Outcome]:
         """The executor's outcomes as they arrive; their private releases are recorded first."""
         asked = messages if self.method.releases_privately else ()
+        attendance = Attendance(self._tell, place.round, "training", place.exchange, handler.__name__, len(messages))
+        tasks = self._tasks(handler, messages, expected, place, attendance)
         with self.ledger.exchange(asked) as note:
-            for outcome in self.executor.run(self._host, self._tasks(handler, messages, expected, place)):
+            for outcome in self.executor.run(self._host, tasks):
                 note(outcome)
+                attendance.note(outcome)
                 yield outcome
                 del outcome
 
@@ -366,6 +379,7 @@ class Engine:
         messages: Mapping[ClientId, Message],
         expected: Mapping[ClientId, Kind],
         place: "_Place",
+        attendance: Attendance,
     ) -> list[Task]:
         """One call for each client, its message encoded when its turn comes."""
         encoded = _Encoded(messages.values())
@@ -378,7 +392,7 @@ class Engine:
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
             make, most = partial(call, client, message), most_bytes(expected[client])
-            tasks.append(self._task(make, client, ("train",), most))
+            tasks.append(self._task(make, client, ("train",), most, attendance))
         return tasks
 
     def _eval_request(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> EvalRequest:
@@ -388,9 +402,15 @@ class Engine:
         return EvalRequest(client, message.encode(), self.store.read(client), parts, self.rounds_done)
 
     def _task(
-        self, make: Callable[[], Job], client: ClientId, parts: tuple[str, ...], most_bytes: int | None = None
+        self,
+        make: Callable[[], Job],
+        client: ClientId,
+        parts: tuple[str, ...],
+        most_bytes: int,
+        attendance: Attendance,
     ) -> Task:
-        return Task(make, partial(self._cost, client, parts), self.federation.sites[client].architecture, most_bytes)
+        architecture = self.federation.sites[client].architecture
+        return Task(make, partial(self._cost, client, parts), architecture, most_bytes, attendance.note)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Floating-point operations of the client's network on these parts of its examples."""
@@ -408,6 +428,13 @@ class Engine:
     def _flops_by_architecture(self) -> dict[str, int]:
         named = {site.architecture for site in self.federation.sites.values()}
         return {name: forward_flops(self._host.build(name), self.federation.input_shape) for name in sorted(named)}
+
+    def _tell(self, event: ClientEnd) -> None:
+        try:
+            self.on_client_end(event)
+        except Exception as error:
+            self._raised = error
+            raise
 
     def _inference_message(self, state: Any, client: ClientId) -> Message:
         return self.method.inference_message(state, client, self.server(0))

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,9 @@ from potluck.engine.store import ClientStore
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.config import Experiment
 from potluck.experiment.folder import logging_to, note_status, open_folder, write_manifest
-from potluck.experiment.run import Result, RoundCallback, Run
+from potluck.experiment.observers import Observer
+from potluck.experiment.result import Result
+from potluck.experiment.run import Run
 from potluck.records import CONFIG, LOCK
 
 try:
@@ -114,9 +116,7 @@ def prepare(
     return run
 
 
-def execute(
-    run: Run, experiment: Experiment, folder: Path, callback: RoundCallback = lambda record: None
-) -> tuple[Result, str | None]:
+def execute(run: Run, experiment: Experiment, folder: Path, *observers: Observer) -> tuple[Result, str | None]:
     """Run the remaining rounds; return the result and the statement of the privacy spent.
 
     The manifest records how the run ended; if it failed, manifest and log say why.
@@ -124,7 +124,7 @@ def execute(
     keep_freed_memory()
     try:
         with logging_to(folder):
-            result = _logged(run, callback)
+            result = _logged(run, observers)
         privacy = experiment.method.privacy_statement(run.releases)
         note_status(folder, "finished", privacy=privacy)
     except KeyboardInterrupt:
@@ -145,9 +145,9 @@ def note_end(folder: Path, status: str, **facts: str) -> None:
             note_status(folder, status, **facts)
 
 
-def _logged(run: Run, callback: RoundCallback) -> Result:
+def _logged(run: Run, observers: Sequence[Observer]) -> Result:
     try:
-        return run.run(callback)
+        return run.run(*observers)
     except KeyboardInterrupt:
         log.warning("interrupted after round %d", run.rounds_done)
         raise

@@ -267,6 +267,12 @@ def bytes_sent(folder: Path, last: int) -> int:
     return sum(record["bytes_down"] + record["bytes_up"] for record in records)
 
 
+def rounds_of(folder: Path, last: int) -> list[RoundRecord]:
+    """The records of a run's rounds up to `last`."""
+    lines = _content(folder / ROUNDS).splitlines()[:last]
+    return [RoundRecord(**json.loads(line)) for line in lines]
+
+
 def _content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 

@@ -5,8 +5,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +29,16 @@ from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import check_needs
+from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
 from potluck.experiment.rehearsal import rehearse
+from potluck.experiment.result import Result
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
 
 log = logging.getLogger(__name__)
-RoundCallback = Callable[[RoundRecord], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Attributes:
-        rounds: the records of the rounds run in this process.
-        evaluation: of the last round.
-        checkpoint: of the last round; None if the run has no folder.
-    """
-
-    rounds: list[RoundRecord]
-    evaluation: Evaluation
-    checkpoint: Checkpoint | None
 
 
 class Run:
@@ -90,7 +76,9 @@ class Run:
         rehearse(federation)
         self._config = config
         self._folder = folder
-        self._settings = what_matters(_settings(method, config) if settings is None else settings)
+        self._all_settings = _in_json(_settings(method, config) if settings is None else settings)
+        self._settings = what_matters(self._all_settings)
+        self._audience = Audience()
         self.notes: list[str] = []
         if folder:
             make_folder(folder)
@@ -160,23 +148,51 @@ class Run:
         """End the processes that `load` started; `run` does so itself, and starts them again."""
         self._engine.close()
 
-    def run(self, callback: RoundCallback = lambda record: None) -> Result:
-        """Run the remaining rounds (all if there is no folder), calling `callback` after each.
+    def run(self, *observers: Observer) -> Result:
+        """Run the remaining rounds (all if there is no folder), and tell the observers how it goes.
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated, or too many rounds in a row were lost; the
                 last checkpoint stands.
             DivergenceError: numbers became NaN or infinite, and the run stops on divergence.
             CheckpointError: the folder's checkpoint is damaged.
+            Exception: whatever an observer raised; the last checkpoint stands.
         """
         with threads(self._config.threads):
             try:
                 self.load()
-                return self._run(callback)
+                return self._observed(observers)
             finally:
                 self._engine.close()
 
-    def _run(self, callback: RoundCallback) -> Result:
+    def _observed(self, observers: Sequence[Observer]) -> Result:
+        """Run, and tell the observers the end too, whatever it is."""
+        self._audience = Audience(observers)
+        self._engine.on_client_end = self._audience.on_client_end
+        try:
+            self._audience.on_run_start(self._start())
+            result = self._run()
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._audience.on_run_end(RunEnd(status, self.rounds_done, error=error))
+            raise
+        self._audience.on_run_end(RunEnd("finished", self._config.rounds, result))
+        return result
+
+    def _start(self) -> RunStart:
+        federation = self._engine.federation
+        return RunStart(
+            method=self._all_settings["method"]["name"],
+            rounds=self._config.rounds,
+            rounds_done=self.rounds_done,
+            clients=len(federation.sites),
+            cohort_size=len(self._cohort(1)),
+            metric=federation.task.primary,
+            settings=self._all_settings,
+            folder=self._folder,
+        )
+
+    def _run(self) -> Result:
         for note in self.notes:
             log.warning("%s", note)
         if self._records and self._checkpoints:
@@ -188,7 +204,7 @@ class Run:
         for number in range(self.rounds_done + 1, self._config.rounds + 1):
             evaluation, record = self._round(number)
             records.append(record)
-            callback(record)
+            self._audience.on_round_end(record)
             self._check_not_stalled(record)
         if evaluation is None:  # no rounds were left
             evaluation = self._evaluate(self.rounds_done)
@@ -196,7 +212,9 @@ class Run:
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
         started = time.perf_counter()
-        self._state, report = self._engine.round(number, self._state, self._cohort(number))
+        cohort = self._cohort(number)
+        self._audience.on_round_start(RoundStart(number, tuple(cohort)))
+        self._state, report = self._engine.round(number, self._state, cohort)
         computed = time.perf_counter()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
         before = self._engine.evaluation_traffic.bytes_down
@@ -229,7 +247,10 @@ class Run:
             )
 
     def _evaluate(self, number: int) -> Evaluation:
-        return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
+        self._audience.on_evaluation_start(EvaluationStart(number, len(self._engine.federation.sites)))
+        found = evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
+        self._audience.on_evaluation_end(found)
+        return found
 
     def _cohort(self, number: int) -> list[ClientId]:
         """This round's clients: uniform without replacement, the same for every method under one seed."""
@@ -256,10 +277,15 @@ class Run:
 
 def what_matters(settings: Tree) -> Tree:
     """The tables in JSON's types, without the keys that change no bit of a run."""
-    tables = json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
+    tables = _in_json(settings)
     tables.pop("preset", None)
     tables["run"] = {key: value for key, value in tables["run"].items() if key not in FREE}
     return tables
+
+
+def _in_json(settings: Tree) -> Tree:
+    """A copy of the tables in JSON's types."""
+    return json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
 
 
 def check_continues(folder: Path, last: Checkpoint, settings: Tree, rounds: int) -> None:

@@ -26,6 +26,7 @@ from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, Tree, read_toml, resolve
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import open_folder, started
+from potluck.experiment.observers import Observer
 from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, experiment_hash
 
 _PATIENCE = 10.0  # seconds that a process may take to end in order
@@ -245,4 +246,4 @@ def _resume(folder: Path, tree: Tree, tell: Callable[[str, Any], None]) -> None:
 def _execute(experiment: Experiment, assembly: Assembly, folder: Path, tell: Callable[[str, Any], None]) -> None:
     with holding(folder):
         run = prepare(experiment, assembly, folder)
-        execute(run, experiment, folder, lambda record: tell("round", record.round))
+        execute(run, experiment, folder, Observer.of(on_round_end=lambda record: tell("round", record.round)))

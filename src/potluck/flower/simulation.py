@@ -10,7 +10,7 @@ from flwr.simulation import run_simulation
 
 from potluck.core.errors import ConfigError
 from potluck.experiment.config import Experiment
-from potluck.experiment.run import RoundCallback
+from potluck.experiment.observers import Observer
 from potluck.flower.clientapp import client_app
 from potluck.flower.deploy.processes import environment
 from potluck.flower.server.serve import serve
@@ -18,7 +18,7 @@ from potluck.flower.server.serve import serve
 _TIMEOUT = 3600.0
 
 
-def simulate(experiment: Experiment, folder: Path, callback: RoundCallback) -> None:
+def simulate(experiment: Experiment, folder: Path, *observers: Observer) -> None:
     """Run an experiment; its clients' states are in the run's folder.
 
     Raises:
@@ -37,7 +37,7 @@ def simulate(experiment: Experiment, folder: Path, callback: RoundCallback) -> N
                 folder,
                 timeout=_TIMEOUT,
                 patience=60.0,
-                callback=callback,
+                observers=observers,
                 say=lambda line: None,
                 header={"simulated": str(folder.resolve() / "nodes")},
             )

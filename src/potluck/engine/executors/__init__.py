@@ -18,12 +18,14 @@ class Task:
         cost: an estimate of its duration, in arbitrary units, for dividing work.
         kind: tasks of the same kind can probably be stacked.
         most_bytes: the most bytes of the answer's payload, if that is known; a longer one is refused.
+        arrived: called with the outcome as soon as it is there, which may be long before its turn.
     """
 
     make: Callable[[], Job]
     cost: Callable[[], float] = lambda: 1.0
     kind: str = ""
     most_bytes: int | None = None
+    arrived: Callable[[Outcome], None] = lambda outcome: None
 
 
 class Executor(Protocol):

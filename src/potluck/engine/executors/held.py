@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,14 @@ class Held(MutableMapping[int, Outcome]):
     """Outcomes by index; they are read in this order but arrive in another.
 
     Args:
+        arrived: called with the index and the outcome when one arrives.
         most_bytes: the cap on memory, `MOST_BYTES` if None; outcomes beyond it go to a file until they are read.
     """
 
-    def __init__(self, most_bytes: int | None = None) -> None:
+    def __init__(
+        self, arrived: Callable[[int, Outcome], None] = lambda place, outcome: None, most_bytes: int | None = None
+    ) -> None:
+        self._arrived = arrived
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._bytes = 0
         self._outcomes: dict[int, Outcome] = {}
@@ -40,6 +44,7 @@ class Held(MutableMapping[int, Outcome]):
             self._files[place] = {name: self._written(f"{place}-{name}", value) for name, value in long.items()}
             outcome = _with(outcome, dict.fromkeys(long, b""))
         self._outcomes[place] = outcome
+        self._arrived(place, outcome)
 
     def __getitem__(self, place: int) -> Outcome:
         files = self._files.get(place, {})

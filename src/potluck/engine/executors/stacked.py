@@ -64,7 +64,8 @@ class Stacked(Inner):
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
-        done, left = Held(), bundles(tasks, self.at_once)
+        done = Held(lambda place, outcome: tasks[place].arrived(outcome))
+        left = bundles(tasks, self.at_once)
         for place in range(len(tasks)):
             while place not in done:
                 bundle = left.pop(0)

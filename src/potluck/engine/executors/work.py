@@ -70,7 +70,7 @@ class Work:
     """
 
     def __init__(self, host: ClientRuntime, tasks: Sequence[Task], at_once: int, tries: int) -> None:
-        self.done = Held()
+        self.done = Held(lambda place, outcome: tasks[place].arrived(outcome))
         self._host = host
         self._tasks = tasks
         self._tries = tries

@@ -60,8 +60,8 @@ class GridExecutor(Executor):
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
         self._nodes.refresh()
-        exchange = _Exchange(self._nodes, host, self._timeout)
-        exchange.send(tasks, self._header)
+        exchange = _Exchange(self._nodes, host, self._timeout, tasks)
+        exchange.send(self._header)
         exchange.wait(self._poll)
         return (exchange.outcomes.pop(place) for place in range(len(tasks)))
 
@@ -79,19 +79,20 @@ class _Sent:
 class _Exchange:
     """The jobs of one exchange."""
 
-    def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float) -> None:
-        self.outcomes = Held()
+    def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float, tasks: Sequence[Task]) -> None:
+        self.outcomes = Held(lambda place, outcome: tasks[place].arrived(outcome))
+        self._tasks = tasks
         self._nodes = nodes
         self._host = host
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._out: dict[str, _Sent] = {}
 
-    def send(self, tasks: Sequence[Task], header: Mapping[str, Any]) -> None:
+    def send(self, header: Mapping[str, Any]) -> None:
         """Push the jobs, consecutive ones with the same payload together; at most two payloads are in memory."""
-        jobs = enumerate(task.make() for task in tasks)
+        jobs = enumerate(task.make() for task in self._tasks)
         for _, alike in groupby(jobs, key=lambda placed: id(placed[1].payload)):
-            self._push(dict(alike), header, {place: task.most_bytes for place, task in enumerate(tasks)})
+            self._push(dict(alike), header, {place: task.most_bytes for place, task in enumerate(self._tasks)})
 
     def _push(self, jobs: Mapping[int, Job], header: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
         """Push jobs with the same payload."""

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from potluck.engine.files import write_atomically
 from potluck.experiment.assemble import Assembly, assemble_server
 from potluck.experiment.config import Experiment, resolve
 from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.run import Result, RoundCallback
+from potluck.experiment.observers import Observer
+from potluck.experiment.result import Result
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
@@ -42,7 +43,7 @@ def serve(
     *,
     timeout: float,
     patience: float,
-    callback: RoundCallback = lambda record: None,
+    observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
     header: Mapping[str, Any] | None = None,
 ) -> Result:
@@ -54,7 +55,7 @@ def serve(
         folder: the run's folder.
         timeout: seconds until a job that is not answered counts as failed.
         patience: seconds to wait for nodes.
-        callback: called after each round.
+        observers: are told how the run goes.
         say: called with the progress of waiting.
         header: further entries for the header of every message.
 
@@ -76,7 +77,7 @@ def serve(
         assembly = remote_assembly(experiment, base, met.introductions)
         choice = Choice(GridExecutor(nodes, header, timeout), "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
-        return execute(run, experiment, folder, callback)[0]
+        return execute(run, experiment, folder, *observers)[0]
 
 
 @dataclass(frozen=True)
