@@ -1,7 +1,7 @@
-"""A trained network as a file that works without the run: its weights, or a program that predicts as the client does.
+"""A trained network as a file that works without the run: its weights, or a program that predicts as the client.
 
-What is written is the network that a client predicts with, see `potluck.experiment.trained.Trained.model`. Every file is
-read again before it gets its name, and its outputs compared with the network's, so a file that is there is right.
+What is written is the network that a client predicts with, see `potluck.experiment.trained.Trained.model`. Every file
+is read again before it gets its name, and its outputs compared with the network's, so a file that is there is right.
 """
 
 import json
@@ -79,7 +79,11 @@ def format_of(path: Path, chosen: str | None = None) -> Format:
 
 
 def export(
-    trained: Trained, client: ClientId | None, path: Path, chosen: str | None = None, run: Mapping[str, Any] | None = None
+    trained: Trained,
+    client: ClientId | None,
+    path: Path,
+    chosen: str | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Write the network that a client predicts with, or with None the server's.
 
@@ -115,7 +119,7 @@ def export(
 
 
 def _inputs(examples: Examples) -> Tensor:
-    """A few prepared inputs, at least three, so that their number is unlike that of the inputs a program is traced on."""
+    """A few prepared inputs; at least three, while a program is traced on two."""
     count = min(len(examples), _TRIED)
     return examples.batch(torch.arange(max(count, 3)) % count).inputs
 
@@ -144,7 +148,9 @@ def _preparation(examples: Examples) -> list[Any]:
         return []
     steps: Any = getattr(examples.preprocess, "prepare", (examples.preprocess,))
     return [
-        {"step": type(step).__name__, **asdict(step)} if is_dataclass(step) and not isinstance(step, type) else str(step)
+        {"step": type(step).__name__, **asdict(step)}
+        if is_dataclass(step) and not isinstance(step, type)
+        else str(step)
         for step in steps
     ]
 
@@ -230,9 +236,9 @@ class _Writing:
             ConfigError: at none: the network is more than the weights of an architecture.
         """
         weights, expected = self.net.state_dict(), self._outputs(self.net)
-        name = self.facts["architecture"]
+        own = self.facts["architecture"]
         capacity = 1.0 if client is None else federation.sites[client].capacity
-        for name in dict.fromkeys((name, federation.server_architecture)):
+        for name in dict.fromkeys((own, federation.server_architecture)):
             for width in dict.fromkeys((1.0, capacity, *_WIDTHS)):
                 other = _loaded(federation, name, Scale(width), weights)
                 if other is not None and torch.equal(self._outputs(other), expected):
@@ -273,8 +279,8 @@ class _Writing:
         except Exception:  # of the program, which knows no lines of the user's code
             problem = "fails"
         raise ConfigError(
-            f"{self.who}: {what} of {type(self.net).__name__} {problem} on other inputs than it was traced on, since its"
-            f" forward {_FIXED}"
+            f"{self.who}: {what} of {type(self.net).__name__} {problem} on other inputs than it was traced on, since"
+            f" its forward {_FIXED}"
         )
 
     def _refusal(self, format: Format, error: Exception) -> ConfigError:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from potluck.core.discovery import giving
-from potluck.core.errors import ConfigError, nearest
+from potluck.core.errors import ConfigError
 from potluck.core.method import Method
 from potluck.core.scale import FULL, Scale
 from potluck.data.dataset import Dataset, Source
@@ -133,7 +133,9 @@ def _method(method: Any, values: dict[str, Any], objects: dict[str, dict[str, An
         also = [key for key in values if key.startswith("method.")]
         if also:
             raise ConfigError(f"settings: {also[0]}: the {kind.__name__} that is given has its own; set it there")
-        values |= {key: _plain(value, key) for key, value in _flat(asdict(method), "method.") if value is not None}
+        values |= {
+            key: _plain(value, key) for key, value in _flat(asdict(cast(Any, method)), "method.") if value is not None
+        }
     return name
 
 
@@ -179,7 +181,9 @@ def _models(found: Any, objects: dict[str, dict[str, Any]], clients: Any) -> lis
             " them in turn"
         )
     builders: dict[str, tuple[Any, Callable[..., nn.Module]]] = {}
-    names = [model if isinstance(model, str | Mapping) else _named(model, i, builders) for i, model in enumerate(listed)]
+    names = [
+        model if isinstance(model, str | Mapping) else _named(model, i, builders) for i, model in enumerate(listed)
+    ]
     if builders:
         objects[_MODELS] = {name: build for name, (_, build) in builders.items()}
     return names
@@ -205,21 +209,22 @@ def _name(model: Any, place: int) -> str:
     return f"model-{place}" if name == "<lambda>" else name
 
 
-def _builder(model: Any, name: str) -> Callable[..., nn.Module]:
+def _builder(given: Any, name: str) -> Callable[..., nn.Module]:
     """The builder as the model zoo has them, which hands over those arguments that the caller's own asks for by name.
 
     Raises:
         ConfigError: it is none, or cannot be called with these arguments alone.
     """
-    if isinstance(model, nn.Module):
+    if isinstance(given, nn.Module):
         raise ConfigError(
-            f"models: {type(model).__name__} is a network; expected the class or a function that builds one, since"
+            f"models: {type(given).__name__} is a network; expected the class or a function that builds one, since"
             " every client has its own: such as lambda: copy.deepcopy(net)"
         )
-    if not callable(model):
+    if not callable(given):
         raise ConfigError(
-            f"models: found {type(model).__name__}; expected a name, a table, or a class or function that builds a network"
+            f"models: found {type(given).__name__}; expected a name, a table, or a class or function that builds one"
         )
+    model = cast(Callable[..., nn.Module], given)
     try:
         parameters = inspect.signature(model).parameters.values()
     except (TypeError, ValueError):  # written in C
@@ -228,10 +233,9 @@ def _builder(model: Any, name: str) -> Callable[..., nn.Module]:
     wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     strange = [p.name for p in wanted if p.name not in _MADE_WITH or p.kind is p.POSITIONAL_ONLY]
     if strange:
-        near = [other for other in nearest(strange[0], _MADE_WITH[:2], 1)]
         raise ConfigError(
-            f"models: {name} needs an argument {strange[0]}; expected none but num_classes and input_shape (nearest:"
-            f" {near[0]}); give it its value by functools.partial"
+            f"models: {name} needs an argument {strange[0]}; expected none but num_classes and input_shape, by these"
+            " names; give it its value with functools.partial"
         )
 
     def build(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:

@@ -36,6 +36,27 @@ def experiment_for(target: str | None, assignments: Assignments) -> Experiment:
     return replace(made, preset=replaced)
 
 
+def experiment_on(target: str, assignments: Assignments, on: Path | None) -> Experiment:
+    """A target's experiment, on the federation and with the run of a file if one is given.
+
+    Raises:
+        ConfigError: as `experiment_for`, or the target is a file with a federation of its own.
+    """
+    if on is None:
+        return experiment_for(target, assignments)
+    if target.endswith(".toml"):
+        raise ConfigError(f"{target}: with --on name methods; this file has a federation of its own")
+    tree = read_toml(on)
+    method = tree.get("method", {})
+    own = method if isinstance(method, dict) and method.get("name") == target else {"name": target}
+    return resolve(override({**tree, "method": own}, assignments), f"{on}, {target}")
+
+
+def seeded(experiment: Experiment, number: int) -> Experiment:
+    """The same experiment with a seed that is larger by this number."""
+    return replace(experiment, run=replace(experiment.run, seed=experiment.run.seed + number))
+
+
 def _on_digits(wanted: Tree) -> bool:
     federation = wanted.get("federation", {})
     return not isinstance(federation, dict) or federation.get("dataset", "digits") == "digits"

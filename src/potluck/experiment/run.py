@@ -33,6 +33,7 @@ from potluck.experiment.observers import Audience, EvaluationStart, Observer, Ro
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record
 from potluck.experiment.rehearsal import rehearse
 from potluck.experiment.result import Result
+from potluck.experiment.trained import Trained
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib")
@@ -114,6 +115,10 @@ class Run:
     def releases(self) -> dict[ClientId, Releases]:
         """Each client's private releases, including those of rounds that were run again."""
         return self._engine.ledger.releases
+
+    def trained(self, classes: tuple[str, ...] = ()) -> Trained:
+        """The models after the last round that this object has run; `classes` are their outputs' names."""
+        return Trained(self._engine, self._state, self._engine.rounds_done, self._config.threads, classes)
 
     def load(self) -> None:
         """Load the folder's checkpoint, or the method's initial state; nothing is written.

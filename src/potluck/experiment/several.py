@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from potluck.core.digest import digest
@@ -143,7 +144,8 @@ class _Running:
         news, told = multiprocessing.Pipe(duplex=False)
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_run, args=(experiment.tree(), folder, parent, told), daemon=False)
-        process.start()
+        with _without_main():
+            process.start()
         told.close()  # so that the end of the process is the end of the pipe
         return cls(index, experiment, process, news)
 
@@ -166,6 +168,17 @@ class _Running:
     def _end(self, problem: str | None) -> News:
         self.news.close()
         return News(self.index, self.round, Ended(self.experiment, self.folder, problem))
+
+
+@contextmanager
+def _without_main() -> Generator[None]:
+    """Inside the block, a process that starts does not run the caller's script again, of which it needs nothing."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextmanager

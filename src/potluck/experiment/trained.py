@@ -25,7 +25,10 @@ class Trained:
     """The models after a round of a run.
 
     Attributes:
+        engine: the run's.
+        state: the method's, after that round.
         round: its number.
+        threads: torch's threads while a model is made.
         classes: names of the classes in the order of outputs; empty if they have none or it is not known.
     """
 
@@ -85,7 +88,7 @@ class Trained:
 
 
 def trained_in(folder: Path, *, chosen: bool = False) -> Trained:
-    """The models of the run in a folder, which is only read. Its data are loaded, with the code that it was started with.
+    """The models of the run in a folder, which is only read. Its data are loaded, with the code that it started with.
 
     Args:
         folder: of the run.
