@@ -24,7 +24,7 @@ from potluck.core.errors import ConfigError, StorageError, explained
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.rng import Key
-from potluck.core.scale import FULL, Scale
+from potluck.core.scale import Scale
 from potluck.experiment.trained import Trained
 
 Format = Literal["state-dict", "exported", "torchscript", "onnx"]
@@ -44,7 +44,6 @@ PROVENANCE = "potluck.json"
 """The name of the facts about a file inside it; beside a file that has no room for them, they are in FILE.json."""
 
 _TRIED = 32  # examples on which a file is compared with the network
-_WIDTHS = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0625)  # of narrower nets that a state dict may be loaded into
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ class _Writing:
         own = self.facts["architecture"]
         capacity = 1.0 if client is None else federation.sites[client].capacity
         for name in dict.fromkeys((own, federation.server_architecture)):
-            for width in dict.fromkeys((1.0, capacity, *_WIDTHS)):
+            for width in _widths(federation, name, capacity, weights):
                 other = _loaded(federation, name, Scale(width), weights)
                 if other is not None and torch.equal(self._outputs(other), expected):
                     self.facts["architecture"] = name
@@ -288,10 +287,20 @@ class _Writing:
         return ConfigError(f"{self.who}: {type(self.net).__name__} cannot be written as {format}: {text}")
 
 
+def _widths(federation: Federation, name: str, capacity: float, weights: Mapping[str, Tensor]) -> list[float]:
+    """The widths that an architecture with tensors of these shapes may have; none if it has other tensors."""
+    full = federation.build(name, Key(("exported", name))).state_dict()
+    if full.keys() != weights.keys():
+        return []
+    sizes = {pair for key, tensor in full.items() for pair in zip(weights[key].shape, tensor.shape, strict=False)}
+    shares = sorted({small / large for small, large in sizes if 0 < small < large})
+    return list(dict.fromkeys([capacity, *shares] if shares else [1.0]))
+
+
 def _loaded(federation: Federation, name: str, scale: Scale, weights: Mapping[str, Tensor]) -> nn.Module | None:
     """The architecture at this scale with these weights; None if they are not its own."""
     try:
-        net = federation.build(name, Key(("exported", name)), scale if scale != FULL else FULL)
+        net = federation.build(name, Key(("exported", name)), scale)
         net.load_state_dict(weights)
     except (RuntimeError, ConfigError, TypeError, ValueError):
         return None
