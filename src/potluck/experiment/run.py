@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, ConfigError
 from potluck.core.federation import ClientId, Federation
 from potluck.core.method import Method, Releases
 from potluck.core.modes import threads
@@ -58,7 +58,7 @@ class Run:
         notes: after `load`, notes for the user on the folder's checkpoint and on this machine.
 
     Raises:
-        ConfigError: a client's model, or the server's, cannot be trained on its data.
+        ConfigError: a client's model, or the server's, cannot be trained on its data, or there are no clients.
         DataError: a client's targets do not suit the task.
     """
 
@@ -72,9 +72,11 @@ class Run:
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
+        if not federation.sites:
+            raise ConfigError("the federation has no clients; expected at least one site")
         choice = _chosen(config, federation) if choice is None else choice
         check_targets(federation)
-        rehearse(federation)
+        rehearse(federation, common_test=config.common_test)
         self._config = config
         self._folder = folder
         self._all_settings = _in_json(_settings(method, config) if settings is None else settings)
