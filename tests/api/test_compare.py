@@ -31,7 +31,7 @@ def test_compare__puts_finished_runs_side_by_side_as_frame_text_and_file(here):
     assert "Means over clients; difference from local within a seed (personal)" in comparison.text
     assert "<td>fedavg</td>" in comparison._repr_html_()
     comparison.save("table.csv")
-    assert len(list(csv.reader(Path("table.csv").open()))) == 3
+    assert len(list(csv.reader(Path("table.csv").read_text().splitlines()))) == 3
     by_folder = potluck.compare(runs[0].folder, str(runs[1].folder), target=0.01)
     assert by_folder.text == comparison.text == potluck.compare("runs", target=0.01).text
     assert potluck.report(*runs).read_text().startswith("#")
