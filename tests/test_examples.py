@@ -1,5 +1,6 @@
-"""Every script in examples/ runs as it stands and leaves what it says."""
+"""Every script and notebook in examples/ runs as it stands and leaves what it says."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 @pytest.mark.slow
@@ -31,3 +33,39 @@ def test_an_example_runs_and_writes_what_it_announces(script, tmp_path):
 
 def test_there_are_examples():
     assert SCRIPTS
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("notebook", [pytest.param(notebook, id=notebook.name) for notebook in NOTEBOOKS])
+def test_a_notebook_is_stored_without_outputs(notebook):
+    cells = json.loads(notebook.read_text())["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+EXECUTE = """
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], 4)
+NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+nbformat.write(notebook, "executed.ipynb")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", [pytest.param(notebook, id=notebook.name) for notebook in NOTEBOOKS])
+def test_a_notebook_runs_and_shows_what_it_makes(notebook, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE, notebook],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "executed.ipynb").read_text())["cells"]
+    shown = ["".join(str(output) for output in cell.get("outputs", ())) for cell in cells]
+    assert "<progress" in "".join(shown), "a run shows how it goes"
+    assert "'stderr'" not in "".join(shown)
+    assert any("<table>" in one and "all clients" in one for one in shown)
+    assert any("<table>" in one and "whole test set" in one and "local" in one for one in shown)

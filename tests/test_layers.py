@@ -138,10 +138,17 @@ def test_nothing_below_the_command_line_imports_it():
     none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in ("cli", "__main__.py")], "potluck.cli")
 
 
+def test_nothing_below_the_command_line_imports_what_scripts_and_notebooks_use():
+    above = ("cli", "api", "__init__.py", "__main__.py")
+    none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in above], "potluck.api")
+    none_of(files("api"), "potluck.cli", "potluck.flower", "potluck.testing")
+
+
 def test_heavy_libraries_stay_where_they_are_used():
     none_of([path for path in files() if not path.is_relative_to(ROOT / "data" / "datasets")], "datasets")
     none_of([path for path in files() if path.name != "ray.py"], "ray")
     none_of([path for path in files() if not path.is_relative_to(ROOT / "analysis" / "plots")], "matplotlib")
+    none_of([path for path in files() if path.relative_to(ROOT).parts[0] != "api"], "onnxruntime", "IPython")
 
 
 def test_matplotlib_is_imported_inside_the_function_that_draws():
@@ -197,9 +204,8 @@ def test_the_rules_notice_what_breaks_them(tmp_path):
 
 @pytest.mark.parametrize("module", ["potluck", "potluck.cli"])
 def test_importing_it_is_light(module):
-    code = (
-        f"import sys, {module}\nprint(*(name for name in ('torch', 'matplotlib', 'datasets') if name in sys.modules))"
-    )
+    heavy = ("torch", "matplotlib", "datasets", "pandas", "flwr")
+    code = f"import sys, {module}\nprint(*(name for name in {heavy} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

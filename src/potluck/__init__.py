@@ -10,6 +10,13 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless t
 
 # Names are imported when they are first used: `import potluck` and `potluck --help` must not wait for torch.
 _HOMES = {
+    "Comparison": "api.compare",
+    "compare": "api.compare",
+    "Exported": "api.export",
+    "report": "api.compare",
+    "RunResult": "api.result",
+    "open_run": "api.result",
+    "run": "api.run",
     "BATCH_NORMS": "core.batchnorm",
     "batch_norms": "core.batchnorm",
     "keep_statistics": "core.batchnorm",
@@ -210,6 +217,13 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from potluck.api.compare import Comparison as Comparison
+    from potluck.api.compare import compare as compare
+    from potluck.api.compare import report as report
+    from potluck.api.export import Exported as Exported
+    from potluck.api.result import RunResult as RunResult
+    from potluck.api.result import open_run as open_run
+    from potluck.api.run import run as run
     from potluck.core.batchnorm import BATCH_NORMS as BATCH_NORMS
     from potluck.core.batchnorm import batch_norms as batch_norms
     from potluck.core.batchnorm import keep_statistics as keep_statistics
@@ -413,3 +427,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'potluck' has no attribute {name!r}")
     return getattr(importlib.import_module(f"potluck.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -102,7 +102,7 @@ def test_rehearse_changes_nothing_of_a_run(monkeypatch, tmp_path):
         return Run(quick(get_method("fedavg")), federation, config, tmp_path / name).run().checkpoint
 
     rehearsed = played("rehearsed")
-    monkeypatch.setattr("potluck.experiment.run.rehearse", lambda federation: None)
+    monkeypatch.setattr("potluck.experiment.run.rehearse", lambda federation, common_test: None)
     assert played("unrehearsed") == rehearsed
 
 
@@ -129,6 +129,11 @@ def test_rehearse_tells_targets_that_the_loss_does_not_take(targets):
 
 def test_rehearse_leaves_out_clients_whose_data_are_elsewhere():
     elsewhere = with_train(Examples(torch.empty(5, 0), torch.empty(5, 0)))
-    rehearse(dataclasses.replace(elsewhere, public=None, test=None, architectures={}))
+
+    def unknown() -> nn.Module:
+        raise AssertionError("built")
+
+    nobody = dict.fromkeys(FEDERATION.architectures, unknown)
+    rehearse(dataclasses.replace(elsewhere, public=None, test=None, architectures=nobody))
     with pytest.raises(ConfigError, match="model toy1: returns"):
-        rehearse(dataclasses.replace(elsewhere, architectures={"toy1": lambda: nn.Linear(10, 7)}))
+        rehearse(dataclasses.replace(elsewhere, architectures={**nobody, "toy1": lambda: nn.Linear(10, 7)}))

@@ -53,6 +53,25 @@ def target_table_of(rows: Sequence[ComparedRow]) -> Table:
     return Table(("", "seeds", "rounds", "MB", "seconds"), tuple(lines))
 
 
+def caption(rows: Sequence[ComparedRow], measure: Measure, against: str | None = None) -> str:
+    """What the numbers of a comparison are, in a sentence or two.
+
+    Args:
+        rows: of the comparison.
+        measure: by which they are compared.
+        against: label of the reference; by default the first.
+    """
+    words = ["Means over clients"]
+    if any(len(row.seeds) > 1 for row in rows):
+        words = ["Means over clients and seeds ± half of the interval of 95 % confidence over seeds"]
+    reference = next((row.label for row in rows if row.difference is None), None)
+    if reference and len(rows) > 1:
+        words.append(f"difference from {against or rows[0].label} within a seed ({measure})")
+    if any(row.difference and row.difference.p is not None for row in rows):
+        words.append("p of a paired t-test, adjusted by Holm's method; * below 0.05")
+    return "; ".join(words) + "."
+
+
 def _scored(metric: Metric, value: Interval | None) -> str:
     if value is None:
         return _NOTHING

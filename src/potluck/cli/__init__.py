@@ -203,6 +203,23 @@ def plan(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    to: Annotated[Path, typer.Option(help="File: .pt, .safetensors (weights), .pt2, .ts or .onnx (a program).")],
+    client: Annotated[int | None, typer.Option(help="Number of the client whose model it is.")] = None,
+    server: Annotated[bool, typer.Option("--global", help="The server's model instead.")] = False,
+    format: Annotated[
+        str | None, typer.Option(help="state-dict, exported, torchscript or onnx. Default: by the file's ending.")
+    ] = None,
+    chosen: Annotated[bool, typer.Option("--chosen", help="Of the round that is best on validation parts.")] = False,
+) -> None:
+    """Write the model that a client predicts with to a file that works without the run."""
+    from potluck.cli.export import export
+
+    export(run, to, client=client, server=server, format=format, chosen=chosen)
+
+
+@app.command()
 def keys(
     folder: Annotated[Path, typer.Argument(help="Folder of the keys; existing ones are kept.")] = Path("keys"),
     address: Annotated[

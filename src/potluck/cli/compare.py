@@ -4,7 +4,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self, get_args
@@ -18,7 +18,7 @@ from rich.table import Table as Shown
 
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
-from potluck.analysis.export import check_format, table_of, target_table_of, write_comparison
+from potluck.analysis.export import caption, check_format, table_of, target_table_of, write_comparison
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
@@ -26,8 +26,8 @@ from potluck.cli import stages
 from potluck.cli.terminal import console_on, line_of
 from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import task_of
-from potluck.experiment.config import Experiment, override, read_toml, resolve
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.config import Experiment, override, read_toml
+from potluck.experiment.presets import experiment_on, seeded
 from potluck.experiment.several import Ended, News, run_several
 from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
 from potluck.records import Measure
@@ -92,7 +92,7 @@ def compare(
         raise ConfigError(f"{(assignments or [str(on)])[0]}: finished runs are compared as they are; name a method too")
     stored = find_runs(folders) if folders else []
     experiments = [
-        _seeded(_experiment(target, assignments, on), number) for target in targets for number in range(seeds)
+        seeded(experiment_on(target, assignments, on), number) for target in targets for number in range(seeds)
     ]
     ends = _run(experiments, parent, processes)
     runs = [read_run(folder) for folder in [*stored, *(end.folder for end in ends if not end.problem and end.folder)]]
@@ -109,22 +109,6 @@ def sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int 
     else:
         ends, best = _tuned(plan, plan.search, parent, processes)
     return _show([read_run(end.folder) for end in best if not end.problem and end.folder], ends, view)
-
-
-def _experiment(target: str, assignments: Sequence[str], on: Path | None) -> Experiment:
-    """A target's experiment, on the federation and with the run of a file if one is given."""
-    if on is None:
-        return experiment_for(target, assignments)
-    if target.endswith(".toml"):
-        raise ConfigError(f"{target}: with --on name methods; this file has a federation of its own")
-    tree = read_toml(on)
-    method = tree.get("method", {})
-    own = method if isinstance(method, dict) and method.get("name") == target else {"name": target}
-    return resolve(override({**tree, "method": own}, assignments), f"{on}, {target}")
-
-
-def _seeded(experiment: Experiment, number: int) -> Experiment:
-    return replace(experiment, run=replace(experiment.run, seed=experiment.run.seed + number))
 
 
 def _tuned(plan: Sweep, search: Search, parent: Path, processes: int | None) -> tuple[list[Ended], list[Ended]]:
@@ -313,22 +297,9 @@ def _print_table(rows: Sequence[ComparedRow], runs: Sequence[StoredRun], view: V
         for cells in table.rows:
             shown.add_row(*cells)
         console.print(shown, soft_wrap=not console.is_terminal)
-    console.print(_caption(rows, view), highlight=False, markup=False)
+    console.print(caption(rows, measure_of(view.measure), view.against), highlight=False, markup=False)
     for key, values in unequal(runs).items():
         console.print(f"Not the same for all: {key}: {_told(values)}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _caption(rows: Sequence[ComparedRow], view: View) -> str:
-    """What the numbers are, in a sentence or two."""
-    words = ["Means over clients"]
-    if any(len(row.seeds) > 1 for row in rows):
-        words = ["Means over clients and seeds ± half of the interval of 95 % confidence over seeds"]
-    reference = next((row.label for row in rows if row.difference is None), None)
-    if reference and len(rows) > 1:
-        words.append(f"difference from {view.against or rows[0].label} within a seed ({view.measure})")
-    if any(row.difference and row.difference.p is not None for row in rows):
-        words.append("p of a paired t-test, adjusted by Holm's method; * below 0.05")
-    return "; ".join(words) + "."
 
 
 def _told(values: Mapping[str, str]) -> str:

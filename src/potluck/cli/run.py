@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Generator, Sequence
@@ -20,11 +19,11 @@ from potluck.experiment.branch import branch
 from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.execute import execute, holding, note_end, prepare
-from potluck.experiment.folder import new_folder, open_folder
+from potluck.experiment.folder import open_folder, started
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.run import FREE, check_continues, what_matters
 from potluck.experiment.trackers.names import check_installed
-from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint
+from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
 
 _ENDING = 2.0  # seconds that a killed process may take to release its lock
 
@@ -33,16 +32,8 @@ def start_run(target: str | None, assignments: Sequence[str], parent: Path) -> N
     """Start a run; its folder is made only after the configuration and the data were accepted."""
     experiment = experiment_for(target, assignments)
     assembly = _assembled(experiment)
-    parent_is_new = not parent.exists()
-    folder = new_folder(parent, experiment)
-    try:
+    with started(parent, experiment) as folder:
         _execute(folder, experiment, assembly)
-    finally:
-        if not (folder / MANIFEST).exists():  # refused before it began
-            shutil.rmtree(folder, ignore_errors=True)
-            if parent_is_new:
-                with suppress(OSError):
-                    parent.rmdir()
 
 
 def resume_run(folder: Path, target: str | None, assignments: Sequence[str]) -> None:

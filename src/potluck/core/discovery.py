@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from potluck.core.errors import ConfigError, PotluckError, explained, is_users, nearest
 
@@ -44,6 +45,24 @@ def standing_in(copies: Mapping[Path, Path]) -> Generator[None]:
         yield
     finally:
         _copies.reset(token)
+
+
+_given: ContextVar[Mapping[str, Mapping[str, Any]] | None] = ContextVar("given", default=None)
+
+
+@contextmanager
+def giving(objects: Mapping[str, Mapping[str, Any]]) -> Generator[None]:
+    """Inside the block these Python objects can be named too, by the group of entry points that they could be in."""
+    token = _given.set(objects)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def given(group: str) -> Mapping[str, Any]:
+    """The objects of a group that this block is given, by name."""
+    return (_given.get() or {}).get(group, {})
 
 
 def load_file(path: Path) -> ModuleType:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from potluck.core.errors import DataError
 from potluck.core.rng import Key
 
 
@@ -39,6 +40,10 @@ class Examples:
     Many clients share one tensor of images: each holds the same `inputs` and its own `rows`, so a hundred
     clients cost one data set. Inputs may be stored as uint8; `preprocess` makes them floats. Columns hold further
     values, such as a teacher's logits or a weight, one row for each of these examples in their order.
+
+    Raises:
+        DataError: inputs or targets are no tensors.
+        ValueError: inputs, targets and columns differ in length.
     """
 
     inputs: Tensor
@@ -49,6 +54,12 @@ class Examples:
     _column_rows: Tensor | None = None  # indices of these examples' rows in the columns, if not simply 0, 1, 2 ...
 
     def __post_init__(self) -> None:
+        for name, found in (("inputs", self.inputs), ("targets", self.targets)):
+            if not isinstance(found, Tensor):
+                raise DataError(
+                    f"{name}: found {type(found).__name__}; expected a tensor with a row an example: torch.as_tensor"
+                    " makes one of an array or a list"
+                )
         if len(self.inputs) != len(self.targets):
             raise ValueError(
                 f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target for each input"

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Size, nn
 
+from potluck.core.errors import ConfigError, nearest
 from potluck.core.examples import Examples
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
@@ -95,6 +96,9 @@ class Federation:
         public_labels: whether the targets of the public examples are the task's; otherwise nothing reads them.
         test: the common test set.
         num_classes: the width of an output: of a classification its classes, of other tasks labels, numbers, tokens.
+
+    Raises:
+        ConfigError: a client or the server has an architecture that is not there, or `num_classes` is no number.
     """
 
     sites: Mapping[ClientId, Site]
@@ -110,6 +114,31 @@ class Federation:
     def __post_init__(self) -> None:
         if self.criterion is _THE_TASKS_OWN:
             object.__setattr__(self, "criterion", self.task.criterion)
+        if isinstance(self.num_classes, bool) or not isinstance(self.num_classes, int) or self.num_classes < 1:
+            raise ConfigError(f"num_classes: expected a whole number of at least 1, found {self.num_classes!r}")
+        for key, site in self.sites.items():
+            if key != site.id:
+                raise ConfigError(f"sites: found a site with the id {site.id} under {key!r}; expected its id")
+            self._check_named(site.architecture, f"client {key}: architecture")
+        self._check_named(self.server_architecture, "server_architecture")
+        for name, builder in self.architectures.items():
+            if isinstance(builder, nn.Module) or not callable(builder):
+                raise ConfigError(
+                    f"architectures: {name}: found {type(builder).__name__}; expected a class or function that builds a"
+                    " network, since every client has its own"
+                )
+
+    def _check_named(self, architecture: str, where: str) -> None:
+        """Check that an architecture is there.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if architecture not in self.architectures:
+            names = ", ".join(nearest(str(architecture), map(str, self.architectures))) or "none"
+            raise ConfigError(
+                f"{where}: found {architecture!r}; expected one of the federation's architectures: {names}"
+            )
 
     def build(self, architecture: str | None, key: Key, scale: Scale = FULL) -> nn.Module:
         """A new module, initialised by draws from `key` alone; None for the server's architecture.

@@ -89,12 +89,13 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
         cuts: of nets whose builders take no `scale`. Their narrower nets begin with values of the full net.
 
     Raises:
-        ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one.
+        ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one, or
+            anything but a network.
     """
     if scale == FULL:
-        return builder()
+        return _network(builder(), architecture)
     if _takes_scale(builder):
-        return builder(scale=scale)
+        return _network(builder(scale=scale), architecture)
     if scale.depth is not None:
         raise ConfigError(
             f"{architecture}: cannot be built at {scale}, since its builder takes no `scale`;"
@@ -108,6 +109,15 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
             f"{architecture}: cannot be built at {scale}: {problem};"
             " choose another model, or give its builder a `scale`"
         ) from problem
+
+
+def _network(made: object, architecture: str) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"model {architecture}: its builder returned {type(made).__name__}; expected a torch.nn.Module: return the"
+            " network"
+        )
+    return made
 
 
 def _takes_scale(builder: Callable[..., nn.Module]) -> bool:

@@ -143,8 +143,8 @@ def digest(*tensors: Tensor) -> str:
 
 def _check_classes(where: str, number: int, names: tuple[str, ...] | None) -> None:
     """Check that the number of classes is plausible, and that there are as many different names, if any."""
-    if not 1 <= number <= MOST_CLASSES:
-        raise DataError(f"{where}: {number} classes; expected 1 to {MOST_CLASSES:,}: number the classes from 0")
+    if not isinstance(number, int) or not 1 <= number <= MOST_CLASSES:
+        raise DataError(f"{where}: {number!r} classes; expected 1 to {MOST_CLASSES:,}: number the classes from 0")
     if names is None:
         return
     if len(names) != number:

@@ -1,13 +1,14 @@
 """Checks of clients' data and of a method's state for numbers that would silently spoil a run."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
-from potluck.core.errors import DataError
+from potluck.core.errors import DataError, PotluckWarning
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation
 from potluck.core.schema import extremes
@@ -31,18 +32,30 @@ def check_inputs(federation: Federation) -> None:
 def check_targets(federation: Federation) -> None:
     """Check that all targets suit the federation's task; a tensor that clients share is checked once.
 
+    Warns of classes that no example can have, since outputs for them are never trained.
+
     Raises:
         DataError: some do not; says whose, what was found and what was expected.
     """
     task, width = federation.task, federation.num_classes
-    checked: set[int] = set()
+    checked: dict[int, Tensor] = {}
     for client, site in sorted(federation.sites.items()):
         for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
             if id(examples.targets) not in checked:
                 task.check_targets(examples.targets, width, f"client {client}: the targets of its {part} part")
-                checked.add(id(examples.targets))
+                checked[id(examples.targets)] = examples.targets
     if federation.test is not None:
         task.check_targets(federation.test.targets, width, "the common test set: its targets")
+        checked[id(federation.test.targets)] = federation.test.targets
+    if task.has_classes:
+        largest = max((int(targets.max()) for targets in checked.values() if targets.numel()), default=width - 1)
+        if largest < width - 1:
+            warnings.warn(
+                f"num_classes is {width}, and no example has a class above {largest}: outputs for others are never"
+                " trained; check num_classes",
+                PotluckWarning,
+                stacklevel=3,
+            )
 
 
 def not_finite(state: Any, before: Any) -> str | None:

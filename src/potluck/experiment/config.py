@@ -248,8 +248,12 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
-def override(tree: Tree, assignments: Sequence[str]) -> Tree:
-    """The tables with `dotted.key=value` assignments applied; a value is TOML, or else text.
+Assignments = Sequence[str] | Mapping[str, Any]
+"""Values for dotted keys: text `dotted.key=value`, in which a value is TOML or else text, or Python values by key."""
+
+
+def override(tree: Tree, assignments: Assignments) -> Tree:
+    """The tables with assignments applied.
 
     The last assignment to a key counts; otherwise their order does not matter: tables are applied before keys in them.
 
@@ -274,8 +278,10 @@ def override(tree: Tree, assignments: Sequence[str]) -> Tree:
     return tree
 
 
-def _assigned(assignments: Sequence[str]) -> Tree:
+def _assigned(assignments: Assignments) -> Tree:
     """The assigned values by dotted key."""
+    if isinstance(assignments, Mapping):
+        return dict(assignments)
     found: Tree = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

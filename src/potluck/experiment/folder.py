@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import logging
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -61,6 +62,25 @@ def new_folder(parent: Path, experiment: Experiment) -> Path:
     raise CheckpointError(f"{parent / base}: a thousand runs have this name")
 
 
+@contextmanager
+def started(parent: Path, experiment: Experiment) -> Generator[Path]:
+    """A new folder for a run, which goes on inside the block; removed if the run was refused before it began.
+
+    Raises:
+        StorageError: the parent cannot be written to.
+    """
+    parent_is_new = not parent.exists()
+    folder = new_folder(parent, experiment)
+    try:
+        yield folder
+    finally:
+        if not (folder / MANIFEST).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            if parent_is_new:
+                with suppress(OSError):
+                    parent.rmdir()
+
+
 def open_folder(folder: Path) -> dict[str, Any]:
     """The manifest of an existing run.
 
@@ -92,17 +112,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         StorageError: the folder cannot be written to.
     """
     before = _manifest(folder) if (folder / MANIFEST).is_file() else {}
-    found = {
-        "data_checksum": assembly.data_checksum,
-        "partition_fingerprint": assembly.partition_fingerprint,
-        "classes": list(assembly.classes),
-    }
-    for name, value in found.items():
-        if before.get(name, value) != value:
-            raise CheckpointError(
-                f"{folder}: {name} was {before[name]} and now is {value}; the data or their division has"
-                " changed since the run was started, so it cannot be resumed"
-            )
+    found = check_data(folder, before, assembly)
     start = {} if "started" in before else _start(folder, experiment)
     before.pop("ended", None)
     members, task = assembly.federation.roster.values(), assembly.federation.task
@@ -138,6 +148,26 @@ def _partition(assembly: Assembly) -> Partition | None:
 def _class_counts(examples: Examples, task: Task, classes: int) -> list[int]:
     targets = examples.targets if examples.rows is None else examples.targets[examples.rows]
     return torch.bincount(task.labels(targets), minlength=classes).tolist()
+
+
+def check_data(folder: Path, manifest: Mapping[str, Any], assembly: Assembly) -> dict[str, Any]:
+    """Check that a run's data and their division are those that it was started with; return the facts about them.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    found = {
+        "data_checksum": assembly.data_checksum,
+        "partition_fingerprint": assembly.partition_fingerprint,
+        "classes": list(assembly.classes),
+    }
+    for name, value in found.items():
+        if manifest.get(name, value) != value:
+            raise CheckpointError(
+                f"{folder}: {name} was {manifest[name]} and now is {value}; the data or their division has"
+                " changed since the run was started, so it cannot be resumed"
+            )
+    return found
 
 
 def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -1,22 +1,21 @@
 """The starting point of a configuration: a file, or the demonstration's settings where they apply."""
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 
 from potluck.core.errors import ConfigError
-from potluck.experiment.config import Experiment, Tree, differences, override, read_toml, resolve
+from potluck.experiment.config import Assignments, Experiment, Tree, differences, override, read_toml, resolve
 from potluck.methods import get_method
 
 
-def experiment_for(target: str | None, assignments: Sequence[str]) -> Experiment:
+def experiment_for(target: str | None, assignments: Assignments) -> Experiment:
     """The experiment of a target and overrides.
 
     Args:
         target: a TOML file, a method's name or Python file, or None for the demonstration.
-        assignments: dotted `key=value` overrides.
+        assignments: overrides by dotted key.
 
     Raises:
         ConfigError: see `potluck.experiment.config.resolve`.
@@ -35,6 +34,27 @@ def experiment_for(target: str | None, assignments: Sequence[str]) -> Experiment
     usual = resolve(override(plain, assignments), "arguments")
     replaced = {key: default for key, (_, default) in differences(made.settings(), usual.settings()).items()}
     return replace(made, preset=replaced)
+
+
+def experiment_on(target: str, assignments: Assignments, on: Path | None) -> Experiment:
+    """A target's experiment, on the federation and with the run of a file if one is given.
+
+    Raises:
+        ConfigError: as `experiment_for`, or the target is a file with a federation of its own.
+    """
+    if on is None:
+        return experiment_for(target, assignments)
+    if target.endswith(".toml"):
+        raise ConfigError(f"{target}: with --on name methods; this file has a federation of its own")
+    tree = read_toml(on)
+    method = tree.get("method", {})
+    own = method if isinstance(method, dict) and method.get("name") == target else {"name": target}
+    return resolve(override({**tree, "method": own}, assignments), f"{on}, {target}")
+
+
+def seeded(experiment: Experiment, number: int) -> Experiment:
+    """The same experiment with a seed that is larger by this number."""
+    return replace(experiment, run=replace(experiment.run, seed=experiment.run.seed + number))
 
 
 def _on_digits(wanted: Tree) -> bool:

@@ -1,6 +1,6 @@
 """A rehearsal: every network on two examples, so that one that cannot be trained is reported before the first round."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,11 @@ from potluck.core.federation import Federation
 from potluck.core.rng import Key, isolated
 
 
-def rehearse(federation: Federation) -> None:
+def rehearse(federation: Federation, *, common_test: bool = True) -> None:
     """Evaluate and train a copy of each architecture, the server's too, on two examples of its own.
+
+    It is also evaluated on examples of every other shape that it will have to read: of its clients' parts, of the
+    public examples, and with `common_test` of the common test set.
 
     There are no side effects: the copies are discarded, and no random stream advances. Architectures whose clients'
     data are on other machines are left out.
@@ -24,10 +27,42 @@ def rehearse(federation: Federation) -> None:
     trained = {site.architecture: site.train for site in federation.sites.values() if _is_here(site.train)}
     for name, examples in sorted(trained.items()):
         _Rehearsal(federation, name, _two_of(examples)).execute(trains=True)
+    _rehearse_other_shapes(federation, trained, common_test)
     server = federation.server_architecture
     common = [examples for examples in (federation.public, federation.test, *trained.values()) if _is_here(examples)]
     if server not in trained and common:
         _Rehearsal(federation, server, _two_of(common[0])).execute(trains=False)
+
+
+def _rehearse_other_shapes(federation: Federation, trained: Mapping[str, Examples], common_test: bool) -> None:
+    """Evaluate each architecture on examples of shapes that it was not trained on."""
+    shapes: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def shape(examples: Examples) -> tuple[int, ...]:
+        stored = id(examples.inputs), id(examples.preprocess)
+        if stored not in shapes:
+            shapes[stored] = examples.input_shape
+        return shapes[stored]
+
+    seen = {(name, shape(examples)) for name, examples in trained.items()}
+    for name, examples, whose in _to_read(federation, trained, common_test):
+        if _is_here(examples) and (name, shape(examples)) not in seen:
+            seen.add((name, shape(examples)))
+            _Rehearsal(federation, name, _two_of(examples), f" {whose}").execute(trains=False)
+
+
+def _to_read(federation: Federation, names: Iterable[str], common_test: bool) -> Iterator[tuple[str, Examples, str]]:
+    """Each architecture with the examples that it will have to read, and whose they are."""
+    for client, site in sorted(federation.sites.items()):
+        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
+            yield site.architecture, examples, f"of client {client}'s {part} part"
+    common = {
+        "of the common test set": federation.test if common_test else None,
+        "of the public data": federation.public,
+    }
+    for whose, examples in common.items():
+        if examples is not None:
+            yield from ((name, examples, whose) for name in names)
 
 
 def _is_here(examples: Examples | None) -> bool:
@@ -43,8 +78,9 @@ def _two_of(examples: Examples | None) -> Batch:
 class _Rehearsal:
     """One architecture on one batch."""
 
-    def __init__(self, federation: Federation, name: str, batch: Batch) -> None:
+    def __init__(self, federation: Federation, name: str, batch: Batch, whose: str = "") -> None:
         self._federation = federation
+        self._whose = whose
         self._name = name
         self._inputs, self._targets, _ = batch
         # Errors in the data are not the network's.
@@ -67,7 +103,7 @@ class _Rehearsal:
             outputs: object = net(self._inputs)
         except Exception as error:  # the user's own code
             raise self._wrong(
-                f"cannot read inputs of shape {_shown(self._inputs)} {when}: {explained(error)}"
+                f"cannot read inputs of shape {_shown(self._inputs)}{self._whose} {when}: {explained(error)}"
             ) from error
         task, width = self._federation.task, self._federation.num_classes
         wanted = task.output_shape(self._inputs, width)

@@ -35,6 +35,7 @@ from potluck.experiment.rehearsal import rehearse
 from potluck.experiment.result import Result
 from potluck.experiment.trackers.names import check_installed
 from potluck.experiment.trackers.tracker import trackers
+from potluck.experiment.trained import Trained
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib", "track")
@@ -59,7 +60,8 @@ class Run:
         notes: after `load`, notes for the user on the folder's checkpoint and on this machine.
 
     Raises:
-        ConfigError: a client's model, or the server's, cannot be trained on its data, or a tracker is not installed.
+        ConfigError: a client's model, or the server's, cannot be trained on its data, there are no clients, or a
+            tracker is not installed.
         DataError: a client's targets do not suit the task.
     """
 
@@ -76,9 +78,11 @@ class Run:
         check_installed(config.track)
         if config.track and folder is None:
             raise ConfigError("run.track: expected a run with a folder, by which its tracked run is found again")
+        if not federation.sites:
+            raise ConfigError("the federation has no clients; expected at least one site")
         choice = _chosen(config, federation) if choice is None else choice
         check_targets(federation)
-        rehearse(federation)
+        rehearse(federation, common_test=config.common_test)
         self._config = config
         self._folder = folder
         self._all_settings = _in_json(_settings(method, config) if settings is None else settings)
@@ -119,6 +123,10 @@ class Run:
     def releases(self) -> dict[ClientId, Releases]:
         """Each client's private releases, including those of rounds that were run again."""
         return self._engine.ledger.releases
+
+    def trained(self, classes: tuple[str, ...] = ()) -> Trained:
+        """The models after the last round that this object has run; `classes` are their outputs' names."""
+        return Trained(self._engine, self._state, self._engine.rounds_done, self._config.threads, classes)
 
     def load(self) -> None:
         """Load the folder's checkpoint, or the method's initial state; nothing is written.

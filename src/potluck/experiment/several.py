@@ -7,8 +7,8 @@ by one count too.
 import json
 import multiprocessing
 import os
-import shutil
 import signal
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from potluck.core.digest import digest
@@ -27,7 +27,7 @@ from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, Tree, read_toml, resolve
 from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.folder import new_folder, open_folder
+from potluck.experiment.folder import open_folder, started
 from potluck.experiment.progress import Standing
 from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, Progress, experiment_hash
 
@@ -149,7 +149,8 @@ class _Running:
         news, told = multiprocessing.Pipe(duplex=False)
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_run, args=(experiment.tree(), folder, parent, told), daemon=False)
-        process.start()
+        with _without_main():
+            process.start()
         told.close()  # so that the end of the process is the end of the pipe
         return cls(index, experiment, process, news)
 
@@ -174,6 +175,17 @@ class _Running:
     def _end(self, problem: str | None) -> News:
         self.news.close()
         return News(self.index, self.round, Ended(self.experiment, self.folder, problem))
+
+
+@contextmanager
+def _without_main() -> Generator[None]:
+    """Inside the block, a process that starts does not run the caller's script again, of which it needs nothing."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextmanager
@@ -236,13 +248,9 @@ def _problem_of(tree: Tree, folder: Path | None, parent: Path, tell: Callable[[s
 
 def _start(experiment: Experiment, parent: Path, tell: Callable[[str, Any], None]) -> None:
     assembly = assemble(experiment)
-    folder = new_folder(parent, experiment)
-    tell("folder", folder)
-    try:
+    with started(parent, experiment) as folder:
+        tell("folder", folder)
         _execute(experiment, assembly, folder, tell)
-    finally:
-        if not (folder / MANIFEST).exists():  # refused before it began
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _resume(folder: Path, tree: Tree, tell: Callable[[str, Any], None]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from potluck.core.discovery import load_file, matching, module_names, plugins, unknown
+from potluck.core.discovery import given, load_file, matching, module_names, plugins, unknown
 from potluck.core.errors import ConfigError
 from potluck.core.method import Method
 
@@ -24,6 +24,8 @@ def get_method(name: str) -> type[Method[Any]]:
     Raises:
         ConfigError: there is no such method, or the module does not define exactly one Method.
     """
+    if name in (own := given(_GROUP)):
+        return own[name]
     if name.endswith(".py"):
         return _defined_in(load_file(Path(name).resolve()), name)
     offered = plugins(_GROUP)

@@ -133,7 +133,7 @@ class Composed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One convolution with the bank for every group, and one of kernel 1 with the coefficients."""
         maps = self.bank(x.unflatten(1, (self.groups, -1)).flatten(0, 1))
-        mixed = self.coefficients(maps.unflatten(0, (len(x), self.groups)).flatten(1, 2))
+        mixed = self.coefficients(maps.unflatten(0, (x.shape[0], self.groups)).flatten(1, 2))
         return mixed if self.bias is None else mixed + self.bias.view(-1, *[1] * (mixed.dim() - 2))
 
 

@@ -17,11 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from potluck.core.discovery import load_file, matching, module_names, plugins, unknown
+from potluck.core.discovery import given, load_file, matching, module_names, plugins, unknown
 from potluck.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from potluck.models.contract import StagedNet
+
+_GROUP = "potluck.models"
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -35,6 +37,8 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
     Raises:
         ConfigError: no family has such a variant, or the file no such function.
     """
+    if name in (own := given(_GROUP)):
+        return own[name]
     path, _, function = name.rpartition(":")
     if path.endswith(".py"):
         return _in_file(Path(path), function)
@@ -81,7 +85,7 @@ def _families() -> Iterator[ModuleType]:
     for name in module_names(__name__):
         if name != "contract":
             yield importlib.import_module(f"{__name__}.{name}")
-    for point in plugins("potluck.models").values():
+    for point in plugins(_GROUP).values():
         yield point.load()
 
 

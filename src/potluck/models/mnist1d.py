@@ -145,7 +145,7 @@ class BidirectionalGRU(nn.Module):
         read_candidates = read[..., gates:].unbind(0)
         to_gates, to_candidate = self.weight_hh[..., :gates], self.weight_hh[..., gates:]
         bias = self.bias_hh[..., gates:]
-        state, states = x.new_zeros(2, len(x), self.width), list[Tensor]()
+        state, states = x.new_zeros(2, x.shape[0], self.width), list[Tensor]()
         for read_gate, read_candidate in zip(read_gates, read_candidates, strict=True):
             reset, update = torch.baddbmm(read_gate, state, to_gates).sigmoid().chunk(2, 2)
             candidate = torch.addcmul(read_candidate, reset, torch.baddbmm(bias, state, to_candidate)).tanh()

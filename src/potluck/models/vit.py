@@ -116,7 +116,7 @@ class Stem(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens, the class token first and patches row by row."""
         tokens = self.patches(x).flatten(2).transpose(1, 2)
-        first = self.class_token.expand(len(tokens), -1, -1)
+        first = self.class_token.expand(tokens.shape[0], -1, -1)
         return torch.cat([first, tokens], dim=1) + self.positions
 
 

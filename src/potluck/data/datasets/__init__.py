@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from potluck.core.discovery import matching, module_names, plugins, unknown
+from potluck.core.discovery import given, matching, module_names, plugins, unknown
 from potluck.core.errors import ConfigError, DataError
 from potluck.core.task import Task
 from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.datasets._files import FolderSource, NpzSource
+from potluck.data.datasets._held import ArraySource, HeldSource
 from potluck.data.datasets._torch import from_torch
 
-__all__ = ["AUGMENTATIONS", "describe", "from_torch", "list_datasets", "load"]
+__all__ = ["AUGMENTATIONS", "ArraySource", "HeldSource", "describe", "from_torch", "list_datasets", "load"]
 
 AUGMENTATIONS = ("paper", "none")
 """The augmentations of training images: the papers' for this data set, or none."""
@@ -96,11 +97,13 @@ def _source(name_or_path: str | Path, task: Task | None) -> Source:
     source = _found(name_or_path)
     if task is None:
         return source
-    return replace(source, task=task) if isinstance(source, NpzSource) else _Meant(source, task)
+    return replace(source, task=task) if isinstance(source, NpzSource | ArraySource) else _Meant(source, task)
 
 
 def _found(name_or_path: str | Path) -> Source:
     name = str(name_or_path)
+    if name in (own := given(_GROUP)):
+        return own[name]
     if not isinstance(name_or_path, Path):
         if name in module_names(__name__):
             return cast(Source, importlib.import_module(f"{__name__}.{name}"))

@@ -16,7 +16,7 @@ from potluck.data.transforms import Normalise, Pipeline
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_CHANNELS = (1, 3, 4)
+CHANNELS = (1, 3, 4)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def as_inputs(array: np.ndarray, where: str) -> Tensor:
         )
     if array.ndim == 3:
         array = array[:, None]
-    elif array.shape[3] in _CHANNELS:
+    elif array.shape[3] in CHANNELS:
         array = array.transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(array))
 

@@ -1,14 +1,16 @@
 """Your own data from any map-style torch data set."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from potluck.core.errors import DataError
 from potluck.core.examples import Preprocess
 from potluck.data.dataset import Dataset
-from potluck.data.datasets._images import as_inputs, as_targets, plain, stacked
+from potluck.data.datasets._images import as_inputs, plain, stacked
 
 
 class MapStyle(Protocol):
@@ -55,12 +57,33 @@ def from_torch(
 
 def _read(items: MapStyle, where: str) -> tuple[Tensor, Tensor]:
     """Inputs (n, ...) and targets (n,) of all items."""
-    pairs = [items[position] for position in range(len(items))]
-    labels = as_targets(np.array([int(label) for _, label in pairs], dtype=np.int64), where)
+    pairs = [_pair(items[position], f"{where}: item {position}") for position in range(len(items))]
+    labels = torch.tensor([label for _, label in pairs], dtype=torch.int64)
     inputs = [value for value, _ in pairs]
     if inputs and all(isinstance(value, Tensor) for value in inputs):
         return _from_tensors(inputs, where), labels
     return as_inputs(stacked([_as_array(value) for value in inputs], where), where), labels
+
+
+def _pair(item: Any, where: str) -> tuple[Any, int]:
+    """The input and the label of an item.
+
+    Raises:
+        DataError: it is no such pair, or its label is no whole number.
+    """
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        found = f"{len(item)} values" if isinstance(item, tuple | list) else type(item).__name__
+        named = f" with {', '.join(map(str, item))}" if isinstance(item, Mapping) else ""
+        raise DataError(f"{where}: found {found}{named}; expected a pair (input, label)")
+    value, label = item
+    try:
+        number = int(label)
+        whole = bool(number == label)
+    except (TypeError, ValueError, RuntimeError):
+        number, whole = 0, False
+    if not whole:
+        raise DataError(f"{where}: found the label {label!r}; expected a whole number: number the classes from 0")
+    return value, number
 
 
 def _from_tensors(inputs: list[Tensor], where: str) -> Tensor:

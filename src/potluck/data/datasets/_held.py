@@ -1,0 +1,93 @@
+"""Your own data from Python: a data set that is in memory already, or its arrays."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.errors import DataError, nearest
+from potluck.core.examples import Preprocess
+from potluck.core.task import CLASSIFICATION, Task
+from potluck.data.dataset import Dataset, Description
+from potluck.data.datasets._files import ARRAYS, NAMES, NpzSource
+from potluck.data.datasets._images import CHANNELS
+
+
+@dataclass(frozen=True, eq=False)
+class HeldSource:
+    """A data set in memory."""
+
+    dataset: Dataset
+
+    def describe(self) -> Description:
+        """Its own."""
+        return self.dataset.description
+
+    def load(self, augmentation: str) -> Dataset:
+        """The data set; for "none" without the random part of its preprocessing."""
+        preprocess = self.dataset.preprocess
+        if augmentation != "none" or preprocess is None:
+            return self.dataset
+        return replace(self.dataset, preprocess=_Fixed(preprocess))
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A preprocessing that never augments."""
+
+    preprocess: Preprocess
+
+    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
+        return self.preprocess(inputs, None)
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """Arrays or tensors x_train, y_train, x_test and y_test, and optionally `classes`, as in an `.npz` file.
+
+    A tensor of images has its channels first, as everywhere in torch; an array, as everywhere in NumPy, last or first.
+    """
+
+    arrays: Mapping[str, Any]
+    name: str
+    task: Task = CLASSIFICATION
+
+    def describe(self) -> Description:
+        """Reads everything, which is in memory."""
+        return self.load("none").description
+
+    def load(self, augmentation: str) -> Dataset:
+        """All arrays; they are not augmented.
+
+        Raises:
+            DataError: an array is missing or is none, or they do not fit together or the task.
+        """
+        unknown = [name for name in self.arrays if name not in (*ARRAYS, NAMES)]
+        missing = [name for name in ARRAYS if name not in self.arrays]
+        if unknown or missing:
+            problem = f"no array {', '.join(missing)}" if missing else f"unknown array {unknown[0]!r}"
+            near = f"; nearest: {nearest(str(unknown[0]), ARRAYS, 1)[0]}" if unknown and not missing else ""
+            names = ", ".join(map(str, self.arrays)) or "nothing"
+            raise DataError(f"{self.name}: {problem}; expected {', '.join(ARRAYS)}, found {names}{near}")
+        return NpzSource(Path(self.name), self.task).dataset_of(
+            {name: _array(found, f"{self.name}: {name}") for name, found in self.arrays.items()}
+        )
+
+
+def _array(found: Any, where: str) -> np.ndarray:
+    """An array with a row an example; images of bytes in a tensor become an array with the channels last."""
+    if isinstance(found, Tensor):
+        found = found.detach().cpu()
+        has_channels = found.dtype == torch.uint8 and found.dim() == 4 and found.shape[1] in CHANNELS
+        found = (found.permute(0, 2, 3, 1) if has_channels else found).numpy()
+    try:
+        array = np.asarray(found)
+    except ValueError as error:  # rows of different lengths
+        raise DataError(f"{where}: {error}; bring all rows to one shape") from error
+    if array.dtype == object or array.ndim == 0:
+        raise DataError(f"{where}: expected an array with a row an example, found {type(found).__name__}")
+    return array
