@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, time
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -31,6 +30,7 @@ from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.experiment.keys import settings_of
 from potluck.methods import get_method
 from potluck.models import get_model
 from potluck.records import experiment_hash
@@ -44,6 +44,7 @@ _Count = Annotated[int, at_least(1)]
 # More are assumed to be a mistake, which would exhaust the machine before it is noticed.
 _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
+_LISTS = ("federation.models", "federation.data", "federation.capacities")
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
@@ -145,6 +146,10 @@ class RunConfig(Checked):
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
         require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
+
+
+TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunConfig}
+"""The tables of a configuration whose keys are always the same; those of `method` are its hyper-parameters."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +282,17 @@ def _assigned(assignments: Sequence[str]) -> Tree:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
-        found[key.strip()] = _value(text)
+        found[key.strip()] = _listed(text) if key.strip() in _LISTS else _value(text)
     return found
+
+
+def _listed(text: str) -> Any:
+    """The value of a key that holds a list; on the command line its brackets and quotes may be left out."""
+    value = _value(text)
+    if isinstance(value, list):
+        return value
+    inside = _value(f"[{text}]")
+    return inside if isinstance(inside, list) else [part.strip() for part in text.split(",")]
 
 
 def merged(base: Tree, changes: Tree) -> Tree:
@@ -311,7 +325,7 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     Raises:
         ConfigError: something in them is unknown, of the wrong type, or out of range.
     """
-    _known(tree, ("federation", "method", "run", "preset"), "", source)
+    _known(tree, (*TABLES, "method", "preset"), "", source, tree)
     method_tree = {"name": "fedin", **_table(tree, "method", source)}
     method_name = method_tree.pop("name")
     if not isinstance(method_name, str):
@@ -332,22 +346,6 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     server_model = None if federation.server_model is None else _model(federation.server_model, source)
     preset = _table(tree, "preset", source)
     return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
-
-
-def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
-    """Dotted name, type and default of every field of a dataclass, nested dataclasses opened."""
-    hints = get_type_hints(cls)
-    found: list[tuple[str, str, Any]] = []
-    for spec in fields(cls):
-        kind, default = hints[spec.name], spec.default
-        if default is dataclasses.MISSING and spec.default_factory is not dataclasses.MISSING:
-            default = spec.default_factory()
-        if is_dataclass(kind) and isinstance(kind, type):
-            inner = hyper_parameters(kind)
-            found += [(f"{spec.name}.{name}", text, attrgetter(name)(default)) for name, text, _ in inner]
-        else:
-            found.append((spec.name, inspect.formatannotation(kind).replace("typing.", ""), default))
-    return found
 
 
 def _task(chosen: str | Tree | None, source: str) -> Task | None:
@@ -452,10 +450,13 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
     key = ".".join([where, *place])
     if problem["type"] == "unexpected_keyword_argument":
         near = [".".join([where, *place[:-1], name]) for name in nearest(place[-1], _names_at(cls, place[:-1]))]
+        inside = [f"{where}.{one.key}" for one in settings_of(cls) if one.key.endswith(f".{place[-1]}")]
+        near = inside or keys_called(place[-1]) or near
         return f"unknown key {key}; nearest: {', '.join(near)}" if near else f"unknown key {key}; it has no options"
     if problem["type"] == "value_error":
         return f"{'.'.join([where, *place])}.{problem['msg'].removeprefix('Value error, ')}"
-    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}"
+    hint = f"; write [{json.dumps(problem['input'])}]" if problem["type"] in ("tuple_type", "list_type") else ""
+    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}{hint}"
 
 
 def _names_at(cls: type[Any], place: list[str]) -> list[str]:
@@ -473,21 +474,46 @@ def _dataclass_in(hint: Any) -> type[Any] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
 
 
-def _known(tree: Tree, names: Sequence[str], where: str, source: str) -> None:
-    for key in tree:
+def _known(tree: Tree, names: Sequence[str], where: str, source: str, table: Tree | None = None) -> None:
+    """Check that the tree has these keys alone; `table` is the whole configuration, whose method has keys too."""
+    for key, value in tree.items():
         if key not in names:
+            dotted = f"{where}.{key}" if where else key
             near = [f"{where}.{name}" if where else name for name in nearest(key, names)]
-            hint = f"; nearest: {', '.join(_deeper(key) or near)}" if names else "; it has no options"
-            raise ConfigError(f"{source}: unknown key {where + '.' if where else ''}{key}{hint}")
+            asked = f"{key}.{next(iter(value))}" if isinstance(value, dict) and value else key
+            elsewhere = keys_called(asked, _method_in(table or {})) or keys_called(key)
+            hint = f"; nearest: {', '.join(elsewhere or near)}" if names else "; it has no options"
+            raise ConfigError(f"{source}: unknown key {dotted}{hint}")
 
 
-def _deeper(key: str) -> list[str]:
-    """Dotted keys elsewhere in the configuration that end in this name."""
-    known = [f"federation.{name}" for name, _, _ in hyper_parameters(FederationConfig)]
-    known += [f"run.{name}" for name, _, _ in hyper_parameters(RunConfig)]
-    known += [f"federation.partition.{name}" for name, _, _ in hyper_parameters(get_partition("dirichlet"))]
-    known += [f"method.training.{name}" for name, _, _ in hyper_parameters(LocalTraining)]
-    return [name for name in known if name.rsplit(".", 1)[-1] == key]
+def keys_called(name: str, method: type[Any] | None = None) -> list[str]:
+    """The dotted keys that end in this name, the shortest first, without those that lie deep below the first.
+
+    Of the method's they are those that every method has, unless a method is given.
+
+    Args:
+        name: a key's last part, or several of them, such as `training.lr`.
+        method: whose hyper-parameters count too.
+    """
+    known = [f"{table}.{one.key}" for table, cls in TABLES.items() for one in settings_of(cls)]
+    known += [f"federation.partition.{one.key}" for one in settings_of(get_partition("dirichlet"))]
+    known += [f"method.training.{one.key}" for one in settings_of(LocalTraining)]
+    known += [f"method.{one.key}" for one in settings_of(method)] if method is not None else []
+    found = sorted((key for key in dict.fromkeys(known) if key.endswith(f".{name}")), key=_depth)
+    return [key for key in found if _depth(key) <= _depth(found[0]) + 1]
+
+
+def _depth(key: str) -> int:
+    return key.count(".")
+
+
+def _method_in(tree: Tree) -> type[Any] | None:
+    """The method that a configuration names, if it does so rightly."""
+    table = tree.get("method", {})
+    try:
+        return get_method(str(table.get("name", "fedin"))) if isinstance(table, dict) else None
+    except ConfigError:  # which is reported once the keys are right
+        return None
 
 
 def _table(tree: Tree, name: str, source: str) -> Tree:
