@@ -145,6 +145,20 @@ def check(
 
 
 @app.command()
+def new(
+    kind: Annotated[
+        str,
+        typer.Argument(help="method, model, data, partition or metric.", autocompletion=completion.of_new),
+    ],
+    name: Annotated[str, typer.Argument(help="Its name, and that of the file: NAME.py and test_NAME.py.")],
+) -> None:
+    """Write a part of your own and its test to the current folder, both working, as a start."""
+    from potluck.cli.new import write_new
+
+    write_new(kind, name)
+
+
+@app.command()
 def report(
     folders: Annotated[
         list[Path], typer.Argument(help="Runs, or folders of runs.", autocompletion=completion.of_folders)

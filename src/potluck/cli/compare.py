@@ -22,7 +22,7 @@ from potluck.analysis.tables import metric_of
 from potluck.cli.display import console_on
 from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import task_of
-from potluck.experiment.config import Experiment, override, read_toml, resolve
+from potluck.experiment.config import Experiment, override, read_experiment, resolve
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.several import Ended, run_several
 from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
@@ -98,7 +98,7 @@ def compare(
 def sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int | None, view: View) -> bool:
     """Run a sweep and print its table; whether all runs could be finished."""
     view.check()
-    plan = read_sweep(override(read_toml(file), overrides), str(file))
+    plan = read_sweep(override(read_experiment(file), overrides), str(file))
     if plan.search is None:
         ends = _run([experiment for point in plan.points for experiment in plan.experiments(point)], parent, processes)
         best = ends
@@ -113,7 +113,7 @@ def _experiment(target: str, assignments: Sequence[str], on: Path | None) -> Exp
         return experiment_for(target, assignments)
     if target.endswith(".toml"):
         raise ConfigError(f"{target}: with --on name methods; this file has a federation of its own")
-    tree = read_toml(on)
+    tree = read_experiment(on)
     method = tree.get("method", {})
     own = method if isinstance(method, dict) and method.get("name") == target else {"name": target}
     return resolve(override({**tree, "method": own}, assignments), f"{on}, {target}")

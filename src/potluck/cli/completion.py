@@ -80,6 +80,11 @@ def of_kinds(context: typer.Context, incomplete: str) -> list[str]:
     return _matching(["methods", "models", "datasets", "partitions", "tasks"], incomplete)
 
 
+def of_new(context: typer.Context, incomplete: str) -> list[str]:
+    """For `potluck new`."""
+    return _matching(["method", "model", "data", "partition", "metric"], incomplete)
+
+
 def of_names(context: typer.Context, incomplete: str) -> list[str]:
     """For `potluck show`: whatever has a name, and runs."""
     named = [*methods(), *models(), *datasets(), *partitions(), "run", "federation"]

@@ -18,14 +18,16 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from potluck.core.discovery import named_file
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
 from potluck.core.needs import Need
+from potluck.core.own_metrics import with_metrics
 from potluck.core.schema import LARGEST
 from potluck.core.task import Task, task_named
-from potluck.data.datasets import describe
+from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
 from potluck.engine.executors.choice import ExecutorName
@@ -44,7 +46,8 @@ _Count = Annotated[int, at_least(1)]
 # More are assumed to be a mistake, which would exhaust the machine before it is noticed.
 _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
-_LISTS = ("federation.models", "federation.data", "federation.capacities")
+_PLACES = {"dataset", "public", "data", "partition", "models", "server_model", "metrics"}
+_LISTS = ("federation.models", "federation.data", "federation.capacities", "federation.metrics")
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
@@ -55,8 +58,9 @@ class FederationConfig(Checked):
     """The federation: its data, clients and models.
 
     Attributes:
-        dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file. Its training part
-            is divided among the clients, unless they have `data` of their own; its test part is the common one.
+        dataset: a name that `potluck list datasets` shows, a folder of images, an `.npz` file, or `FILE.py:FUNCTION`.
+            Its training part is divided among the clients, unless they have `data` of their own; its test part is the
+            common one.
         data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
             number if they have no names.
         augmentation: of training images: "paper" for the papers', or "none".
@@ -65,17 +69,18 @@ class FederationConfig(Checked):
         task: what targets mean: "classification", "binary", "multilabel", "regression", "next_token" or
             "token_classification", or a table with the name and options (`{ name = "classification", scores = true }`).
             Default: the data set's task, which for your own data is a classification.
-        partition: a scheme of `potluck list partitions` and its parameters. Default: Dirichlet, or IID for a named task
-            whose examples have no label.
-        models: names or tables (`{ name = "resnet10", width = 16 }`) assigned to the clients in turn. Default: five
-            depths of one family that suits the inputs; one sliceable net for methods that cut widths, and one of many
-            stages for methods that train nets in pieces, if `capacities` has its default too.
+        partition: a scheme of `potluck list partitions`, or `FILE.py:FUNCTION`, and its parameters. Default: Dirichlet,
+            or IID for a named task whose examples have no label.
+        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), assigned to the clients in
+            turn. Default: five depths of one family that suits the inputs; one sliceable net for methods that cut
+            widths, and one of many stages for methods that train nets in pieces, if `capacities` has its default too.
         server_model: the common or global model; by default the one of `models` with the fewest parameters.
         capacities: shares of the full model that clients can train, assigned in turn. Default: the method's own, which
             are 1 for methods that ignore them.
         validation_fraction: share of a client's examples that is held out for validation.
         public: public examples: "none", "holdout" (taken from the training set), or another data set.
         public_fraction: share of the training set that is held out for "holdout".
+        metrics: further metrics of your own, each `FILE.py:FUNCTION` or `FILE.py:CLASS`.
         public_labels: whether the labels of public examples are public too. Their classes must be the task's.
     """
 
@@ -93,6 +98,7 @@ class FederationConfig(Checked):
     public_fraction: _Part = 0.1
     public_labels: bool = False
     task: str | dict[str, Any] | None = None
+    metrics: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         own = self.data is None or len(self.data) == self.clients
@@ -190,9 +196,18 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's Python files that define method and models, as they were typed."""
-        models = (spec.name.rpartition(":")[0] for spec in self.named_models)
-        return tuple(dict.fromkeys(name for name in (self.method_name, *models) if name.endswith(".py")))
+        """The user's Python files, as they were typed: of method, models, partition, data and metrics."""
+        federation = self.federation
+        parts = (
+            self.method_name,
+            *(spec.name for spec in self.named_models),
+            str(federation.partition.get("name", "")),
+            federation.dataset,
+            federation.public,
+            *(federation.data or ()),
+            *(federation.metrics or ()),
+        )
+        return tuple(dict.fromkeys(str(found[0]) for name in parts if (found := named_file(name))))
 
     def settings(self) -> Tree:
         """Every setting as nested tables; None for those not set."""
@@ -247,6 +262,39 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def read_experiment(path: Path) -> Tree:
+    """The tables of a user's TOML file, in which relative paths may start in the file's own folder.
+
+    A path that leads to a file or folder there is taken from there, and any other from the current folder.
+
+    Raises:
+        ConfigError: there is no such file, or it is not TOML.
+    """
+    tree, folder = read_toml(path), path.parent
+    federation, method = tree.get("federation"), tree.get("method")
+    if isinstance(federation, dict):
+        for key in _PLACES & federation.keys():
+            federation[key] = _from_folder(federation[key], folder)
+    if isinstance(method, dict) and "name" in method:
+        method["name"] = _from_folder(method["name"], folder)
+    return tree
+
+
+def _from_folder(value: Any, folder: Path) -> Any:
+    """A path, or a table or list of them, as from the current folder."""
+    if isinstance(value, list):
+        return [_from_folder(one, folder) for one in value]
+    if isinstance(value, dict) and "name" in value:
+        return {**value, "name": _from_folder(value["name"], folder)}
+    if not isinstance(value, str) or value in list_datasets():
+        return value
+    file, inside = named_file(value) or (Path(value), "")
+    there = folder / file
+    if file.is_absolute() or folder == Path(".") or not there.exists():
+        return value
+    return f"{there}:{inside}" if inside else str(there)
 
 
 def override(tree: Tree, assignments: Sequence[str]) -> Tree:
@@ -332,9 +380,12 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
         raise ConfigError(f"{source}: method.name: expected text, found {method_name!r}")
     method = typed(get_method(method_name), method_tree, "method", source)
     run = typed(RunConfig, _table(tree, "run", source), "run", source)
-    federation = typed(FederationConfig, _table(tree, "federation", source), "federation", source)
-    task = _task(federation.task, source)
-    if task is not None and not task.has_labels and "partition" not in _table(tree, "federation", source):
+    federation_tree = dict(_table(tree, "federation", source))
+    if isinstance(federation_tree.get("partition"), str):
+        federation_tree["partition"] = {"name": federation_tree["partition"]}
+    federation = typed(FederationConfig, federation_tree, "federation", source)
+    task = _task(federation, source)
+    if task is not None and not task.has_labels and "partition" not in federation_tree:
         federation = dataclasses.replace(federation, partition={"name": "iid"})
     partition_tree = dict(federation.partition)
     partition_name = partition_tree.pop("name", "dirichlet")
@@ -348,15 +399,21 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
 
 
-def _task(chosen: str | Tree | None, source: str) -> Task | None:
-    """The task that the configuration names; None if it names none."""
-    if chosen is None:
-        return None
-    options = {} if isinstance(chosen, str) else dict(chosen)
-    name = chosen if isinstance(chosen, str) else options.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
-    return typed(type(task_named(name)), options, "federation.task", source)
+def _task(federation: FederationConfig, source: str) -> Task | None:
+    """The task that the configuration names, with the metrics that it adds; None if it does neither."""
+    task, chosen = None, federation.task
+    if chosen is not None:
+        options = {} if isinstance(chosen, str) else dict(chosen)
+        name = chosen if isinstance(chosen, str) else options.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
+        task = typed(type(task_named(name)), options, "federation.task", source)
+    if not federation.metrics:
+        return task
+    for reference in federation.metrics:
+        if not named_file(reference):
+            raise ConfigError(f"{source}: federation.metrics: found {reference!r}; expected FILE.py:FUNCTION")
+    return with_metrics(task or describe(federation.dataset).task, federation.metrics)
 
 
 def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task | None) -> FederationConfig:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from potluck.core.errors import ConfigError
-from potluck.experiment.config import Experiment, Tree, differences, override, read_toml, resolve
+from potluck.experiment.config import Experiment, Tree, differences, override, read_experiment, resolve
 from potluck.methods import get_method
 
 
@@ -22,7 +22,7 @@ def experiment_for(target: str | None, assignments: Sequence[str]) -> Experiment
         ConfigError: see `potluck.experiment.config.resolve`.
     """
     if target is not None and target.endswith(".toml"):
-        return resolve(override(read_toml(Path(target)), assignments), target)
+        return resolve(override(read_experiment(Path(target)), assignments), target)
     wanted = override({"method": {"name": target}} if target else {}, assignments)
     method = wanted.get("method", {})
     name = method.get("name", "fedin") if isinstance(method, dict) else target or "fedin"

@@ -21,8 +21,8 @@ from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape
 
 _LAYOUT = "expected train/<class>/<image> and test/<class>/<image>"
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
-_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-_NAMES = "classes"
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+NAMES = "classes"
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,17 @@ class NpzSource:
         """Reads the arrays' headers, targets and names; also inputs if they are tokens."""
         shape, kind = _headers(self.path)["x_train"]
         sample = self._inputs(np.zeros((1, *shape[1:]), kind), "x_train")
-        names = ("y_train", _NAMES, *(("x_train",) if self.task.by_position else ()))
+        names = ("y_train", NAMES, *(("x_train",) if self.task.by_position else ()))
         counted = self._counted(_read_arrays(self.path, names))
         return Description(self.path.stem, tuple(sample.shape[1:]), *counted, task=self.task)
 
     def load(self, augmentation: str) -> Dataset:
         """All arrays; classes are those named, or 0 to the largest training label. They are not augmented."""
         _headers(self.path)
-        arrays = _read_arrays(self.path, (*_ARRAYS, _NAMES))
+        return self.made_of(_read_arrays(self.path, (*ARRAYS, NAMES)))
+
+    def made_of(self, arrays: dict[str, np.ndarray]) -> Dataset:
+        """The data set of arrays that are in memory."""
         num_classes, names = self._counted(arrays)
         train_inputs = self._inputs(arrays["x_train"], "x_train")
         return Dataset(
@@ -124,7 +127,7 @@ class NpzSource:
 
     def _counted(self, arrays: dict[str, np.ndarray]) -> tuple[int, tuple[str, ...] | None]:
         """The width of an output, and the classes' names, if any."""
-        if self.task.has_classes or _NAMES in arrays:
+        if self.task.has_classes or NAMES in arrays:
             return _counted(arrays, self.path)
         targets = self._targets(arrays["y_train"], "y_train")
         if len(targets) == 0:
@@ -140,12 +143,12 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of every array, unread; checks that they fit in memory and that the file has their bytes."""
     with _opened_archive(path) as archive:
         found = {name.removesuffix(".npy"): archive.getinfo(name) for name in archive.namelist()}
-        missing = [name for name in _ARRAYS if name not in found]
+        missing = [name for name in ARRAYS if name not in found]
         if missing:
-            expected, names = ", ".join(_ARRAYS), ", ".join(found) or "nothing"
+            expected, names = ", ".join(ARRAYS), ", ".join(found) or "nothing"
             raise DataError(f"{path}: no array {', '.join(missing)}; expected {expected}, found {names}")
         headers: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
-        for name in (*_ARRAYS, *({_NAMES} & found.keys())):
+        for name in (*ARRAYS, *({NAMES} & found.keys())):
             with archive.open(found[name]) as file:
                 shape, kind = _header_of(file)
                 held = found[name].file_size - file.tell()
@@ -199,10 +202,10 @@ def _no_archive(path: Path) -> DataError:
 
 def _counted(arrays: dict[str, np.ndarray], path: Path) -> tuple[int, tuple[str, ...] | None]:
     """The number of classes, and their names, if any."""
-    if _NAMES in arrays:
-        names = arrays[_NAMES]
+    if NAMES in arrays:
+        names = arrays[NAMES]
         if names.ndim != 1 or names.dtype.kind != "U":
-            raise DataError(f"{path}: {_NAMES}: expected text of shape (classes,), found {names.dtype} {names.shape}")
+            raise DataError(f"{path}: {NAMES}: expected text of shape (classes,), found {names.dtype} {names.shape}")
         return len(names), tuple(unicodedata.normalize("NFC", str(name)) for name in names)
     targets = as_targets(arrays["y_train"], f"{path}: y_train")
     if len(targets) == 0:
