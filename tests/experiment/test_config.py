@@ -8,7 +8,7 @@ import torch
 from potluck.core.errors import ConfigError
 from potluck.engine.engine import Engine
 from potluck.experiment.assemble import assemble
-from potluck.experiment.config import hyper_parameters, override, read_toml, resolve
+from potluck.experiment.config import override, read_toml, resolve
 from potluck.experiment.presets import experiment_for
 from potluck.methods import get_method, list_methods
 
@@ -233,13 +233,6 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path):
     path.write_text("rounds = = 3")
     with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
         read_toml(path)
-
-
-def test_hyper_parameters_open_nested_dataclasses():
-    found = {name: default for name, _, default in hyper_parameters(get_method("fedin"))}
-    assert found["training.lr"] == 0.001
-    assert found["sharing.weighting"] == "uniform"
-    assert found["mu"] == 0.1
 
 
 def test_unknown_keys_are_refused_in_dataclasses_of_other_authors_too():

@@ -11,21 +11,30 @@ from typing import Annotated, Any
 
 import typer
 
-from potluck.cli import stages
+from potluck import __version__
+from potluck.cli import completion, stages
+from potluck.cli.commands import Commands, option_advice
 from potluck.core.errors import PotluckError, PotluckWarning
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
-    help="Federated learning where every client brings its own model.",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Target = Annotated[str | None, typer.Argument(help="A TOML file, a method name or a Python file. Default: the demo.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Dotted keys, such as run.rounds=10.")]
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        help="A TOML file, a method name or a Python file. Default: the demo.", autocompletion=completion.of_target
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Dotted keys, such as run.rounds=10.", autocompletion=completion.of_overrides),
+]
 Parent = Annotated[Path, typer.Option(help="Folder in which the run's folder is made.")]
 Processes = Annotated[int | None, typer.Option(help="Runs at a time. Default: one for each core.", min=1)]
 Measured = Annotated[str, typer.Option(help="personal, common, global or validation: whose predictions, on what.")]
@@ -35,12 +44,30 @@ Goal = Annotated[float | None, typer.Option(help="Show what it took to reach thi
 Export = Annotated[Path | None, typer.Option(help="File for the table: .md, .csv or .tex.")]
 
 
+def _version(asked: bool) -> None:
+    """Print the version, if it was asked for, and end."""
+    if asked:
+        typer.echo(f"potluck {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def potluck(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning where every client brings its own model."""
+
+
 @app.command()
 def run(
     target: Target = None,
     overrides: Overrides = None,
     to: Parent = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to resume.", autocompletion=completion.of_folders)
+    ] = None,
     branch: Annotated[
         bool, typer.Option("--branch", help="With --resume: continue in a new folder beside it, with the overrides.")
     ] = False,
@@ -62,7 +89,12 @@ def run(
 
 @app.command(name="list")
 def list_things(
-    kind: Annotated[str | None, typer.Argument(help="methods, models, datasets or partitions. Default: all.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="methods, models, datasets, partitions or tasks. Default: all.", autocompletion=completion.of_kinds
+        ),
+    ] = None,
     pattern: Annotated[str, typer.Argument(help="Shell-style, such as 'fed*'.")] = "*",
 ) -> None:
     """List the methods, models, data sets and partitions that a configuration can name."""
@@ -73,7 +105,13 @@ def list_things(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A method, model, data set, partition, or the folder of a run.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, model, data set, partition or task; run or federation; FILE.py:NAME; a run's folder.",
+            autocompletion=completion.of_names,
+        ),
+    ],
     digest: Annotated[
         bool, typer.Option(help="For a run: only the digests of its results, which contain no times.")
     ] = False,
@@ -87,7 +125,11 @@ def show(
 @app.command()
 def check(
     target: Annotated[
-        str | None, typer.Argument(help="A method name, the Python file of a new method, or a TOML file.")
+        str | None,
+        typer.Argument(
+            help="A method name, FILE.py or FILE.py:NAME of an own part, or a TOML file.",
+            autocompletion=completion.of_target,
+        ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -104,8 +146,24 @@ def check(
 
 
 @app.command()
+def new(
+    kind: Annotated[
+        str,
+        typer.Argument(help="method, model, data, partition or metric.", autocompletion=completion.of_new),
+    ],
+    name: Annotated[str, typer.Argument(help="Its name, and that of the file: NAME.py and test_NAME.py.")],
+) -> None:
+    """Write a part of your own and its test to the current folder, both working, as a start."""
+    from potluck.cli.new import write_new
+
+    write_new(kind, name)
+
+
+@app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Runs, or folders of runs.", autocompletion=completion.of_folders)
+    ],
     to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
     target: Goal = None,
     measure: Measured = "personal",
@@ -136,7 +194,11 @@ def watch(
 @app.command()
 def compare(
     what: Annotated[
-        list[str] | None, typer.Argument(help="Methods, TOML files, runs, folders of runs; then dotted keys.")
+        list[str] | None,
+        typer.Argument(
+            help="Methods, TOML files, runs, folders of runs; then dotted keys.",
+            autocompletion=completion.of_compared,
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Run every method with this many seeds, from run.seed on.", min=1)] = 1,
     on: Annotated[Path | None, typer.Option(help="TOML file with the federation and the run of all methods.")] = None,
@@ -180,7 +242,9 @@ def sweep(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="A model of `potluck list models`.")],
+    model: Annotated[
+        str, typer.Argument(help="A model of `potluck list models`.", autocompletion=completion.of_models)
+    ],
     budgets: Annotated[list[str], typer.Argument(help="Such as 32MiB, 1/6 of the whole, or fair, lack, surplus.")],
     classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
     shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
@@ -361,10 +425,12 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("default", PotluckWarning)
             warnings.showwarning = _showing(warnings.showwarning)
-            code = app(standalone_mode=False) or 0
+            code = app(prog_name="potluck", standalone_mode=False) or 0
         sys.stdout.flush()
-    except (PotluckError, _UsageError) as error:
+    except PotluckError as error:
         code = _refuse(str(error))
+    except _UsageError as error:
+        code = _refuse(option_advice(error, sys.argv[1:]))
     except (typer.Abort, KeyboardInterrupt):
         stages.clear()
         code = 130

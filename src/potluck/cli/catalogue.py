@@ -1,23 +1,29 @@
-"""`potluck list` and `potluck show`: methods, models, data sets, partitions, and their descriptions."""
+"""`potluck list` and `potluck show`: whatever a configuration can name, its description, and its keys explained."""
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
-from potluck.core.discovery import matching
+from potluck.core.discovery import matching, named_file
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.method import Method
+from potluck.core.own_metrics import own_metric
+from potluck.core.task import TASKS
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
-from potluck.experiment.config import hyper_parameters
+from potluck.experiment.config import TABLES, FederationConfig
 from potluck.experiment.folder import open_folder, run_digest
+from potluck.experiment.keys import Setting, options_of, settings_of
+from potluck.experiment.parts import kind_of
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model, list_models
 from potluck.testing.facts import facts_of
@@ -27,6 +33,7 @@ _LISTS: dict[str, Callable[[], list[str]]] = {
     "models": list_models,
     "datasets": list_datasets,
     "partitions": list_partitions,
+    "tasks": lambda: list(TASKS),
 }
 
 
@@ -58,39 +65,125 @@ def print_details(name: str, *, digest: bool) -> None:
     Raises:
         ConfigError: there is none.
     """
-    console = Console()
-    if Path(name).is_dir():
+    console = Console(highlight=False)
+    if name not in TABLES and Path(name).is_dir():
         _print_run(console, Path(name), digest)
     elif digest:
         raise ConfigError(f"{name} is not the folder of a run; --digest is for runs")
-    elif name in list_methods() or name.endswith(".py"):
-        _print_class(console, get_method(name), "method")
-        _print_needs(console, get_method(name))
+    elif name in TABLES:
+        _print_class(console, TABLES[name], name)
+    elif name in list_methods():
+        _print_method(console, get_method(name))
     elif name in list_models():
-        variant = get_model(name)
-        console.print(f"{name}{inspect.signature(variant)}", highlight=False)
-        console.print(inspect.getdoc(variant) or "", highlight=False)
+        _print_model(console, name)
     elif name in list_partitions():
-        _print_class(console, get_partition(name), "federation.partition")
+        _print_partition(console, name)
     elif name in list_datasets():
-        console.print(f"{name}: {_dataset_line(describe(name))}", highlight=False)
+        _print_dataset(console, name)
+    elif name in TASKS:
+        _print_class(console, type(TASKS[name]), "federation.task", {"name": name})
+        console.print(f"metrics: {', '.join(metric.label for metric in TASKS[name].metrics)}", markup=False)
+    elif named_file(name):
+        part, kind = kind_of(name)
+        if kind == "method":
+            _print_method(console, part)
+        else:
+            _OF_FILES[kind](console, name)
     else:
-        everything = [item for names in _LISTS.values() for item in names()]
+        everything = [*TABLES, *TASKS, *(item for names in _LISTS.values() for item in names())]
         raise ConfigError(
             f"nothing is called {name!r}; nearest: {', '.join(nearest(name, everything))}; all: potluck list"
         )
 
 
-def _print_class(console: Console, cls: type[Any], prefix: str) -> None:
-    """Print the module's documentation and the fields that a configuration may set."""
+def _print_method(console: Console, cls: type[Method[Any]]) -> None:
+    _print_class(console, cls, "method")
+    for need in sorted(cls().needs(), key=str):
+        console.print(f"needs {need}: if not, {need.advice}", markup=False, soft_wrap=True)
+
+
+def _print_model(console: Console, name: str) -> None:
+    build = get_model(name)
+    console.print(f"{name}: {_described(build)}\n", markup=False)
+    console.print(f"federation.models={name}", markup=False)
+    options = options_of(build, without=("scale",))
+    if options:
+        chosen = "".join(f", {option.key}={_toml(option.default)}" for option in options)
+        console.print(f"federation.models=[{{name={_toml(name)}{chosen}}}]", markup=False, soft_wrap=True)
+        _print_settings(console, options, "")
+
+
+def _print_partition(console: Console, name: str) -> None:
+    cls = get_partition(name)
+    if not named_file(name):
+        _print_class(console, cls, "federation.partition", {"name": name})
+        return
+    part, _ = kind_of(name)
+    console.print(f"{name}: {_described(part)}\n", markup=False)
+    console.print(f"federation.partition={name}", markup=False)
+    options = settings_of(part) if isinstance(part, type) else options_of(part)
+    _print_settings(console, options, "federation.partition.")
+
+
+def _print_dataset(console: Console, name: str) -> None:
+    console.print(f"{name}: {_dataset_line(describe(name))}\n", markup=False)
+    console.print(f"federation.dataset={name}", markup=False)
+    _print_settings(console, [one for one in settings_of(FederationConfig) if one.key in _OF_DATA], "federation.")
+
+
+def _print_metric(console: Console, name: str) -> None:
+    found = own_metric(name)
+    console.print(f"{name}: {found.metric.label}, {found.metric.direction}\n", markup=False)
+    console.print(f'federation.metrics=["{name}"]', markup=False)
+
+
+_OF_DATA = ("augmentation", "train_fraction", "task")
+_OF_FILES: Mapping[str, Callable[[Console, str], None]] = {
+    "model": _print_model,
+    "partition": _print_partition,
+    "data set": _print_dataset,
+    "metric": _print_metric,
+}
+
+
+def _described(part: Any) -> str:
+    """A part's documentation without that of its arguments, which follows by key."""
+    return (inspect.getdoc(part) or "no documentation").partition("\n\nArgs:")[0]
+
+
+def _print_class(console: Console, cls: type[Any], prefix: str, named: Mapping[str, str] | None = None) -> None:
+    """Print the documentation of a class's module, or of a class of many, and the keys that set its fields."""
     module = inspect.getmodule(cls)
-    console.print(((module and module.__doc__) or "").strip(), highlight=False, markup=False)
-    table = Table(title="hyper-parameters")
-    for column in ("key", "type", "default"):
-        table.add_column(column)
-    for key, kind, default in hyper_parameters(cls):
-        table.add_row(f"{prefix}.{key}", kind.replace("[", r"\["), repr(default).replace("[", r"\["))
-    console.print(table)
+    own = module is not None and module.__name__.startswith(("potluck.methods.", "potluck.data.partition."))
+    text = (module and module.__doc__) if own or prefix == "method" else (inspect.getdoc(cls) or "").split("\n")[0]
+    console.print(f"{(text or '').strip()}\n", markup=False)
+    for key, value in (named or {}).items():
+        console.print(f"{prefix}.{key}={value}", markup=False)
+    _print_settings(console, settings_of(cls), f"{prefix}.")
+
+
+def _print_settings(console: Console, settings: Sequence[Setting], prefix: str) -> None:
+    """For each key a line with its default, type and range, and below it its meaning."""
+    for one in settings:
+        required = one.default is MISSING
+        words = f"one of {one.allowed}" if one.kind == "one of" else ", ".join(filter(None, (one.kind, one.allowed)))
+        key, default = f"{prefix}{one.key}", "" if required else _shown(one.default)
+        note = f"  {words}{'; has no default' if required else ''}"
+        console.print(Text.assemble((key, "bold"), f"={default}", (note, "dim")), soft_wrap=True)
+        console.print(Padding(Text(one.meaning or "-"), (0, 0, 0, 4)))
+
+
+def _toml(value: Any) -> str:
+    return json.dumps("" if value is None else value)
+
+
+def _shown(default: Any) -> str:
+    """A default as it is written in TOML; empty if nothing is set."""
+    if default is None:
+        return ""
+    if isinstance(default, str):
+        return default
+    return json.dumps(default)
 
 
 def _print_facts(console: Console, name: str) -> None:
@@ -103,12 +196,6 @@ def _print_facts(console: Console, name: str) -> None:
     for head, text in facts.lines():
         console.print(f"    {head:<11}{text}", highlight=False, markup=False, soft_wrap=True)
     console.print()
-
-
-def _print_needs(console: Console, cls: type[Method[Any]]) -> None:
-    """The method's needs with its defaults, and advice."""
-    for need in sorted(cls().needs(), key=str):
-        console.print(f"needs {need}: if not, {need.advice}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_run(console: Console, folder: Path, digest: bool) -> None:
@@ -127,6 +214,8 @@ def _first_line(kind: str, name: str) -> str:
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":
         return _dataset_line(describe(name))
+    if kind == "tasks":
+        return (inspect.getdoc(type(TASKS[name])) or "").split("\n")[0]
     return (inspect.getdoc(get_model(name)) or "").split("\n")[0]
 
 

@@ -26,7 +26,7 @@ from potluck.cli import stages
 from potluck.cli.terminal import console_on, line_of
 from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import task_of
-from potluck.experiment.config import Experiment, override, read_toml
+from potluck.experiment.config import Experiment, override
 from potluck.experiment.presets import experiment_on, seeded
 from potluck.experiment.several import Ended, News, run_several
 from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
@@ -102,7 +102,7 @@ def compare(
 def sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int | None, view: View) -> bool:
     """Run a sweep and print its table; whether all runs could be finished."""
     view.check()
-    plan = read_sweep(override(read_toml(file), overrides), str(file))
+    plan = read_sweep(override(read_experiment(file), overrides), str(file))
     if plan.search is None:
         ends = _run([experiment for point in plan.points for experiment in plan.experiments(point)], parent, processes)
         best = ends

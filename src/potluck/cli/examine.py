@@ -1,33 +1,55 @@
-"""`potluck check`: a method through the conformance suite, or a federation past all methods."""
+"""`potluck check`: a method through the conformance suite, another part tried, or a federation past all methods."""
 
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
+from potluck.cli.trials import trials_of
+from potluck.core.discovery import named_file
+from potluck.core.errors import explained
 from potluck.experiment.config import Experiment
+from potluck.experiment.parts import kind_of
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.suitability import federation_of, verdicts
 from potluck.methods import get_method
-from potluck.testing import checks_of
+from potluck.testing import Check, checks_of
 
 
 def examine(target: str) -> bool:
-    """Run every check on a method and print the results; return whether all passed."""
-    console = Console()
-    failed = 0
-    checks = checks_of(get_method(target))
+    """Run every check on a method, or on another part of a file, print the results; return whether all passed.
+
+    What went wrong is printed once, also if several checks fail for it.
+    """
+    console, seen = Console(highlight=False), dict[str, str]()
+    checks, failed = _checks(target), 0
     for check in checks:
         try:
             check.run()
         except Exception as error:
             failed += 1
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            console.print(f"[red]failed[/red]  {check.name}\n        {reason}", highlight=False)
+            reason = _reason(error)
+            first = seen.setdefault(reason, check.name)
+            shown = reason if first == check.name else f"as in {first}"
+            console.print(f"[red]failed[/red]  {escape(check.name)}\n        {escape(shown)}", soft_wrap=True)
         else:
-            console.print(f"[green]passed[/green]  {check.name}", highlight=False)
-    console.print(f"{len(checks) - failed} of {len(checks)} checks passed", highlight=False)
+            console.print(f"[green]passed[/green]  {escape(check.name)}", soft_wrap=True)
+    console.print(f"{len(checks) - failed} of {len(checks)} checks passed")
     return failed == 0
+
+
+def _checks(target: str) -> list[Check]:
+    """The conformance suite for a method; for other parts what they must do."""
+    if not named_file(target) or target.endswith(".py"):
+        return checks_of(get_method(target))
+    part, kind = kind_of(target)
+    return checks_of(part) if kind == "method" else trials_of(target, kind)
+
+
+def _reason(error: Exception) -> str:
+    """Type and text of an error on one line, with the file and line in the user's code, once."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if ".py, line " in text else explained(error)
 
 
 def examine_federation(target: str | None, assignments: Sequence[str]) -> None:

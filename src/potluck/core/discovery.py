@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
@@ -80,6 +80,7 @@ def load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)  # what lies beside it is found there, also if a copy of it runs
     sys.modules[name] = module  # dataclasses and type hints look up their module here
     try:
         with _neighbours_of(path):
@@ -90,6 +91,46 @@ def load_file(path: Path) -> ModuleType:
             raise
         raise ConfigError(f"{path}: cannot be imported: {explained(error)}") from error
     return module
+
+
+def named_file(name: str) -> tuple[Path, str] | None:
+    """The file and the name in it of `FILE.py:NAME`, the name empty for `FILE.py`; None for what names no file."""
+    path, _, inside = name.rpartition(":")
+    if path.endswith(".py"):
+        return Path(path), inside
+    return (Path(name), "") if name.endswith(".py") else None
+
+
+def own_part(name: str, expected: str, fits: Callable[[Any], bool] = callable) -> Any:
+    """What a user's file defines under the name in `FILE.py:NAME`; for `FILE.py`, the only thing in it that fits.
+
+    Args:
+        name: of this form.
+        expected: what it should be, for messages: "a function that builds a network".
+        fits: whether an object can be it.
+
+    Raises:
+        ConfigError: there is no such file or it cannot be imported, or it has no such thing, or several.
+    """
+    found = named_file(name)
+    assert found is not None
+    path, inside = found
+    module = load_file(path.resolve())
+    offered = {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("_") and getattr(value, "__module__", None) == module.__name__ and fits(value)
+    }
+    if inside:
+        value = getattr(module, inside, None)
+        if value is None or not fits(value):
+            near = f"; it has {', '.join(offered)}" if offered else ""
+            raise ConfigError(f"{path} has no {inside!r} that fits; expected {expected}{near}")
+        return value
+    if len(offered) != 1:
+        names = ", ".join(offered) or "none"
+        raise ConfigError(f"{path}: expected {expected}, found {names}; name the one that is meant: {path}:NAME")
+    return next(iter(offered.values()))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The errors that callers may catch; the command line prints them on one line and exits with 2."""
 
 import difflib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -61,6 +62,13 @@ def explained(error: BaseException) -> str:
     shown = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return f"{shown}; {frames[-1].filename}, line {frames[-1].lineno}" if frames else shown
+
+
+def place_in(trace: str) -> str:
+    """The last line in a file of the user's that a traceback's text shows, as "FILE, line N"; empty if none does."""
+    places = re.findall(r'^ *File "(.+?)", line (\d+)', trace, flags=re.MULTILINE)
+    own = [f"{file}, line {line}" for file, line in places if is_users(file)]
+    return own[-1] if own else ""
 
 
 def is_users(filename: str) -> bool:

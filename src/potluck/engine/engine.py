@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from potluck.core.errors import DivergenceError, PotluckError
+from potluck.core.errors import DivergenceError, PotluckError, place_in
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
 from potluck.core.message import Message, Traffic
@@ -455,7 +455,9 @@ class Engine:
         if diverged:
             log.warning("round %d continues without client %d, which diverged", number, failure.client, extra=ON_SCREEN)
         elif not self._tolerate_failures:
-            raise ClientFailure(f"{failure}; run.tolerate_failures = true continues without it")
+            place = place_in(failure.trace)
+            found = f"{failure}; {place}" if place else str(failure)
+            raise ClientFailure(f"{found}; run.tolerate_failures = true continues without it")
 
 
 class _Lost(PotluckError):

@@ -350,7 +350,7 @@ def _check_same_classes(task: Description, public: Description) -> None:
     Raises:
         ConfigError: they do not.
     """
-    if public.task != task.task or public.class_names != task.class_names:
+    if public.task.name != task.task.name or public.class_names != task.class_names:
         raise ConfigError(
             f"federation.public_labels: {public.name} has other classes than {task.name}; set it to false, or take"
             " labelled examples from the training set with federation.public=holdout"

@@ -12,25 +12,27 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, time
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from potluck.core.discovery import named_file
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
 from potluck.core.needs import Need
+from potluck.core.own_metrics import with_metrics
 from potluck.core.schema import LARGEST
 from potluck.core.task import Task, task_named
-from potluck.data.datasets import describe
+from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.experiment.keys import settings_of
 from potluck.experiment.trackers.names import TrackerName
 from potluck.methods import get_method
 from potluck.models import get_model
@@ -45,6 +47,8 @@ _Count = Annotated[int, at_least(1)]
 # More are assumed to be a mistake, which would exhaust the machine before it is noticed.
 _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
+_PLACES = {"dataset", "public", "data", "partition", "models", "server_model", "metrics"}
+_LISTS = ("federation.models", "federation.data", "federation.capacities", "federation.metrics")
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 _SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
 _SMALL_IMAGE = 16
@@ -55,8 +59,9 @@ class FederationConfig(Checked):
     """The federation: its data, clients and models.
 
     Attributes:
-        dataset: a name that `potluck list datasets` shows, a folder of images, or an `.npz` file. Its training part
-            is divided among the clients, unless they have `data` of their own; its test part is the common one.
+        dataset: a name that `potluck list datasets` shows, a folder of images, an `.npz` file, or `FILE.py:FUNCTION`.
+            Its training part is divided among the clients, unless they have `data` of their own; its test part is the
+            common one.
         data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
             number if they have no names.
         augmentation: of training images: "paper" for the papers', or "none".
@@ -65,17 +70,18 @@ class FederationConfig(Checked):
         task: what targets mean: "classification", "binary", "multilabel", "regression", "next_token" or
             "token_classification", or a table with the name and options (`{ name = "classification", scores = true }`).
             Default: the data set's task, which for your own data is a classification.
-        partition: a scheme of `potluck list partitions` and its parameters. Default: Dirichlet, or IID for a named task
-            whose examples have no label.
-        models: names or tables (`{ name = "resnet10", width = 16 }`) assigned to the clients in turn. Default: five
-            depths of one family that suits the inputs; one sliceable net for methods that cut widths, and one of many
-            stages for methods that train nets in pieces, if `capacities` has its default too.
+        partition: a scheme of `potluck list partitions`, or `FILE.py:FUNCTION`, and its parameters. Default: Dirichlet,
+            or IID for a named task whose examples have no label.
+        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), assigned to the clients in
+            turn. Default: five depths of one family that suits the inputs; one sliceable net for methods that cut
+            widths, and one of many stages for methods that train nets in pieces, if `capacities` has its default too.
         server_model: the common or global model; by default the one of `models` with the fewest parameters.
         capacities: shares of the full model that clients can train, assigned in turn. Default: the method's own, which
             are 1 for methods that ignore them.
         validation_fraction: share of a client's examples that is held out for validation.
         public: public examples: "none", "holdout" (taken from the training set), or another data set.
         public_fraction: share of the training set that is held out for "holdout".
+        metrics: further metrics of your own, each `FILE.py:FUNCTION` or `FILE.py:CLASS`.
         public_labels: whether the labels of public examples are public too. Their classes must be the task's.
     """
 
@@ -93,6 +99,7 @@ class FederationConfig(Checked):
     public_fraction: _Part = 0.1
     public_labels: bool = False
     task: str | dict[str, Any] | None = None
+    metrics: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         own = self.data is None or len(self.data) == self.clients
@@ -151,6 +158,10 @@ class RunConfig(Checked):
         require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
 
 
+TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunConfig}
+"""The tables of a configuration whose keys are always the same; those of `method` are its hyper-parameters."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model by name with its options; the same text always means the same network."""
@@ -189,9 +200,18 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's Python files that define method and models, as they were typed."""
-        models = (spec.name.rpartition(":")[0] for spec in self.named_models)
-        return tuple(dict.fromkeys(name for name in (self.method_name, *models) if name.endswith(".py")))
+        """The user's Python files, as they were typed: of method, models, partition, data and metrics."""
+        federation = self.federation
+        parts = (
+            self.method_name,
+            *(spec.name for spec in self.named_models),
+            str(federation.partition.get("name", "")),
+            federation.dataset,
+            federation.public,
+            *(federation.data or ()),
+            *(federation.metrics or ()),
+        )
+        return tuple(dict.fromkeys(str(found[0]) for name in parts if (found := named_file(name))))
 
     def settings(self) -> Tree:
         """Every setting as nested tables; None for those not set."""
@@ -252,6 +272,39 @@ Assignments = Sequence[str] | Mapping[str, Any]
 """Values for dotted keys: text `dotted.key=value`, in which a value is TOML or else text, or Python values by key."""
 
 
+def read_experiment(path: Path) -> Tree:
+    """The tables of a user's TOML file, in which relative paths may start in the file's own folder.
+
+    A path that leads to a file or folder there is taken from there, and any other from the current folder.
+
+    Raises:
+        ConfigError: there is no such file, or it is not TOML.
+    """
+    tree, folder = read_toml(path), path.parent
+    federation, method = tree.get("federation"), tree.get("method")
+    if isinstance(federation, dict):
+        for key in _PLACES & federation.keys():
+            federation[key] = _from_folder(federation[key], folder)
+    if isinstance(method, dict) and "name" in method:
+        method["name"] = _from_folder(method["name"], folder)
+    return tree
+
+
+def _from_folder(value: Any, folder: Path) -> Any:
+    """A path, or a table or list of them, as from the current folder."""
+    if isinstance(value, list):
+        return [_from_folder(one, folder) for one in value]
+    if isinstance(value, dict) and "name" in value:
+        return {**value, "name": _from_folder(value["name"], folder)}
+    if not isinstance(value, str) or value in list_datasets():
+        return value
+    file, inside = named_file(value) or (Path(value), "")
+    there = folder / file
+    if file.is_absolute() or folder == Path(".") or not there.exists():
+        return value
+    return f"{there}:{inside}" if inside else str(there)
+
+
 def override(tree: Tree, assignments: Assignments) -> Tree:
     """The tables with assignments applied.
 
@@ -287,8 +340,17 @@ def _assigned(assignments: Assignments) -> Tree:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
-        found[key.strip()] = _value(text)
+        found[key.strip()] = _listed(text) if key.strip() in _LISTS else _value(text)
     return found
+
+
+def _listed(text: str) -> Any:
+    """The value of a key that holds a list; on the command line its brackets and quotes may be left out."""
+    value = _value(text)
+    if isinstance(value, list):
+        return value
+    inside = _value(f"[{text}]")
+    return inside if isinstance(inside, list) else [part.strip() for part in text.split(",")]
 
 
 def merged(base: Tree, changes: Tree) -> Tree:
@@ -321,16 +383,19 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     Raises:
         ConfigError: something in them is unknown, of the wrong type, or out of range.
     """
-    _known(tree, ("federation", "method", "run", "preset"), "", source)
+    _known(tree, (*TABLES, "method", "preset"), "", source, tree)
     method_tree = {"name": "fedin", **_table(tree, "method", source)}
     method_name = method_tree.pop("name")
     if not isinstance(method_name, str):
         raise ConfigError(f"{source}: method.name: expected text, found {method_name!r}")
     method = typed(get_method(method_name), method_tree, "method", source)
     run = typed(RunConfig, _table(tree, "run", source), "run", source)
-    federation = typed(FederationConfig, _table(tree, "federation", source), "federation", source)
-    task = _task(federation.task, source)
-    if task is not None and not task.has_labels and "partition" not in _table(tree, "federation", source):
+    federation_tree = dict(_table(tree, "federation", source))
+    if isinstance(federation_tree.get("partition"), str):
+        federation_tree["partition"] = {"name": federation_tree["partition"]}
+    federation = typed(FederationConfig, federation_tree, "federation", source)
+    task = _task(federation, source)
+    if task is not None and not task.has_labels and "partition" not in federation_tree:
         federation = dataclasses.replace(federation, partition={"name": "iid"})
     partition_tree = dict(federation.partition)
     partition_name = partition_tree.pop("name", "dirichlet")
@@ -344,31 +409,21 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
 
 
-def hyper_parameters(cls: type[Any]) -> list[tuple[str, str, Any]]:
-    """Dotted name, type and default of every field of a dataclass, nested dataclasses opened."""
-    hints = get_type_hints(cls)
-    found: list[tuple[str, str, Any]] = []
-    for spec in fields(cls):
-        kind, default = hints[spec.name], spec.default
-        if default is dataclasses.MISSING and spec.default_factory is not dataclasses.MISSING:
-            default = spec.default_factory()
-        if is_dataclass(kind) and isinstance(kind, type):
-            inner = hyper_parameters(kind)
-            found += [(f"{spec.name}.{name}", text, attrgetter(name)(default)) for name, text, _ in inner]
-        else:
-            found.append((spec.name, inspect.formatannotation(kind).replace("typing.", ""), default))
-    return found
-
-
-def _task(chosen: str | Tree | None, source: str) -> Task | None:
-    """The task that the configuration names; None if it names none."""
-    if chosen is None:
-        return None
-    options = {} if isinstance(chosen, str) else dict(chosen)
-    name = chosen if isinstance(chosen, str) else options.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
-    return typed(type(task_named(name)), options, "federation.task", source)
+def _task(federation: FederationConfig, source: str) -> Task | None:
+    """The task that the configuration names, with the metrics that it adds; None if it does neither."""
+    task, chosen = None, federation.task
+    if chosen is not None:
+        options = {} if isinstance(chosen, str) else dict(chosen)
+        name = chosen if isinstance(chosen, str) else options.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
+        task = typed(type(task_named(name)), options, "federation.task", source)
+    if not federation.metrics:
+        return task
+    for reference in federation.metrics:
+        if not named_file(reference):
+            raise ConfigError(f"{source}: federation.metrics: found {reference!r}; expected FILE.py:FUNCTION")
+    return with_metrics(task or describe(federation.dataset).task, federation.metrics)
 
 
 def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task | None) -> FederationConfig:
@@ -462,10 +517,13 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
     key = ".".join([where, *place])
     if problem["type"] == "unexpected_keyword_argument":
         near = [".".join([where, *place[:-1], name]) for name in nearest(place[-1], _names_at(cls, place[:-1]))]
+        inside = [f"{where}.{one.key}" for one in settings_of(cls) if one.key.endswith(f".{place[-1]}")]
+        near = inside or keys_called(place[-1]) or near
         return f"unknown key {key}; nearest: {', '.join(near)}" if near else f"unknown key {key}; it has no options"
     if problem["type"] == "value_error":
         return f"{'.'.join([where, *place])}.{problem['msg'].removeprefix('Value error, ')}"
-    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}"
+    hint = f"; write [{json.dumps(problem['input'])}]" if problem["type"] in ("tuple_type", "list_type") else ""
+    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}{hint}"
 
 
 def _names_at(cls: type[Any], place: list[str]) -> list[str]:
@@ -483,21 +541,46 @@ def _dataclass_in(hint: Any) -> type[Any] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
 
 
-def _known(tree: Tree, names: Sequence[str], where: str, source: str) -> None:
-    for key in tree:
+def _known(tree: Tree, names: Sequence[str], where: str, source: str, table: Tree | None = None) -> None:
+    """Check that the tree has these keys alone; `table` is the whole configuration, whose method has keys too."""
+    for key, value in tree.items():
         if key not in names:
+            dotted = f"{where}.{key}" if where else key
             near = [f"{where}.{name}" if where else name for name in nearest(key, names)]
-            hint = f"; nearest: {', '.join(_deeper(key) or near)}" if names else "; it has no options"
-            raise ConfigError(f"{source}: unknown key {where + '.' if where else ''}{key}{hint}")
+            asked = f"{key}.{next(iter(value))}" if isinstance(value, dict) and value else key
+            elsewhere = keys_called(asked, _method_in(table or {})) or keys_called(key)
+            hint = f"; nearest: {', '.join(elsewhere or near)}" if names else "; it has no options"
+            raise ConfigError(f"{source}: unknown key {dotted}{hint}")
 
 
-def _deeper(key: str) -> list[str]:
-    """Dotted keys elsewhere in the configuration that end in this name."""
-    known = [f"federation.{name}" for name, _, _ in hyper_parameters(FederationConfig)]
-    known += [f"run.{name}" for name, _, _ in hyper_parameters(RunConfig)]
-    known += [f"federation.partition.{name}" for name, _, _ in hyper_parameters(get_partition("dirichlet"))]
-    known += [f"method.training.{name}" for name, _, _ in hyper_parameters(LocalTraining)]
-    return [name for name in known if name.rsplit(".", 1)[-1] == key]
+def keys_called(name: str, method: type[Any] | None = None) -> list[str]:
+    """The dotted keys that end in this name, the shortest first, without those that lie deep below the first.
+
+    Of the method's they are those that every method has, unless a method is given.
+
+    Args:
+        name: a key's last part, or several of them, such as `training.lr`.
+        method: whose hyper-parameters count too.
+    """
+    known = [f"{table}.{one.key}" for table, cls in TABLES.items() for one in settings_of(cls)]
+    known += [f"federation.partition.{one.key}" for one in settings_of(get_partition("dirichlet"))]
+    known += [f"method.training.{one.key}" for one in settings_of(LocalTraining)]
+    known += [f"method.{one.key}" for one in settings_of(method)] if method is not None else []
+    found = sorted((key for key in dict.fromkeys(known) if key.endswith(f".{name}")), key=_depth)
+    return [key for key in found if _depth(key) <= _depth(found[0]) + 1]
+
+
+def _depth(key: str) -> int:
+    return key.count(".")
+
+
+def _method_in(tree: Tree) -> type[Any] | None:
+    """The method that a configuration names, if it does so rightly."""
+    table = tree.get("method", {})
+    try:
+        return get_method(str(table.get("name", "fedin"))) if isinstance(table, dict) else None
+    except ConfigError:  # which is reported once the keys are right
+        return None
 
 
 def _table(tree: Tree, name: str, source: str) -> Tree:

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from potluck.core.errors import ConfigError
-from potluck.experiment.config import Assignments, Experiment, Tree, differences, override, read_toml, resolve
+from potluck.experiment.config import Assignments, Experiment, Tree, differences, override, read_experiment, resolve
 from potluck.methods import get_method
 
 
@@ -21,7 +21,7 @@ def experiment_for(target: str | None, assignments: Assignments) -> Experiment:
         ConfigError: see `potluck.experiment.config.resolve`.
     """
     if target is not None and target.endswith(".toml"):
-        return resolve(override(read_toml(Path(target)), assignments), target)
+        return resolve(override(read_experiment(Path(target)), assignments), target)
     wanted = override({"method": {"name": target}} if target else {}, assignments)
     method = wanted.get("method", {})
     name = method.get("name", "fedin") if isinstance(method, dict) else target or "fedin"
@@ -46,7 +46,7 @@ def experiment_on(target: str, assignments: Assignments, on: Path | None) -> Exp
         return experiment_for(target, assignments)
     if target.endswith(".toml"):
         raise ConfigError(f"{target}: with --on name methods; this file has a federation of its own")
-    tree = read_toml(on)
+    tree = read_experiment(on)
     method = tree.get("method", {})
     own = method if isinstance(method, dict) and method.get("name") == target else {"name": target}
     return resolve(override({**tree, "method": own}, assignments), f"{on}, {target}")

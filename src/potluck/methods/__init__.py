@@ -2,11 +2,10 @@
 
 import importlib
 import inspect
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from potluck.core.discovery import given, load_file, matching, module_names, plugins, unknown
+from potluck.core.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
 from potluck.core.errors import ConfigError
 from potluck.core.method import Method
 
@@ -19,15 +18,15 @@ def list_methods(pattern: str = "*") -> list[str]:
 
 
 def get_method(name: str) -> type[Method[Any]]:
-    """The method of this name, or the one defined in the Python file at this path.
+    """The method of this name, or the one in a Python file, `FILE.py`, or `FILE.py:CLASS` if it defines several.
 
     Raises:
         ConfigError: there is no such method, or the module does not define exactly one Method.
     """
     if name in (own := given(_GROUP)):
         return own[name]
-    if name.endswith(".py"):
-        return _defined_in(load_file(Path(name).resolve()), name)
+    if named_file(name):
+        return own_part(name, "one class that derives from Method", _is_method)
     offered = plugins(_GROUP)
     if name in module_names(__name__):
         return _defined_in(importlib.import_module(f"{__name__}.{name}"), name)
@@ -37,12 +36,12 @@ def get_method(name: str) -> type[Method[Any]]:
     raise unknown("method", name, list_methods(), "potluck list methods")
 
 
+def _is_method(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, Method)
+
+
 def _defined_in(module: ModuleType, name: str) -> type[Method[Any]]:
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
-    ]
+    classes = [value for value in vars(module).values() if _is_method(value) and value.__module__ == module.__name__]
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise ConfigError(f"method file {name}: expected one class that derives from Method, found {names}")

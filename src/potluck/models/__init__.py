@@ -13,11 +13,10 @@ families of their own through the entry-point group `potluck.models`: an entry p
 import importlib
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from potluck.core.discovery import given, load_file, matching, module_names, plugins, unknown
+from potluck.core.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
 from potluck.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,20 +38,12 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
     """
     if name in (own := given(_GROUP)):
         return own[name]
-    path, _, function = name.rpartition(":")
-    if path.endswith(".py"):
-        return _in_file(Path(path), function)
+    if named_file(name):
+        return own_part(name, "a function that builds a network")
     variants = _variants()
     if name not in variants:
         raise unknown("model", name, variants, "potluck list models")
     return variants[name]
-
-
-def _in_file(path: Path, function: str) -> Callable[..., "StagedNet"]:
-    found = getattr(load_file(path.resolve()), function, None)
-    if not callable(found):
-        raise ConfigError(f"{path} has no function {function!r}; expected one that builds a network")
-    return cast("Callable[..., StagedNet]", found)
 
 
 def image_size(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, int]:

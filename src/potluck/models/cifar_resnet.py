@@ -8,6 +8,10 @@ Where a stage halves the image and doubles the channels, `shortcut="A"` subsampl
 paper does on small images; "B" is a 1x1 convolution with a norm. The zeros come behind the carried channels: the
 paper does not say where, placing them on both sides gives the same nets with their channels renamed, and behind
 them a leading slice of the net stays a net.
+
+Options:
+    width: channels of the first stage; the others have 2 and 4 times as many.
+    shortcut: what leads past a block that halves the image: "A", subsampling and zeros, or "B", a convolution.
 """
 
 from collections import OrderedDict

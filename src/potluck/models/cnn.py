@@ -4,6 +4,9 @@
 
 `cnn2` to `cnn6` count convolutions of one width. All of them agree on the outputs of the stem and of the last
 stage, and a deeper net only appends stages, so they can share layers and exchange features.
+
+Options:
+    width: channels of every convolution; of `heterofl_cnn` those of the first one.
 """
 
 from collections import OrderedDict

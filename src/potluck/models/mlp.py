@@ -7,6 +7,9 @@ Those with batch norm are the toys of FedORION: each hidden layer is linear, the
 features and three classes the paper does not say how many units they have; Potluck's experiments take
 `mlp2_norm(width=16)`, `mlp1_norm(width=32)` and `mlp3_norm(width=8)` for clients, `mlp1_norm(width=16)` for the
 server. `mlp1_norm` has nothing between its stem and its head, so methods that split networks in three refuse it.
+
+Options:
+    width: units of every hidden layer.
 """
 
 import math

@@ -14,6 +14,10 @@ that many: a linear layer before the head. From as many features as classes on, 
 same, since two linear layers in a row compute what one does; the logistic regression, which then has two before its
 head, stays one. Without `features`, the logistic regression and the GRU have one stage, so methods that split networks
 in three refuse them.
+
+Options:
+    width: channels of a convolution, numbers in a state of the GRU, or units of a hidden layer.
+    features: the number of features, made by a linear layer before the head; by default there is no such layer.
 """
 
 import math

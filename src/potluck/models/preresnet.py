@@ -8,6 +8,11 @@ released code cannot slice the bottlenecks of `preresnet152`, with which later p
 
 `preresnet20` is the net of FeDepth (Zhang et al. 2023. https://arxiv.org/abs/2303.04887), each block a stage of its
 own. Its paper counts the memory of the textbook's net and its released code trains another, so there are two.
+
+Options:
+    width: channels of the first stage, of which the others have a multiple.
+    widths: channels of the blocks, three blocks of each width.
+    variant: "textbook", or "fedepth" for the net of that method's released code.
 """
 
 from collections import OrderedDict

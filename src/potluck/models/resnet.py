@@ -4,6 +4,10 @@ He, Zhang, Ren, Sun. CVPR 2016. https://arxiv.org/abs/1512.03385. The depths oth
 the FedIN experiments: a deeper net adds blocks at the end of a stage, so all of them agree on the shape of every
 stage's output, and each has all the parameters of the shallower ones under the same names and shapes. The
 three-stage ResNets for small images are in `cifar_resnet`.
+
+Options:
+    width: channels of the first stage; the others have 2, 4 and 8 times as many.
+    stem: "imagenet" shrinks the image fourfold, "cifar" keeps its size.
 """
 
 from collections import OrderedDict

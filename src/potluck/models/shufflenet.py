@@ -2,6 +2,9 @@
 
 Ma, Zhang, Zheng, Sun. ECCV 2018. https://arxiv.org/abs/1807.11164, table 5, in the form used on CIFAR: a stem that
 keeps the image's size and no pooling after it.
+
+Options:
+    size: 0.5, 1, 1.5 or 2, of which the numbers of channels follow from the paper's table.
 """
 
 from collections import OrderedDict

@@ -12,6 +12,13 @@ random: another image size has other positions, another task another head.
 
 A `scale` cannot make them narrower: a norm takes its mean over all channels and heads divide them, so a leading slice
 of a transformer is not a narrower one. Give `width` instead.
+
+Options:
+    width: channels of every block.
+    patch: side of a patch in pixels.
+    depth: the number of blocks.
+    heads: the number of attention heads in a block.
+    pretrained_path: a safetensors file of weights to start from.
 """
 
 import logging

@@ -3,6 +3,9 @@
 Zagoruyko, Komodakis. BMVC 2016. https://arxiv.org/abs/1605.07146. `wrn16_2` has 16 layers, two in each of six blocks
 and four others, and k = 2. A deeper net of the same k adds blocks at the end of each group and has all the
 parameters of a shallower one. The dropout between convolutions, with and without which the paper reports, is left out.
+
+Options:
+    width: channels of the stem, of which the groups have a multiple.
 """
 
 from collections import OrderedDict

@@ -95,7 +95,8 @@ class FeaturePrivacy(Checked):
         clip: bound of the L2 norm of an example's s_in and of its s_out.
         epsilon: of one release, that is of one answer of a client.
         delta: of one release, and of all of a client's releases together in the run's statement.
-        calibration: see `sigma_for`.
+        calibration: of the noise: "analytic" is exact at any epsilon; "classical" is the revision's eq. 22, for epsilon
+            below 1. See `sigma_for`.
 
     Raises:
         ValueError: a number is out of its range, or the noise would not fit into single precision.

@@ -9,7 +9,7 @@ import tomllib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import FrozenInstanceError, asdict, dataclass
+from dataclasses import FrozenInstanceError, asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -294,6 +294,25 @@ def works_with_newcomers(method: Subject, overrides: Overrides = ()) -> None:
             assert outputs.isfinite().all(), f"client {id} predicts {outputs[~outputs.isfinite()][0]}"
 
 
+def works_with_odd_data(method: Subject) -> None:
+    """Nets of another width, classes that a client lacks, a client with one example, and one whose last batch is one.
+
+    Three rounds, the last without the client of one example; then everybody's model predicts numbers.
+    """
+    subject = quick(method)
+    world = World(width=24, labels=CLASSES - 1).fit_for(subject)
+    federation = toy_federation(world)
+    few = {id: federation.sites[id].train.take(torch.arange(count)) for id, count in ((0, 1), (1, 17))}
+    sites = {id: replace(site, train=few.get(id, site.train)) for id, site in federation.sites.items()}
+    engine = Engine(subject, replace(federation, sites=sites))
+    state = run_rounds(engine, 3, iter([[0, 1, 2, 3], [0, 2], [1, 3]]))
+    test = engine.federation.test
+    assert test is not None
+    for id in engine.federation.sites:
+        outputs = predict(engine.inference_model(state, id), test)
+        assert outputs.isfinite().all(), f"client {id} predicts {outputs[~outputs.isfinite()][0]}"
+
+
 def sends_what_it_documents(method: Subject, overrides: Overrides = ()) -> None:
     """The entries that the engine counted are those of the Wire section, and their sizes match its formulas.
 
@@ -501,6 +520,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     lets_go_of_streamed_replies,
     survives_a_missing_reply,
     works_with_newcomers,
+    works_with_odd_data,
     sends_what_it_documents,
     declares_its_replies,
     trains_no_more_than_fits,

@@ -38,6 +38,7 @@ class World:
         depth: hidden stages after the first of the shallowest architecture.
         capacity: of every client; None for a mixture.
         labels: the number of classes that each client holds.
+        width: units of every hidden layer, which are also the features before the head.
         batchnorm: whether the nets have BatchNorm.
         frozen: whether the nets' builders freeze layers, see `toy_net`.
         rounds: the number of rounds.
@@ -49,6 +50,7 @@ class World:
     depth: int = 1
     capacity: float | None = None
     labels: int = CLASSES
+    width: int = _WIDTH
     batchnorm: bool = False
     frozen: bool = False
     rounds: int = 2
@@ -61,16 +63,18 @@ class World:
         return replace(self, depth=depth, architectures=1 if Need.ONE_ARCHITECTURE in needs else self.architectures)
 
 
-def toy_net(depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL) -> StagedNet:
-    """A staged net on ten features with `depth` hidden stages after the first.
+def toy_net(
+    depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL, *, width: int = _WIDTH
+) -> StagedNet:
+    """A staged net on ten features with `depth` hidden stages of `width` units after the first.
 
     With `frozen` the first stage is frozen, as if it were pre-trained, with its BatchNorm in evaluation mode, and so is
     one bias behind it.
     """
-    width = scale.of(_WIDTH)
-    stages = {"stem": _stage(_FEATURES, width, batchnorm)}
-    stages |= {f"hidden{i}": _stage(width, width, batchnorm) for i in range(1, depth + 1)}
-    net = StagedNet(stages, nn.Linear(width, CLASSES))
+    units = scale.of(width)
+    stages = {"stem": _stage(_FEATURES, units, batchnorm)}
+    stages |= {f"hidden{i}": _stage(units, units, batchnorm) for i in range(1, depth + 1)}
+    net = StagedNet(stages, nn.Linear(units, CLASSES))
     if frozen:
         stages["stem"].requires_grad_(False).eval()
         for norm in batch_norms(stages["stem"]).values():
@@ -91,7 +95,7 @@ def toy_federation(world: World, seed: int = 0) -> Federation:
     boundary = torch.randn(_FEATURES, CLASSES, generator=generator)
     draw = partial(_draw, boundary, generator)
     architectures = {
-        f"toy{d}": partial(toy_net, world.depth + d - 1, world.batchnorm, world.frozen)
+        f"toy{d}": partial(toy_net, world.depth + d - 1, world.batchnorm, world.frozen, width=world.width)
         for d in range(1, world.architectures + 1)
     }
     sites = {

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from potluck.core.discovery import given, matching, module_names, plugins, unknown
+from potluck.core.discovery import given, matching, module_names, named_file, plugins, unknown
 from potluck.core.errors import ConfigError, DataError
 from potluck.core.task import Task
 from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.datasets._files import FolderSource, NpzSource
+from potluck.data.datasets._function import FunctionSource
 from potluck.data.datasets._held import ArraySource, HeldSource
 from potluck.data.datasets._torch import from_torch
 
@@ -47,14 +48,15 @@ def describe(name_or_path: str | Path, task: Task | None = None) -> Description:
 
 
 def load(name_or_path: str | Path, *, augmentation: str = "paper", task: Task | None = None) -> Dataset:
-    """A data set by name, or from a folder of images or an `.npz` file.
+    """A data set by name, or from a folder of images, an `.npz` file, or a function of a Python file.
 
     A name takes precedence over a path; write `./digits` for a folder called digits.
 
     Args:
         name_or_path: one of `list_datasets()`, or a path. A folder holds `train/<class>/<image>` and
             `test/<class>/<image>`; an `.npz` file holds the arrays x_train, y_train, x_test, y_test, and may name its
-            classes in an array of text, `classes`.
+            classes in an array of text, `classes`. `FILE.py:FUNCTION` is called without arguments; it returns a dict
+            of the same arrays, a `Dataset`, or two map-style torch data sets, for training and for tests.
         augmentation: "paper" augments training images as the papers do; "none" does not augment. Normalisation and size
             are the same for both.
         task: what the targets mean; by default the data set's task, or a classification.
@@ -97,13 +99,17 @@ def _source(name_or_path: str | Path, task: Task | None) -> Source:
     source = _found(name_or_path)
     if task is None:
         return source
-    return replace(source, task=task) if isinstance(source, NpzSource | ArraySource) else _Meant(source, task)
+    if isinstance(source, NpzSource | ArraySource):
+        return replace(source, task=task)
+    return _Meant(replace(source, task=task) if isinstance(source, FunctionSource) else source, task)
 
 
 def _found(name_or_path: str | Path) -> Source:
     name = str(name_or_path)
     if name in (own := given(_GROUP)):
         return own[name]
+    if named_file(name):
+        return FunctionSource(name)
     if not isinstance(name_or_path, Path):
         if name in module_names(__name__):
             return cast(Source, importlib.import_module(f"{__name__}.{name}"))

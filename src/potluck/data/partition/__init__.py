@@ -10,8 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from potluck.core.discovery import matching, module_names, plugins, unknown
+from potluck.core.discovery import matching, module_names, named_file, own_part, plugins, unknown
 from potluck.core.rng import Key
+from potluck.data.partition._own import of_class, of_function
 
 _GROUP = "potluck.partitions"
 
@@ -37,11 +38,16 @@ def list_partitions(pattern: str = "*") -> list[str]:
 
 
 def get_partition(name: str) -> type[Partition]:
-    """The class of a scheme.
+    """The class of a scheme, or of what a Python file divides by: `FILE.py:FUNCTION` or `FILE.py:CLASS`.
+
+    A function takes targets (n,), the number of clients and a `Key`, and has its options as arguments by keyword alone.
 
     Raises:
-        ConfigError: no scheme has this name.
+        ConfigError: no scheme has this name, or the file no such function.
     """
+    if named_file(name):
+        found = own_part(name, "a function that divides examples")
+        return of_class(found, name) if isinstance(found, type) else of_function(found, name)
     if name in module_names(__name__):
         return _only_class(f"{__name__}.{name}")
     offered = plugins(_GROUP)

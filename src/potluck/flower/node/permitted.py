@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.digest import digest
+from potluck.core.discovery import named_file
 from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId
 from potluck.data.datasets import list_datasets
@@ -40,6 +41,10 @@ def permitted(tree: Mapping[str, Any], config: NodeConfig, client: ClientId, cod
             raise ConfigError(f"the server's federation.models: expected a list of models, found {_shown(models)}")
         federation["server_model"] = _model(federation.get("server_model", models[0]), config)
         federation["models"] = [_model(models[client % len(models)], config) if config.model is None else config.model]
+    partition, metrics = federation.get("partition"), federation.get("metrics")
+    _check_code(partition.get("name") if isinstance(partition, dict) else partition, "partition", config)
+    for metric in metrics if isinstance(metrics, list) else [metrics]:
+        _check_code(metric, "metric", config)
     federation["dataset"] = _dataset(federation.get("dataset"), config)
     _check_public(federation)
     if config.data is None and federation.get("data") is not None:
@@ -58,12 +63,13 @@ def _method(name: Any, config: NodeConfig, code: str | None) -> str:
     """A method that is installed, or the owner's copy of the server's file."""
     if isinstance(name, str) and name in list_methods():
         return name
-    if isinstance(name, str) and name.endswith(".py") and code is not None:
+    found = named_file(name) if isinstance(name, str) else None
+    if found and code is not None:
         own = next((place for place in config.code if digest(place.read_bytes()) == code), None)
         if own is not None:
-            return str(own)
+            return f"{own}:{found[1]}" if found[1] else str(own)
         raise ConfigError(
-            f"the server's method is the file {Path(name).name[:80]} with the digest {code[:32]}; a node runs only"
+            f"the server's method is the file {found[0].name[:80]} with the digest {code[:32]}; a node runs only"
             " code that its owner allows: read the file, then potluck join --allow-code FILE"
         )
     raise ConfigError(f"the server's method.name: {_shown(name)} is not installed here; all: potluck list")
@@ -74,15 +80,28 @@ def _model(model: Any, config: NodeConfig) -> Any:
     name = model.get("name") if isinstance(model, dict) else model
     if isinstance(name, str) and (name == config.model or name in list_models()):
         return model
-    path, _, _ = str(name).rpartition(":")
-    if path.endswith(".py") and Path(path).resolve() in {place.resolve() for place in config.code}:
-        return model
-    if path.endswith(".py"):
+    if isinstance(name, str) and (found := named_file(name)):
+        if _allowed(found[0], config):
+            return model
         raise ConfigError(
             f"the server's experiment has the model {_shown(name)}; a node runs only code that its owner allows:"
-            f" potluck join --allow-code {Path(path).name[:80]}, or --model with the node's own model"
+            f" potluck join --allow-code {found[0].name[:80]}, or --model with the node's own model"
         )
     raise ConfigError(f"the server's federation.models: {_shown(name)} is not installed here; all: potluck list models")
+
+
+def _allowed(path: Path, config: NodeConfig) -> bool:
+    return path.resolve() in {place.resolve() for place in config.code}
+
+
+def _check_code(name: Any, what: str, config: NodeConfig) -> None:
+    """Check that a partition or a metric is in no file, or in one that the owner has allowed."""
+    found = named_file(name) if isinstance(name, str) else None
+    if found and not _allowed(found[0], config):
+        raise ConfigError(
+            f"the server's experiment has the {what} {_shown(name)}; a node runs only code that its owner allows:"
+            f" potluck join --allow-code {found[0].name[:80]}"
+        )
 
 
 def _dataset(name: Any, config: NodeConfig) -> str:

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from potluck.core.digest import digest
+from potluck.core.discovery import named_file
 from potluck.core.errors import CheckpointError, ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
@@ -211,7 +212,8 @@ def _difference(name: str, ours: Network, theirs: Network) -> str | None:
 
 def _code_of(experiment: Experiment) -> str | None:
     """A digest of the method's file, which nodes compare with theirs; None for an installed method."""
-    return digest(Path(experiment.method_name).read_bytes()) if experiment.method_name.endswith(".py") else None
+    found = named_file(experiment.method_name)
+    return digest(found[0].read_bytes()) if found else None
 
 
 def _again(grid: Grid, place: Path, patience: float, say: Callable[[str], None]) -> _Met:

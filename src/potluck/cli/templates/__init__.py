@@ -1,0 +1,1 @@
+"""What `potluck new` writes: a working part and its test, in which names are replaced."""
