@@ -26,7 +26,7 @@ from potluck.cli import stages
 from potluck.cli.terminal import console_on, line_of
 from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import task_of
-from potluck.experiment.config import Experiment, override
+from potluck.experiment.config import Experiment, override, read_experiment
 from potluck.experiment.presets import experiment_on, seeded
 from potluck.experiment.several import Ended, News, run_several
 from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
