@@ -144,6 +144,19 @@ def test_heavy_libraries_stay_where_they_are_used():
     none_of([path for path in files() if not path.is_relative_to(ROOT / "analysis" / "plots")], "matplotlib")
 
 
+def test_a_tracker_is_imported_by_its_own_file_alone():
+    for name in ("tensorboard", "mlflow", "wandb", "trackio"):
+        own = ROOT / "experiment" / "trackers" / f"{name}.py"
+        assert any(within(found, name) for _, found in imports(own))
+        none_of([path for path in files() if path != own], name, f"potluck.experiment.trackers.{name}")
+
+
+def test_watching_a_run_needs_no_torch():
+    only(files("cli", "watch.py"), "cli.terminal", "core.errors", "records")
+    only(files("cli", "terminal.py"), "records")
+    only(files("cli", "stages.py"))
+
+
 def test_matplotlib_is_imported_inside_the_function_that_draws():
     for path in files("analysis", "plots"):
         inside = {
