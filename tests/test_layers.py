@@ -145,10 +145,11 @@ def test_heavy_libraries_stay_where_they_are_used():
 
 
 def test_a_tracker_is_imported_by_its_own_file_alone():
-    for name in ("tensorboard", "mlflow", "wandb", "trackio"):
-        own = ROOT / "experiment" / "trackers" / f"{name}.py"
-        assert any(within(found, name) for _, found in imports(own))
-        none_of([path for path in files() if path != own], name, f"potluck.experiment.trackers.{name}")
+    names = ("tensorboard", "mlflow", "wandb", "trackio")
+    libraries = [*names, *(f"potluck.experiment.trackers.{name}" for name in names)]
+    used = {(path, name) for path in files() for _, name in imports(path)}
+    found = {(path, library) for path, name in used for library in libraries if within(name, library)}
+    assert found == {(ROOT / "experiment" / "trackers" / f"{name}.py", name) for name in names}
 
 
 def test_watching_a_run_needs_no_torch():
