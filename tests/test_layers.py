@@ -151,6 +151,20 @@ def test_heavy_libraries_stay_where_they_are_used():
     none_of([path for path in files() if path.relative_to(ROOT).parts[0] != "api"], "onnxruntime", "IPython")
 
 
+def test_a_tracker_is_imported_by_its_own_file_alone():
+    names = ("tensorboard", "mlflow", "wandb", "trackio")
+    libraries = [*names, *(f"potluck.experiment.trackers.{name}" for name in names)]
+    used = {(path, name) for path in files() for _, name in imports(path)}
+    found = {(path, library) for path, name in used for library in libraries if within(name, library)}
+    assert found == {(ROOT / "experiment" / "trackers" / f"{name}.py", name) for name in names}
+
+
+def test_watching_a_run_needs_no_torch():
+    only(files("cli", "watch.py"), "cli.terminal", "core.errors", "records")
+    only(files("cli", "terminal.py"), "records")
+    only(files("cli", "stages.py"))
+
+
 def test_matplotlib_is_imported_inside_the_function_that_draws():
     for path in files("analysis", "plots"):
         inside = {

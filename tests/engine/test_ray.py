@@ -38,16 +38,23 @@ def experiment(executor, method):
     )
 
 
-def played(folder, executor, method="fedin", watch=lambda record: None):
+def played(folder, executor, method="fedin", watch=lambda record: None, told=lambda event: None):
     folder.mkdir()
     chosen = experiment(executor, method)
-    execute(prepare(chosen, assemble(chosen), folder), chosen, folder, Observer.of(on_round_end=watch))
+    execute(
+        prepare(chosen, assemble(chosen), folder), chosen, folder, Observer.of(on_round_end=watch, on_client_end=told)
+    )
     records = [(folder / name).read_bytes() for name in (ROUNDS, CLIENTS)]
     return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
 
 
-def test_two_machines_give_the_bits_of_one_process(cluster, tmp_path):
-    assert played(tmp_path / "ray", "ray") == played(tmp_path / "here", "sequential")
+def test_two_machines_give_the_bits_of_one_process_which_is_told_of_each_client(cluster, tmp_path):
+    told = []
+    found = played(tmp_path / "ray", "ray", told=told.append)
+    assert found == played(tmp_path / "here", "sequential")
+    trained = [event for event in told if event.work == "training" and event.round == 1]
+    assert sorted(event.client for event in trained) == [0, 1, 2, 3]
+    assert [event.done for event in trained] == [1, 2, 3, 4]
 
 
 SLOW = """

@@ -5,6 +5,7 @@ import pytest
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
 from potluck.experiment.execute import execute, prepare
+from potluck.experiment.observers import Observer
 from potluck.flower.clientapp import client_app
 from potluck.flower.server.serve import serve
 from potluck.methods import get_method, list_methods
@@ -67,3 +68,15 @@ def over_flower(grid, tree, folder, **options):
 def test_records_and_checkpoints_are_the_same(name, grid, tmp_path):
     tree = experiment_of(name)
     assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_observers_are_told_of_every_client_at_its_node(grid, tmp_path):
+    told = []
+    observer = Observer.of(on_client_end=lambda event: told.append(event))
+    over_flower(grid, experiment_of("fedavg"), tmp_path / "flower", observers=[observer])
+    trained = [event for event in told if event.work == "training" and event.round == 1]
+    assert sorted(event.client for event in trained) == [0, 1, 2]
+    assert [(event.done, event.of) for event in trained] == [(1, 3), (2, 3), (3, 3)]
+    assert all(event.loss is not None for event in trained)
+    assert {event.client for event in told if event.work == "evaluation"} == {0, 1, 2}

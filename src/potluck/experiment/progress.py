@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from potluck.core.metric import ACCURACY, Metric
 from potluck.engine.events import ClientEnd
@@ -23,6 +23,8 @@ class Standing(Observer):
     Attributes:
         progress: the state after the last event.
     """
+
+    may_fail: ClassVar[bool] = True
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = Progress()
@@ -56,13 +58,13 @@ class Standing(Observer):
     def on_client_end(self, event: ClientEnd) -> None:
         """One more is done."""
         self._events += 1
+        changes: dict[str, Any] = {"done": event.done, "of": event.of}
         if event.work == "training":
             self._losses += [event.loss] if event.loss is not None else []
-            loss = sum(self._losses) / len(self._losses) if self._losses else self.progress.loss
-            phase = "training" if event.done < event.of else "server"
-            self.progress = self.progress.changed(loss=loss, phase=phase)
+            changes["loss"] = sum(self._losses) / len(self._losses) if self._losses else self.progress.loss
+            changes["phase"] = "training" if event.done < event.of else "server"
         share = max(self.progress.share, event.round - 1 + min(0.99, self._events / max(1, self._usual)))
-        self._now(done=event.done, of=event.of, share=share)
+        self._now(**changes, share=share)
 
     def on_evaluation_start(self, event: EvaluationStart) -> None:
         """Models are evaluated."""
@@ -82,12 +84,11 @@ class Standing(Observer):
         sent = self.progress.bytes + record.bytes_down + record.bytes_up
         self.progress = self.progress.changed(loss=loss, bytes=sent)
 
-    def _now(self, *, round_ended: bool = False, **changes: object) -> None:
+    def _now(self, *, round_ended: bool = False, **changes: Any) -> None:
+        share = changes.get("share", self.progress.share)
+        if (made := share - self._share_at_start) > 0:
+            changes["seconds_left"] = (self._clock() - self._began) / made * (self.progress.rounds - share)
         self.progress = self.progress.changed(**changes)
-        made = self.progress.share - self._share_at_start
-        if made > 0:
-            left = (self._clock() - self._began) / made * (self.progress.rounds - self.progress.share)
-            self.progress = self.progress.changed(seconds_left=left)
         self.show(self.progress, round_ended=round_ended)
 
 
@@ -96,8 +97,6 @@ class ProgressFile(Standing):
 
     The file is for those who watch; no record and no digest depends on it, and it may be lost.
     """
-
-    may_fail: ClassVar[bool] = True
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
