@@ -127,3 +127,17 @@ def test_labels_keep_a_line_of_text_apart_and_stay_near(heights):
     assert np.all(np.diff(placed) >= _LABEL_GAP - 1e-12)
     assert sum(placed) == pytest.approx(sum(heights))  # as many move up as down
     assert np.all(np.abs(np.subtract(placed, heights)) <= _LABEL_GAP * max(0, len(heights) - 1) / 2 + 1e-12)
+
+
+def test_of_more_lines_than_can_be_told_apart_the_best_are_named_and_the_others_grey(drawn, make_round):
+    ends = [0.3 + 0.01 * index for index in range(15)]
+    figure = drawn(*({"method": f"m{n}", "rounds": [make_round(1, personal=[end] * 4)]} for n, end in enumerate(ends)))
+    over_rounds, _ = figure.axes
+    assert {text.removeprefix("- - ") for text in texts(over_rounds)} == {f"m{n}" for n in range(3, 15)}
+    looks = [(line.get_color(), line.get_linestyle()) for line in over_rounds.lines]
+    coloured = [look for look in looks if looks.count(look) == 1]
+    assert len(coloured) == 12
+    assert {text.get_color() for text in over_rounds.texts if text.get_text().startswith("- - ")} <= {
+        c for c, _ in coloured
+    }
+    assert "Grey: 3 more, which end worse or were not measured." in figure.get_supxlabel()

@@ -222,8 +222,15 @@ def _label_ends(axes: Axes, lines: Sequence[_Line]) -> None:
     heights = _apart([(line.points[-1].value.mean - bottom) / (top - bottom) for line in ends])
     for line, height in zip(ends, heights, strict=True):
         weight = "bold" if line.colour == "black" else "normal"
+        dashed = "- - " if line.dash == _DASHES[1] and line.colour in _COLOURS else ""
         axes.text(
-            1.015, height, line.label, transform=axes.transAxes, va="center", color=line.colour, fontweight=weight
+            1.015,
+            height,
+            dashed + line.label,
+            transform=axes.transAxes,
+            va="center",
+            color=line.colour,
+            fontweight=weight,
         )
 
 
