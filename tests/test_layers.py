@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -20,8 +21,13 @@ def files(*parts):
     return [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
 
 
+@cache
 def imports(path):
     """Every import of a file, also inside functions, as (line, dotted name)."""
+    return list(_imports(path))
+
+
+def _imports(path):
     package = ["potluck", *path.relative_to(ROOT).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

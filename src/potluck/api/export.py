@@ -211,7 +211,7 @@ class _Writing:
         except ImportError as error:
             raise ConfigError(f"onnx: {error.name} is not installed; pip install 'potluck[onnx]'") from error
         program = self._program()
-        with _quiet():
+        with _quiet(), _without_monitor():
             try:
                 made: Any = torch.onnx.export(
                     program, dynamo=True, verbose=False, input_names=["input"], output_names=["output"]
@@ -337,3 +337,16 @@ def _quiet() -> Generator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _without_monitor() -> Generator[None]:
+    """Inside the block tqdm, which torch's exporter uses, starts no thread: beside one, later runs fork no workers."""
+    from tqdm import tqdm
+
+    progress: Any = tqdm
+    interval, progress.monitor_interval = progress.monitor_interval, 0
+    try:
+        yield
+    finally:
+        progress.monitor_interval = interval

@@ -53,7 +53,8 @@ def _rehearse_other_shapes(federation: Federation, trained: Mapping[str, Example
 
 def _to_read(federation: Federation, names: Iterable[str], common_test: bool) -> Iterator[tuple[str, Examples, str]]:
     """Each architecture with the examples that it will have to read, and whose they are."""
-    for client, site in sorted(federation.sites.items()):
+    here = {client: site for client, site in sorted(federation.sites.items()) if _is_here(site.train)}
+    for client, site in here.items():
         for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
             yield site.architecture, examples, f"of client {client}'s {part} part"
     common = {
