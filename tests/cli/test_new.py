@@ -58,7 +58,7 @@ def test_new__writes_files_that_ruff_accepts(kind, potluck, tmp_path):
     if (ruff := shutil.which("ruff", path=f"{sys.prefix}/bin")) is None:
         pytest.skip("ruff is not installed")
     made(potluck, kind, "a_name_that_is_rather_longer_than_others")
-    for words in (["check", "--isolated"], ["format", "--check", "--isolated", "--line-length", "120"]):
+    for words in (["check", "--isolated", "--select", "E,F,I,B,UP", "--line-length", "120"], ["format", "--check", "--isolated", "--line-length", "120"]):
         done = subprocess.run([ruff, *words, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
