@@ -57,7 +57,7 @@ def test_a_function_of_a_file_is_a_model(tmp_path):
     (tmp_path / "nets.py").write_text(NETS)
     net = get_model(f"{tmp_path}/nets.py:small")(10, (1, 8, 8), width=3)
     assert net[1].out_features == 3
-    with pytest.raises(ConfigError, match="has no function 'large'"):
+    with pytest.raises(ConfigError, match="has no 'large' that fits; expected a function that builds a network"):
         get_model(f"{tmp_path}/nets.py:large")
     with pytest.raises(ConfigError, match="no such file; expected a Python file"):
         get_model(f"{tmp_path}/other.py:small")

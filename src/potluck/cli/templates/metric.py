@@ -1,8 +1,7 @@
 """A metric of your own."""
 
-from torch import Tensor
-
 from potluck.core.metric import metric
+from torch import Tensor
 
 
 @metric("accuracy of the best two", percent=True)  # higher_is_better=False if it is an error

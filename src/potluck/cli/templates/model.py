@@ -2,9 +2,8 @@
 
 import math
 
-from torch import nn
-
 from potluck import StagedNet
+from torch import nn
 
 
 def template_name(num_classes: int, input_shape: tuple[int, ...], *, width: int = 32) -> StagedNet:

@@ -1,9 +1,8 @@
 """A partition of your own."""
 
 import torch
-from torch import Tensor
-
 from potluck import Key
+from torch import Tensor
 
 
 def template_name(targets: Tensor, clients: int, key: Key, *, mixed: float = 0.2) -> list[Tensor]:

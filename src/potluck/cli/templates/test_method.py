@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from potluck.methods import get_method
 from potluck.testing import Check, checks_of
 

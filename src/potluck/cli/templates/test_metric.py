@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-
 from potluck.core.own_metrics import own_metric
 
 METRIC = own_metric(f"{Path(__file__).with_name('template_name.py')}:template_name")

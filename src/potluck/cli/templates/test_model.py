@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from potluck.models import get_model
 
 BUILD = get_model(f"{Path(__file__).with_name('template_name.py')}:template_name")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-
 from potluck import Key
 from potluck.data.partition import get_partition
 
