@@ -270,7 +270,9 @@ def _clients(runs: Sequence[StoredRun]) -> tuple[Json, Json]:
     """The clients of each run at its last evaluated round: by the primary metric, and by the others."""
     architectures: dict[str, int] = {}
     primary, *others = runs[0].metrics
-    columns = [(metric, measure) for metric in (primary, *others) for measure in OF_CLIENTS]
+    columns: list[tuple[Metric, Measure]] = [
+        (metric, measure) for metric in (primary, *others) for measure in OF_CLIENTS
+    ]
     rows: list[list[list[Any]]] = []
     more: list[list[list[Any]]] = []
     for run in runs:
