@@ -57,8 +57,11 @@ def test_new__writes_a_method_that_passes_all_checks_and_runs(potluck):
 def test_new__writes_files_that_ruff_accepts(kind, potluck, tmp_path):
     if (ruff := shutil.which("ruff", path=f"{sys.prefix}/bin")) is None:
         pytest.skip("ruff is not installed")
-    made(potluck, kind, "a_name_that_is_rather_longer_than_others")
-    for words in (["check", "--isolated", "--select", "E,F,I,B,UP", "--line-length", "120"], ["format", "--check", "--isolated", "--line-length", "120"]):
+    made(potluck, kind, "my_own_name")
+    for words in (
+        ["check", "--isolated", "--select", "E,F,I,B,UP", "--line-length", "120"],
+        ["format", "--check", "--isolated", "--line-length", "120"],
+    ):
         done = subprocess.run([ruff, *words, "."], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
