@@ -94,7 +94,7 @@ COMPLETED = [
     ("potluck sho", "show"),
     ("potluck show fedi", "fedin"),
     ("potluck show preresnet1", "preresnet152 preresnet18"),
-    ("potluck run fedpro", "fedprox fedproto"),
+    ("potluck run fedpro", "fedproto fedprox"),
     ("potluck run fedprox method.m", "method.mu="),
     ("potluck run run.ro", "run.rounds="),
     ("potluck run fedavg federation.cl", "federation.clients="),
