@@ -8,7 +8,7 @@ import re
 import pytest
 
 from potluck.core.errors import CheckpointError
-from potluck.experiment.records import bytes_sent
+from potluck.experiment.records import rounds_of
 from potluck.methods import get_method
 from potluck.records import Checkpoint
 
@@ -183,12 +183,11 @@ def test_fewer_rounds_than_are_played_are_refused(play):
         play(LOCAL, rounds=1)
 
 
-def test_bytes_sent_are_those_of_the_rounds_that_count(play, tmp_path):
-    played = play(get_method("fedavg"), rounds=3).rounds
-    sent = [record.bytes_down + record.bytes_up for record in played]
-    assert sent[0] > 0
-    assert bytes_sent(tmp_path / "run", 2) == sum(sent[:2])
-    assert bytes_sent(tmp_path / "nothing", 0) == 0
+def test_rounds_of__a_run_are_those_that_count(play, tmp_path):
+    """A killed run may have recorded one more than its checkpoint has."""
+    records = play(get_method("fedavg"), rounds=3).rounds
+    assert rounds_of(tmp_path / "run", 2) == records[:2]
+    assert rounds_of(tmp_path / "nothing", 0) == []
 
 
 def test_play_twice_without_a_folder_is_the_same_run_twice():

@@ -282,12 +282,6 @@ def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(item, allow_nan=False) + "\n" for item in objects).encode()
 
 
-def bytes_sent(folder: Path, last: int) -> int:
-    """The payload of training in both directions, over a run's rounds up to `last`."""
-    records = (json.loads(line) for line in _content(folder / ROUNDS).splitlines()[:last])
-    return sum(record["bytes_down"] + record["bytes_up"] for record in records)
-
-
 def rounds_of(folder: Path, last: int) -> list[RoundRecord]:
     """The records of a run's rounds up to `last`."""
     lines = _content(folder / ROUNDS).splitlines()[:last]
