@@ -34,7 +34,7 @@ def test_compare__puts_finished_runs_side_by_side_as_frame_text_and_file(here):
     assert len(list(csv.reader(Path("table.csv").read_text().splitlines()))) == 3
     by_folder = potluck.compare(runs[0].folder, str(runs[1].folder), target=0.01)
     assert by_folder.text == comparison.text == potluck.compare("runs", target=0.01).text
-    assert potluck.report(*runs).read_text().startswith("#")
+    assert potluck.report(*runs).read_text().startswith("<!doctype html>")
     assert potluck.report(runs[0]).parent == runs[0].folder
 
 

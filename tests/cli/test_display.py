@@ -137,7 +137,7 @@ def test_a_comparison_has_a_line_for_each_run_that_goes_on():
     experiments = [resolve({"method": {"name": "fedavg"}, "run": {"rounds": 4, "seed": seed}}) for seed in range(3)]
     console = Console(file=StringIO(), force_terminal=True, width=120)
     going = Progress(method="fedavg", phase="training", round=2, rounds=4, done=3, of=10, share=1.3)
-    with _Several(experiments, console) as shown:
+    with _Several([f"fedavg, seed {seed}" for seed in range(3)], 12, console) as shown:
         shown.show(News(0, 1, progress=going))
         shown.show(News(1, 0, progress=replace(going, round=1, share=0.3)))
         shown.show(News(2, 4, Ended(experiments[2], Path("run"))))

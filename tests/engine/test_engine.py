@@ -576,7 +576,7 @@ def test_a_failing_client_is_counted_as_asked_but_not_as_answering(play):
 
 def test_a_failure_that_is_not_tolerated_stops_the_round(play):
     message = (
-        r"^client 1 failed in Fails\.work: MemoryError: none left;"
+        r"^client 1 failed in Fails\.work: MemoryError: none left; .*test_engine\.py, line \d+;"
         r" run\.tolerate_failures = true continues without it$"
     )
     with pytest.raises(ClientFailure, match=message):

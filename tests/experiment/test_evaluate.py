@@ -158,7 +158,10 @@ def test_a_model_that_cannot_be_judged_here_costs_its_own_row_and_ends_a_strict_
     tolerant, strict = engine(tolerate_failures=True), engine()
     state = tolerant.start()
     assert sorted(rows(evaluate(tolerant, state))) == [0, 2, 3]
-    with pytest.raises(ClientFailure, match=r"^client 1 failed in evaluation: MemoryError: none left; run\.tolerate"):
+    with pytest.raises(
+        ClientFailure,
+        match=r"^client 1 failed in evaluation: MemoryError: none left; .*test_evaluate\.py, line \d+; run\.tolerate",
+    ):
         evaluate(strict, state)
 
 

@@ -97,16 +97,24 @@ def in_groups(scale=FULL):
         ),
         (
             Need.WIDTH_SLICES,
-            {"architectures": {"toy1": nn.Flatten}},
+            {"architectures": {"toy1": nn.Flatten, "toy2": nn.Flatten}},
             "toy1, which has no slices: Flatten has no hidden",
         ),
-        (Need.WIDTH_SLICES, {"architectures": {"toy1": in_groups}}, "no slice of itself: 2.weight has the shape of a"),
+        (
+            Need.WIDTH_SLICES,
+            {"architectures": {"toy1": in_groups, "toy2": in_groups}},
+            "no slice of itself: 2.weight has the shape of a",
+        ),
         (
             Need.DEPTH_PREFIXES,
-            {"architectures": {"toy1": nn.Flatten}},
+            {"architectures": {"toy1": nn.Flatten, "toy2": nn.Flatten}},
             "depth of toy1, which has no blocks to leave out; choose another model",
         ),
-        (Need.DEPTH_PREFIXES, {"architectures": {"toy1": grows}}, "toy1 at depth 1 is no part of itself; choose"),
+        (
+            Need.DEPTH_PREFIXES,
+            {"architectures": {"toy1": grows, "toy2": grows}},
+            "toy1 at depth 1 is no part of itself; choose",
+        ),
     ],
 )
 def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):

@@ -174,7 +174,7 @@ def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None)
     )
     console = console_on(sys.stderr)
     names = run_names_of(experiments)
-    with _Several(experiments, names, console) as shown:
+    with _Several(names, sum(experiment.run.rounds for experiment in experiments), console) as shown:
         for news in run_several(experiments, parent, at_a_time):
             shown.show(news)
             if news.ended is not None:
@@ -186,9 +186,9 @@ def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None)
 class _Several:
     """On a terminal, a line for all runs with a bar and the time left, and one for each run that goes on."""
 
-    def __init__(self, experiments: Sequence[Experiment], names: Sequence[str], console: Console) -> None:
+    def __init__(self, names: Sequence[str], rounds: int, console: Console) -> None:
         self._names = names
-        self._shares = [0.0] * len(experiments)
+        self._shares = [0.0] * len(names)
         self._ended = 0
         self._lines: dict[int, rich.progress.TaskID] = {}
         self._bar = rich.progress.Progress(
@@ -198,7 +198,6 @@ class _Several:
             console=console,
             disable=not console.is_terminal,
         )
-        rounds = sum(experiment.run.rounds for experiment in experiments)
         self._all = self._bar.add_task("", total=rounds, line=self._count)
 
     def __enter__(self) -> Self:

@@ -68,7 +68,6 @@ class Attendance:
         if outcome.client in self._seen:
             return
         self._seen.add(outcome.client)
-        loss = fmean(outcome.losses) if isinstance(outcome, Answer) and outcome.losses else None
         self.tell(
             ClientEnd(
                 round=self.round,
@@ -78,8 +77,18 @@ class Attendance:
                 client=outcome.client,
                 done=len(self._seen),
                 of=self.of,
-                loss=loss if loss is not None and math.isfinite(loss) else None,
+                loss=_loss_of(outcome),
                 failure=outcome.reason if isinstance(outcome, Failure) else None,
                 seconds=time.perf_counter() - self._started,
             )
         )
+
+
+def _loss_of(outcome: Outcome) -> float | None:
+    """The mean of a client's losses. None without any, and of what is no number: a reply is checked only later."""
+    losses = outcome.losses if isinstance(outcome, Answer) else None
+    try:
+        loss = fmean(losses) if losses else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return loss if loss is not None and math.isfinite(loss) else None

@@ -173,8 +173,8 @@ class FedMK(Method[State]):
         objective = KnowledgeLoss(self.pseudo if state.knowledge else 0.0)  # in the first round G has learnt nothing
         for model in models.values():
             server.fit(Fit(model, objective, data, self.server_training, frozen={"generator": generator}))
-        judged, labels = {"models": nn.ModuleList(models.values())}, Examples(data.targets, data.targets)
-        server.fit(Fit(generator, RecognitionLoss(self.diversity), labels, self.generator_training, frozen=judged))
+        frozen, labels = {"models": nn.ModuleList(models.values())}, Examples(data.targets, data.targets)
+        server.fit(Fit(generator, RecognitionLoss(self.diversity), labels, self.generator_training, frozen=frozen))
         knowledge = {**state.knowledge, **received(replies)}
         return State({p: learnt_of(net) for p, net in models.items()}, learnt_of(generator), knowledge)
 
