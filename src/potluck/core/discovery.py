@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,13 @@ def module_names(package: str) -> list[str]:
 
 def plugins(group: str) -> dict[str, EntryPoint]:
     """What installed distributions offer under an entry-point group, by name."""
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in _installed(group, tuple(sys.path))}
+
+
+@cache
+def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points found along a path; kept, since this reads the metadata of every installed package."""
+    return tuple(entry_points(group=group))
 
 
 FILE_PREFIX = "potluck_file_"

@@ -27,9 +27,9 @@ def get_method(name: str) -> type[Method[Any]]:
         return own[name]
     if named_file(name):
         return own_part(name, "one class that derives from Method", _is_method)
-    offered = plugins(_GROUP)
     if name in module_names(__name__):
         return _defined_in(importlib.import_module(f"{__name__}.{name}"), name)
+    offered = plugins(_GROUP)
     if name in offered:
         found = offered[name].load()
         return _defined_in(found, name) if isinstance(found, ModuleType) else found
