@@ -34,6 +34,11 @@ def test_compare__puts_finished_runs_side_by_side_as_frame_text_and_file(here):
     assert len(list(csv.reader(Path("table.csv").read_text().splitlines()))) == 3
     by_folder = potluck.compare(runs[0].folder, str(runs[1].folder), target=0.01)
     assert by_folder.text == comparison.text == potluck.compare("runs", target=0.01).text
+
+
+@pytest.mark.slow
+def test_report__writes_a_page_for_several_runs_and_one_into_a_runs_own_folder(here):
+    runs = [potluck.run(method, settings=ALONE, to="runs", **KEYS) for method in ("local", "fedavg")]
     assert potluck.report(*runs).read_text().startswith("<!doctype html>")
     assert potluck.report(runs[0]).parent == runs[0].folder
 
