@@ -35,6 +35,8 @@ def test_a_run_ends_in_a_table_per_architecture(potluck, tmp_path):
         "rounds.jsonl",
         "clients.jsonl",
         "timings.jsonl",
+        "partition.json",
+        "classes.json",
         "checkpoint",
         "log.txt",
         "lock",

@@ -345,9 +345,9 @@ def test_it_warns_of_clients_below_the_smallest_level(play):
 # The contract, with convolutions to compose
 
 
-def toy_convolutions(depth, batchnorm, frozen=False, scale=FULL):
+def toy_convolutions(depth, batchnorm, frozen=False, scale=FULL, *, width=16):
     """As `potluck.testing.worlds.toy_net`, of convolutions over the ten features."""
-    width = scale.of(16)
+    width = scale.of(width)
 
     def stage(inputs):
         norm = [nn.BatchNorm1d(width)] if batchnorm else []

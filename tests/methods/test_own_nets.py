@@ -55,6 +55,7 @@ class Recurrent(nn.Module):
 
 
 NETS = {"residual": Residual, "attending": Attending}
+pytestmark = pytest.mark.filterwarnings("ignore:num_classes is 3, and no example has")  # on purpose, see `federation`
 METHODS = {
     "heterofl": {"levels": (1.0, 0.5)},
     "fedrolex": {"levels": (1.0, 0.5)},
