@@ -5,64 +5,45 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from potluck.engine.events import ClientEnd
-from potluck.experiment.observers import Observer, RunEnd, RunStart
-from potluck.records import Metric, RoundRecord
+from potluck.experiment.observers import RunEnd
+from potluck.experiment.progress import Standing
+from potluck.records import Progress
 
 _EVERY = 0.2  # seconds between two pictures, unless a round has ended
 _WIDTH = 24  # of a bar of text
 
 
-class Progress(Observer):
-    """One line: rounds, clients of the current one, the primary metric, and megabytes sent."""
+class Display(Standing):
+    """One line: rounds, what is done in the current one, the primary metric, and megabytes sent."""
 
-    may_fail = True
+    def __init__(self, draw: Callable[[float, str], None]) -> None:
+        super().__init__()
+        self._draw = draw
+        self._drawn = -_EVERY
 
-    def __init__(self, show: Callable[[float, str], None]) -> None:
-        self._show = show
-        self._shown = 0.0
-        self._method, self._rounds, self._done = "", 1, 0
-        self._metric, self._megabytes, self._part = "", 0.0, 0.0
-        self._primary: Metric | None = None
-
-    def on_run_start(self, event: RunStart) -> None:
-        """The first picture."""
-        self._method, self._rounds, self._done = event.method, event.rounds, event.rounds_done
-        self._primary = event.metric
-        self._draw("training", force=True)
-
-    def on_client_end(self, event: ClientEnd) -> None:
-        """A client more."""
-        self._part = event.done / event.of if event.work == "training" else 1.0
-        self._draw(f"{event.work}, {event.done} of {event.of} clients")
-
-    def on_round_end(self, event: RoundRecord) -> None:
-        """A round more."""
-        self._done, self._part = event.round, 0.0
-        self._megabytes += (event.bytes_down + event.bytes_up) / 10**6
-        if self._primary and (value := event.value("personal", self._primary.name)) is not None:
-            self._metric = f", {self._primary.label} {self._primary.text(value)}"
-        self._draw("", force=True)
+    def show(self, progress: Progress, *, round_ended: bool = False) -> None:
+        """Draw it, unless that was done a moment ago."""
+        if round_ended or time.monotonic() - self._drawn >= _EVERY:
+            self._picture("" if round_ended else progress.words)
 
     def on_run_end(self, event: RunEnd) -> None:
         """The last picture."""
-        self._draw(event.status, force=True)
+        self._picture(event.status)
 
-    def _draw(self, now: str, *, force: bool = False) -> None:
-        if not force and time.monotonic() - self._shown < _EVERY:
-            return
-        self._shown = time.monotonic()
-        share = (self._done + self._part * 0.9) / self._rounds if self._done < self._rounds else 1.0
-        text = f"{self._method}: round {self._done} of {self._rounds}{self._metric}, {self._megabytes:.1f} MB"
-        self._show(share, f"{text}{f'; {now}' if now else ''}")
+    def _picture(self, now: str) -> None:
+        self._drawn = time.monotonic()
+        one = self.progress
+        words = [f"{one.method}: round {one.round} of {one.rounds}", one.score, f"{one.bytes / 10**6:.1f} MB"]
+        text = ", ".join(filter(None, words))
+        self._draw(one.share / max(1, one.rounds), f"{text}{f'; {now}' if now else ''}")
 
 
-def progress() -> Progress | None:
+def progress() -> Display | None:
     """A display for where this code runs; None where nobody looks: output in a file or a pipe."""
     if (show := _in_notebook()) is not None:
-        return Progress(show)
+        return Display(show)
     if sys.stderr.isatty():
-        return Progress(_Line(sys.stderr).show)
+        return Display(_Line(sys.stderr).show)
     return None
 
 
