@@ -1,7 +1,10 @@
-"""Several runs at a time. Each is a process of its own, which takes some seconds to begin."""
+"""Several runs at a time, each a process of its own."""
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,13 +116,56 @@ def test_run_several__leaves_no_process_behind(tmp_path):
     news = run_several([experiment_of(rounds=200), experiment_of(rounds=200, seed=1)], tmp_path / "runs", 2)
     started = [next(one for one in news if one.index == index and one.round) for index in (0, 1)]
     assert len(started) == 2
-    children = {int(line) for line in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
+    processes = runs_of(os.getpid())
+    assert len(processes) == 2
     news.close()
-    alive = {child for child in children if Path(f"/proc/{child}").exists() and not is_tracker(child)}
-    assert not alive
+    assert not [process for process in processes if Path(f"/proc/{process}").exists()]
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-def is_tracker(process):
-    """Whether a process is Python's own, which lasts as long as this one."""
-    return b"tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
+@pytest.mark.slow
+def test_run_several__its_processes_end_when_it_is_killed(tmp_path):
+    here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    command = [sys.executable, "-c", f"{here}; import test_several; test_several.endless({str(tmp_path)!r})"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as sweep:
+        assert sweep.stdout is not None
+        assert sweep.stdout.readline()  # both have finished a round
+        processes = runs_of(sweep.pid)
+        assert len(processes) == 2
+        sweep.kill()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        assert time.monotonic() < deadline, "a run goes on without its sweep"
+        time.sleep(0.1)
+
+
+def endless(parent):
+    begun = set()
+    for news in run_several([experiment_of(rounds=10_000), experiment_of(rounds=10_000, seed=1)], Path(parent), 2):
+        begun |= {news.index} if news.round else set()
+        if len(begun) == 2:
+            sys.stdout.write("begun\n")
+            sys.stdout.flush()
+
+
+@pytest.mark.slow
+def test_run_several__a_run_sees_the_environment_of_its_start(tmp_path, monkeypatch):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import os\nfrom potluck.methods.fedavg import FedAvg\n\n\nclass Own(FedAvg):\n"
+        "    def round(self, state, cohort, server):\n        raise RuntimeError(os.environ['WORD'])\n"
+    )
+    for word in ("first", "second"):
+        monkeypatch.setenv("WORD", word)
+        ends = ends_of(run_several([experiment_of(str(own))], tmp_path / word, 1))
+        assert word in ends[0].problem
+
+
+def runs_of(process):
+    """The processes below this one that are runs, not Python's own, which last as long as it does."""
+    own = children_of(process)
+    return [below for child in own for below in children_of(child)]
+
+
+def children_of(process):
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -32,6 +33,9 @@ from potluck.experiment.progress import Standing
 from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, Progress, experiment_hash
 
 _PATIENCE = 10.0  # seconds that a process may take to end in order
+# By the process that the runs' processes are copies of: what a run imports when it gets there. Torch's optimisers, for
+# one, import its compiler.
+_IMPORTED = [__name__, "potluck.models", "potluck.parts", "sklearn.datasets", "torch._dynamo"]
 _EVERY = 1.0  # seconds between two tellings of how a run stands
 
 
@@ -147,8 +151,9 @@ class _Running:
         if not alone and experiment.run.workers is None:
             experiment = replace(experiment, run=replace(experiment.run, workers=1))
         news, told = multiprocessing.Pipe(duplex=False)
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_run, args=(experiment.tree(), folder, parent, told), daemon=False)
+        process = _new_processes().Process(
+            target=_run, args=(experiment.tree(), folder, parent, dict(os.environ), told)
+        )
         with _without_main():
             process.start()
         told.close()  # so that the end of the process is the end of the pipe
@@ -175,6 +180,19 @@ class _Running:
     def _end(self, problem: str | None) -> News:
         self.news.close()
         return News(self.index, self.round, Ended(self.experiment, self.folder, problem))
+
+
+def _new_processes() -> ForkServerContext | SpawnContext:
+    """Makes processes that share nothing with this one.
+
+    Where the system can fork, they begin as copies of a process that has imported what runs need and done nothing else:
+    importing takes longer than a short run.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
 
 
 @contextmanager
@@ -210,8 +228,10 @@ def _ended_with(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _run(tree: Tree, folder: Path | None, parent: Path, pipe: Connection) -> None:
-    """One run from its start or its last checkpoint, in this process."""
+def _run(tree: Tree, folder: Path | None, parent: Path, environment: dict[str, str], pipe: Connection) -> None:
+    """One run from its start or its last checkpoint, in this process, which is a copy of one that may be older."""
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to all; the sweep's own process ends the others
     signal.signal(signal.SIGTERM, _interrupt)
     try:
