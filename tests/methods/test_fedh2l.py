@@ -121,6 +121,28 @@ def test_clients_tell_what_their_locally_trained_networks_predict_of_the_seeds_d
     assert first.tolist() != second.tolist()
 
 
+def test_clients_train_on_their_own_data_before_they_tell(play, seeded):
+    federation = seeded("mlp2")
+    run = play(FedH2L(FULL, STILL, conflicts="keep"), federation, rounds=0)
+    net, train = run.model(0), federation.sites[0].train
+    run.round()
+    stepped(net, gradients(F.cross_entropy(net(train.inputs), train.targets), net), 0.1)
+    assert_close(parameters_of(run.model(0)), parameters_of(net))
+    assert_close(told(run)[0]["predictions"], net(federation.public.inputs[rows(run)[0]["rows"]]).softmax(1).detach())
+
+
+@pytest.mark.parametrize("conflicts", ["keep", "project"])
+def test_seeds_are_not_augmented(conflicts, play, seeded):
+    plain = seeded("mlp2", "mlp3")
+    public = replace(plain.public, preprocess=lambda inputs, rng: inputs if rng is None else 100 * inputs)
+    runs = [
+        play(FedH2L(STILL, FULL, conflicts=conflicts), federation)
+        for federation in (plain, replace(plain, public=public))
+    ]
+    one, other = (parameters_of(run.model(0)) for run in runs)
+    assert_close(one, other, rtol=0, atol=0)
+
+
 def test_a_client_alone_learns_the_seeds_labels_and_nothing_is_sent_to_it(play, seeded):
     run = play(FedH2L(STILL, FULL, conflicts="keep", strength=5.0), seeded("mlp2"), rounds=0)
     net, seeds = run.model(0), run.engine.federation.public

@@ -225,6 +225,21 @@ def test_clients_report_the_gradient_at_their_trained_networks_and_of_classes_th
         assert_close(reply["gradients"], expected[reply["studied"]])
 
 
+def test_a_client_reports_only_the_classes_of_the_examples_that_it_studied(play, clouds):
+    run = play(FedL2G(FULL, study=2, quiz=4), clouds("mlp2", "mlp3", sizes=(40, 40)), rounds=3)
+    for exchange in range(3):
+        assert all(1 <= len(reply["studied"]) <= 2 for reply in replied(run, exchange).values())
+
+
+def test_neither_study_nor_quiz_is_augmented(play, clouds):
+    plain = clouds("mlp2")
+    site = plain.sites[0]
+    train = replace(site.train, preprocess=lambda inputs, rng: inputs if rng is None else 100 * inputs)
+    augmented = replace(plain, sites={0: replace(site, train=train)})
+    one, other = (replied(play(FedL2G(STILL, **SMALL), federation))[0] for federation in (plain, augmented))
+    assert_close(one["gradients"], other["gradients"], **EXACTLY)
+
+
 @pytest.mark.parametrize(("size", "quiz"), [(3, 0), (4, 2), (5, 2), (12, 4)])
 def test_the_quiz_is_at_most_half_and_there_is_none_without_a_batch_for_each(size, quiz, play, clouds):
     federation = clouds("norm2", sizes=(size,))

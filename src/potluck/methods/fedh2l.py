@@ -204,5 +204,5 @@ class OwnLoss:
 def _beside(seeds: Examples, client: Client) -> Examples:
     """The seeds, each with one of the client's examples as columns, all of which occur equally often but for one."""
     order = torch.randperm(len(client.train), generator=client.rng)
-    own = client.train.unaugmented().batch(order.repeat(len(seeds) // len(order) + 1)[: len(seeds)])
+    own = client.train.batch(order.repeat(len(seeds) // len(order) + 1)[: len(seeds)])
     return seeds.with_columns(inputs=own.inputs, targets=own.targets)

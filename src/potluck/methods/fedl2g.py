@@ -162,9 +162,9 @@ class FedL2G(Method[State]):
             yield Fit(client.model, loss, own, self.training, {"guide": guide})
         if not len(quiz):
             return Message(studied=torch.empty(0, dtype=torch.int64), gradients=guide[:0])
-        study = own.take(torch.randperm(len(own), generator=client.rng)[: self.study]).unaugmented()
+        study = own.take(torch.randperm(len(own), generator=client.rng)[: self.study])
         pair = nn.ModuleDict({"model": client.model, "guide": nn.Embedding.from_pretrained(guide, freeze=False)})
-        asked = {"quiz": quiz.unaugmented().batch(torch.arange(len(quiz)))}
+        asked = {"quiz": quiz.batch(torch.arange(len(quiz)))}
         found = yield Gradient(pair, QuizLoss(loss, self.study_rate), study, asked, batch_size=self.study)
         studied = study.labels.unique()
         return Message(studied=studied, gradients=found["guide.weight"][studied])
