@@ -4,7 +4,7 @@
 
 The methods come first with all their seeds, then their ablations, other precisions, references, and rows that look for
 the cause of what does not order as in the papers. Finished runs are not played again; a row whose settings change gets
-new folders. At the end, or with `--processes 0` at once, the results of all finished runs go to
+new runs. At the end, or with `--processes 0` at once, the results of all finished runs go to
 `benchmarks/results/mini_table.csv` and the table is printed.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from table_runs import Entry, is_finished, megabytes_of, play_all, records_of, rounds_of, seconds_of, share, spread
+from table_runs import Entry, finished, megabytes_of, play_all, records_of, rounds_of, seconds_of, share, spread
 
 from potluck.experiment.config import resolve
 from potluck.records import RoundRecord
@@ -69,9 +69,8 @@ def write_results(everything: list[MiniEntry], runs: Path, families: Sequence[st
     """One line a run, family by family; runs that lie in other folders keep their lines."""
     RESULTS.parent.mkdir(exist_ok=True)
     known = {(line["family"], line["row"], line["seed"]): line for line in read_results()}
-    for entry in everything:
-        if is_finished(entry, runs):
-            known[entry.family, entry.row, str(entry.seed)] = result_of(entry, runs / entry.folder_name)
+    for entry, folder in finished(everything, runs):
+        known[entry.family, entry.row, str(entry.seed)] = result_of(entry, folder)
     wanted = [(entry.family, entry.row, str(entry.seed)) for entry in everything]
     with RESULTS.open("w", newline="") as file:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -4,7 +4,7 @@
 
 Each row is first played once for each learning rate, with a seed of its own; the rate with which the clients' models do
 best on their own validation parts is the row's. Test examples have no part in it. Finished runs are not played again; a
-row whose settings change gets new folders. At the end, or with `--processes 0` at once, all finished runs go to
+row whose settings change gets new runs. At the end, or with `--processes 0` at once, all finished runs go to
 `benchmarks/results/mnist1d.csv`, the trials of tuning among them, and the table is printed.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from table_runs import Entry, is_finished, megabytes_of, play_all, records_of, rounds_of, seconds_of, share, spread
+from table_runs import Entry, finished, megabytes_of, play_all, records_of, rounds_of, seconds_of, share, spread
 
 from potluck.experiment.config import resolve
 
@@ -101,7 +101,7 @@ def result_of(entry: Trial, folder: Path) -> Line:
 def lines_of(trials: Sequence[Trial], runs: Path) -> list[Line]:
     """A line for each trial that is finished, here or in earlier results."""
     known = {(line["row"], line["lr"], line["seed"]): line for line in read_results()}
-    known |= {entry.key: result_of(entry, runs / entry.folder_name) for entry in trials if is_finished(entry, runs)}
+    known |= {entry.key: result_of(entry, folder) for entry, folder in finished(trials, runs)}
     return [known[entry.key] for entry in trials if entry.key in known]
 
 

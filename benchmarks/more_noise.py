@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mini_table import HERE, entries
-from table_runs import Entry, is_finished
+from table_runs import Entry, finished
 
 from potluck.experiment.assemble import assemble
 from potluck.experiment.run import Run
@@ -48,10 +48,11 @@ def main() -> None:
     options = parser.parse_args()
     table = tomllib.loads((HERE / "mini_table.toml").read_text())
     (entry,) = [entry for entry in entries(table) if entry.row == "FedORION" and entry.seed == options.seed]
-    if not is_finished(entry, options.runs):
-        parser.error(f"{options.runs / entry.folder_name} is not there or not finished; play it by mini_table.py")
+    stored = [folder for _, folder in finished([entry], options.runs)]
+    if not stored:
+        parser.error(f"{options.runs}: no finished run of FedORION with seed {options.seed}; play it by mini_table.py")
     for batches in [0, *options.batches]:
-        found = accuracy_after(entry, options.runs / entry.folder_name, batches)
+        found = accuracy_after(entry, stored[0], batches)
         print(f"{batches:4d} batches: {found:.4f}", flush=True)
 
 

@@ -1,21 +1,18 @@
-"""The runs behind a table: each has a folder, goes on where it was stopped, and is played once."""
+"""The runs behind a table: each goes on where it was stopped, and is played once."""
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from potluck.analysis.read import read_run
 from potluck.core.digest import digest
-from potluck.experiment.assemble import assemble
 from potluck.experiment.config import Experiment
-from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.folder import note_status
-from potluck.records import CHECKPOINT, LAST, ROUNDS, TIMINGS, Checkpoint, RoundRecord
+from potluck.experiment.several import found, rounds_done, run_several
+from potluck.records import ROUNDS, TIMINGS, RoundRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,38 +23,26 @@ class Entry:
     seed: int
     experiment: Experiment
 
-    @property
-    def folder_name(self) -> str:
-        """Says what runs there; with other settings it is another one."""
-        word = "".join(c if c.isalnum() else "-" for c in self.row.lower())
-        return f"{word}-{self.experiment.experiment_id}-s{self.seed}"
+
+E = TypeVar("E", bound=Entry)
 
 
-def is_finished(entry: Entry, runs: Path) -> bool:
-    """Whether all rounds have been played."""
-    checkpoint = Checkpoint.read(runs / entry.folder_name / CHECKPOINT / LAST)
-    return checkpoint is not None and checkpoint.round >= entry.experiment.run.rounds
-
-
-def play_entry(entry: Entry, runs: Path) -> str:
-    """Play what is left of one run; its folder's name."""
-    folder = runs / entry.folder_name
-    folder.mkdir(parents=True, exist_ok=True)
-    assembly = assemble(entry.experiment)
-    with holding(folder):
-        execute(prepare(entry.experiment, assembly, folder), entry.experiment, folder)
-        note_status(folder, "finished", row=entry.row)
-    return entry.folder_name
+def finished(entries: Sequence[E], runs: Path) -> Iterator[tuple[E, Path]]:
+    """The entries of which all rounds have been played, each with its run's folder."""
+    for entry, folder in zip(entries, found(runs, [entry.experiment for entry in entries]), strict=True):
+        if folder is not None and rounds_done(folder) >= entry.experiment.run.rounds:
+            yield entry, folder
 
 
 def play_all(wanted: Sequence[Entry], runs: Path, processes: int) -> None:
-    """Play the unfinished runs, several at a time, and say when each is done."""
-    left = [entry for entry in wanted if not is_finished(entry, runs)]
-    print(f"{len(wanted) - len(left)} of {len(wanted)} runs are finished", flush=True)
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        playing = [pool.submit(play_entry, entry, runs) for entry in left]
-        for number, future in enumerate(as_completed(playing), start=1):
-            print(f"{number} of {len(left)}: {future.result()}", flush=True)
+    """Play the unfinished runs, several at a time, and say of each when it is done or why it is not."""
+    done = {id(entry) for entry, _ in finished(wanted, runs)}
+    left = [entry for entry in wanted if id(entry) not in done]
+    print(f"{len(done)} of {len(wanted)} runs are finished", flush=True)
+    ends = (news for news in run_several([entry.experiment for entry in left], runs, processes) if news.ended)
+    for number, news in enumerate(ends, start=1):
+        entry, problem = left[news.index], news.ended.problem if news.ended else None
+        print(f"{number} of {len(left)}: {entry.row}, seed {entry.seed}{f': {problem}' if problem else ''}", flush=True)
 
 
 def rounds_of(entry: Entry, folder: Path) -> Sequence[RoundRecord]:

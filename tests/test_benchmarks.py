@@ -30,6 +30,11 @@ def table_runs(mini_table):
     return sys.modules["table_runs"]
 
 
+def digest_of(entry):
+    """Tells experiments apart, and seeds."""
+    return entry.experiment.experiment_id, entry.seed
+
+
 @pytest.fixture
 def table():
     return tomllib.loads((BENCHMARKS / "mini_table.toml").read_text())
@@ -38,7 +43,7 @@ def table():
 @pytest.mark.slow
 def test_every_row_is_an_experiment_of_its_own(mini_table, table):
     entries = list(mini_table.entries(table))
-    assert len({entry.folder_name for entry in entries}) == len(entries) == len(table["rows"]) * len(table["seeds"])
+    assert len({digest_of(entry) for entry in entries}) == len(entries) == len(table["rows"]) * len(table["seeds"])
 
 
 @pytest.mark.slow
@@ -59,6 +64,7 @@ def test_rows_differ_in_nothing_but_method_models_what_it_needs_and_what_their_n
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_played_again_and_its_results_are_written(
     mini_table, table_runs, table, tmp_path, monkeypatch, capsys
 ):
@@ -68,9 +74,10 @@ def test_a_finished_run_is_not_played_again_and_its_results_are_written(
     table["families"] = {"small": {"title": "Small", "federation": {"models": ["cnn2"]}, "training": {"epochs": 1}}}
     table["rows"] = [{"name": "Alone", "family": "small", "method": {"name": "local"}}]
     (entry,) = [entry for entry in mini_table.entries(table) if entry.seed == 1]
-    assert not table_runs.is_finished(entry, tmp_path)
-    table_runs.play_entry(entry, tmp_path)
-    assert table_runs.is_finished(entry, tmp_path)
+    assert not list(table_runs.finished([entry], tmp_path))
+    table_runs.play_all([entry], tmp_path, processes=1)
+    assert capsys.readouterr().out == "0 of 1 runs are finished\n1 of 1: Alone, seed 1\n"
+    assert [found for found, _ in table_runs.finished([entry], tmp_path)] == [entry]
     table_runs.play_all([entry], tmp_path, processes=1)
     assert capsys.readouterr().out == "1 of 1 runs are finished\n"
     mini_table.write_results([entry], tmp_path, ["small"])
@@ -124,7 +131,7 @@ def test_rows_of_mnist1d_have_equal_trials_and_differ_in_nothing_but_their_metho
         return federation, training, tree["run"]
 
     trials = list(mnist1d.tuning(rows))
-    assert len({entry.folder_name for entry in trials}) == len(trials)
+    assert len({digest_of(entry) for entry in trials}) == len(trials)
     first, *others = map(common, trials)
     assert all(other == first for other in others)
     for row in rows["rows"]:
@@ -162,20 +169,21 @@ def test_differences_from_local_are_taken_seed_by_seed_and_trials_of_tuning_left
     assert fd.startswith("| FD | 0.01 | 2 | 40.0 ± 0.0 | 35.0 ± 7.1 | 20.0 ± 0.0 |")
 
 
+@pytest.mark.slow
 def test_a_row_of_mnist1d_is_tuned_and_played_once_and_measured_by_family(mnist1d, rows, tmp_path, capsys):
     rows["common"]["federation"].update(clients=4, train_fraction=0.1)
     rows["common"]["run"].update(rounds=2, evaluate_every=2)
     rows.update(seeds=[3], rows=rows["rows"][:1])
     rows["tuning"]["learning_rates"] = [0.0, 0.01]
-    for entry in mnist1d.tuning(rows):
-        sys.modules["table_runs"].play_entry(entry, tmp_path)
+    mnist1d.play_all(list(mnist1d.tuning(rows)), tmp_path, processes=1)
     (entry,) = mnist1d.tuned(rows, mnist1d.lines_of(list(mnist1d.tuning(rows)), tmp_path))
-    sys.modules["table_runs"].play_entry(entry, tmp_path)
+    mnist1d.play_all([entry], tmp_path, processes=1)
     lines = mnist1d.write_results(rows, tmp_path)
     assert mnist1d.write_results(rows, tmp_path / "elsewhere") == lines == mnist1d.read_results()
     assert [(line["row"], line["seed"]) for line in lines] == [("Local", "100"), ("Local", "100"), ("Local", "3")]
     shares = [float(lines[-1][family]) for family in mnist1d.FAMILIES]
     assert abs(sum(shares) / 4 - float(lines[-1]["common"])) < 1e-3
+    capsys.readouterr()
     mnist1d.play_all([entry], tmp_path, processes=1)
     assert capsys.readouterr().out == "1 of 1 runs are finished\n"
 
