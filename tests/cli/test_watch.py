@@ -150,7 +150,7 @@ def test_shown__of_one_run_lists_its_rounds(folder):
     text = text_of(shown([look(folder)]))
     for record in result.rounds:
         assert f"{record.loss_local:.4g}" in text
-    assert "accuracy (personal)" in text
+    assert "accuracy, own test parts" in text
     assert "finished  round 2/2" in text
 
 

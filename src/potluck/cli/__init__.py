@@ -15,6 +15,7 @@ from potluck import __version__
 from potluck.cli import completion, stages
 from potluck.cli.commands import Commands, option_advice
 from potluck.core.errors import PotluckError, PotluckWarning
+from potluck.records import TITLES
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -37,7 +38,10 @@ Overrides = Annotated[
 ]
 Parent = Annotated[Path, typer.Option(help="Folder in which the run's folder is made.")]
 Processes = Annotated[int | None, typer.Option(help="Runs at a time. Default: one for each core.", min=1)]
-Measured = Annotated[str, typer.Option(help="personal, common, global or validation: whose predictions, on what.")]
+Measured = Annotated[
+    str,
+    typer.Option(help=f"By which score: {', '.join(f'{name} ({title})' for name, title in TITLES.items())}."),
+]
 Chosen = Annotated[bool, typer.Option("--chosen", help="Compare the rounds that are best on validation parts.")]
 Against = Annotated[str | None, typer.Option(help="The row to compare the others with. Default: the first.")]
 Goal = Annotated[float | None, typer.Option(help="Show what it took to reach this value, such as 0.6.")]
@@ -271,7 +275,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     to: Annotated[Path, typer.Option(help="File: .pt, .safetensors (weights), .pt2, .ts or .onnx (a program).")],
     client: Annotated[int | None, typer.Option(help="Number of the client whose model it is.")] = None,
-    server: Annotated[bool, typer.Option("--global", help="The server's model instead.")] = False,
+    server: Annotated[bool, typer.Option("--global", help="The global model instead.")] = False,
     format: Annotated[
         str | None, typer.Option(help="state-dict, exported, torchscript or onnx. Default: by the file's ending.")
     ] = None,

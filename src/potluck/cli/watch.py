@@ -24,6 +24,7 @@ from potluck.records import (
     MANIFEST,
     ROUNDS,
     TIMINGS,
+    TITLES,
     Measure,
     Metric,
     Progress,
@@ -282,7 +283,7 @@ def _rounds(run: Seen) -> Table:
     used: list[Measure] = [
         m for m in measures if any(record.value(m, run.metric.name) is not None for record in run.records)
     ]
-    for column in ("round", "loss", *(f"{run.metric.label} ({measure})" for measure in used), "sent", "took"):
+    for column in ("round", "loss", *(f"{run.metric.label}, {TITLES[measure]}" for measure in used), "sent", "took"):
         table.add_column(column, justify="right")
     for record in run.records[-_SHOWN:]:
         took = run.seconds.get(record.round)
