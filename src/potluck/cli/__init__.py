@@ -189,10 +189,11 @@ def watch(
     folders: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: runs.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how they stand, and do not wait.")] = False,
 ) -> None:
-    """Follow runs that other processes execute, until they end."""
+    """Follow runs that other processes execute, until they end; exits with 1 if one of them does not finish."""
     from potluck.cli.watch import watch
 
-    watch(folders or [Path("runs")], once=once)
+    if not watch(folders or [Path("runs")], once=once) and not once:
+        raise typer.Exit(1)
 
 
 @app.command()
