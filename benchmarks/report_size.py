@@ -3,9 +3,10 @@
     python benchmarks/report_size.py [--runs FOLDER] [KEY=VALUE ...]
 
 `potluck sweep benchmarks/report_size.toml` runs every method on a part of the digits with four clients, each round
-evaluated; finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk, five times,
-each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of the page's curves
-and of its table of runs are compared with the records. The results go to `benchmarks/results/report_size.md`.
+evaluated; finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk, five
+times, each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of the
+page's curves and of its table of runs are compared with the records. The results go to
+`benchmarks/results/report_size.md`.
 """
 
 import argparse
@@ -119,8 +120,8 @@ def main() -> None:
     {" ".join(["python", "benchmarks/report_size.py", *options.overrides])}
 
 {machine()}, headless Chromium {version}; median of {OPENINGS} openings from the disk, each in a fresh context, the
-slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile. {len({run.method for run in runs})} methods,
-{len(runs)} experiments, {rounds} rounds in all, every one evaluated.
+slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile. {len(runs)} experiments of
+{len({run.method for run in runs})} methods, {rounds} rounds in all, every one evaluated.
 
 | | |
 | --- | ---: |

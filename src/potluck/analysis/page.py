@@ -96,7 +96,8 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
         "has_classes": any(by_class(run) for run in runs),
         "has_partition": any(partition(run) for run in runs),
         "shared": shared(groups),
-        "different": different(groups),
+        "different": different(groups, by_method=False),
+        "different_by_method": different(groups, by_method=True),
         "configurations": [(members.label, members.seeds[0], _configuration(members.runs[0])) for members in groups],
         "stills": _stills(groups),
         "clients": _clients(groups[0].runs[0], names),
@@ -111,6 +112,7 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
 
 _ROOM_FOR_WORDS = 20_000  # for the list of what was left out
 _FEW = 12
+_FEW_LABELS = 4
 
 
 def _in_words(data: Embedded) -> list[str]:
@@ -246,21 +248,41 @@ def shared(groups: Sequence[Group]) -> dict[str, str]:
     return {key: value for key, value in trees[0].items() if key not in others}
 
 
-def different(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
-    """By key of a setting that differs, each value with the experiments that have it.
+def different(groups: Sequence[Group], *, by_method: bool) -> dict[str, list[tuple[str, str]]]:
+    """By key of a setting that differs, each value with the experiments that have it, or how many if that is most.
 
-    Settings that only some methods have are among them if those methods' values differ.
+    Args:
+        groups: the experiments.
+        by_method: the hyper-parameters, other than those of local training, in which only different methods differ: two
+            methods may call unlike things a temperature. Otherwise all the others, on which a comparison depends.
     """
     trees = {members.label: settings(members.runs[0]) for members in groups}
     found: dict[str, list[tuple[str, str]]] = {}
     for key in differing(list(trees.values())):
+        if _only_methods_differ(key, groups, trees) != by_method:
+            continue
         by_value: dict[str, list[str]] = {}
         for label, tree in trees.items():
             if key in tree:
                 by_value.setdefault(tree[key], []).append(label)
         if len(by_value) > 1 and key != "method.name":
-            found[key] = [(value, ", ".join(labels)) for value, labels in by_value.items()]
+            having = sum(map(len, by_value.values()))
+            found[key] = [(value, _named(labels, having)) for value, labels in by_value.items()]
     return found
+
+
+def _named(labels: Sequence[str], having: int) -> str:
+    """The experiments with one value of a setting, of `having` that have the setting; most of them are not listed."""
+    return f"the other {len(labels)}" if len(labels) > max(_FEW_LABELS, having / 2) else ", ".join(labels)
+
+
+def _only_methods_differ(key: str, groups: Sequence[Group], trees: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a method's own setting has one value in all experiments of each method."""
+    values: dict[str, set[str | None]] = {}
+    for members in groups:
+        values.setdefault(members.method, set()).add(trees[members.label].get(key))
+    own = key.startswith("method.") and not key.startswith("method.training.")
+    return own and all(len(found) == 1 for found in values.values())
 
 
 def _configuration(run: StoredRun) -> str:

@@ -1,7 +1,9 @@
 """The report's templates, and how they write values: the page and the plain text in the same way."""
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -30,16 +32,18 @@ def template(name: str, metric: Metric) -> Template:
         autoescape=html,
         keep_trailing_newline=not html,
     )
-    environment.globals.update(titles=TITLES, of_a_client=TITLES_OF_A_CLIENT)
-    environment.filters.update(
-        score=partial(score, metric),
-        scored=_scored,
-        exact=_exact,
-        amount=amount,
-        number=_number,
-        enumerated=enumerated,
-        cell=_cell,
-    )
+    words: dict[str, Any] = {"titles": TITLES, "of_a_client": TITLES_OF_A_CLIENT}
+    environment.globals.update(words)
+    filters: dict[str, Callable[..., str]] = {
+        "score": partial(score, metric),
+        "scored": _scored,
+        "exact": _exact,
+        "amount": amount,
+        "number": _number,
+        "enumerated": enumerated,
+        "cell": _cell,
+    }
+    environment.filters.update(filters)
     return environment.get_template(name)
 
 

@@ -90,7 +90,8 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
         metric=metric,
         unit=" (%)" if metric.percent else "",
         shared=shared(groups),
-        different=different(groups),
+        different=different(groups, by_method=False),
+        different_by_method=different(groups, by_method=True),
         note_rows=[(names[run.folder], row) for run in runs for row in note_table([run])],
         target=target,
         target_rows=list(
