@@ -7,6 +7,7 @@ from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun
 
 _NAMED_METHODS = 4
+_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,8 @@ def enumerated(words: Sequence[object]) -> str:
     """One, two and three."""
     *before, final = [str(word) for word in words]
     return f"{', '.join(before)} and {final}" if before else final
+
+
+def named(labels: Sequence[str], of: int) -> str:
+    """The experiments with one value of a setting, of all `of` that have it with any; how many, if they are most."""
+    return f"the other {len(labels)}" if len(labels) > max(_FEW, of / 2) else ", ".join(labels)

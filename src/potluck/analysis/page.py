@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
 from potluck.analysis.embedded import Embedded, as_json, embedded, series_of, shown
-from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.groups import Group, enumerated, group, heading, named
 from potluck.analysis.names import run_names
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
 from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
@@ -112,7 +112,6 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
 
 _ROOM_FOR_WORDS = 20_000  # for the list of what was left out
 _FEW = 12
-_FEW_LABELS = 4
 
 
 def _in_words(data: Embedded) -> list[str]:
@@ -267,13 +266,8 @@ def different(groups: Sequence[Group], *, by_method: bool) -> dict[str, list[tup
                 by_value.setdefault(tree[key], []).append(label)
         if len(by_value) > 1 and key != "method.name":
             having = sum(map(len, by_value.values()))
-            found[key] = [(value, _named(labels, having)) for value, labels in by_value.items()]
+            found[key] = [(value, named(labels, having)) for value, labels in by_value.items()]
     return found
-
-
-def _named(labels: Sequence[str], having: int) -> str:
-    """The experiments with one value of a setting, of `having` that have the setting; most of them are not listed."""
-    return f"the other {len(labels)}" if len(labels) > max(_FEW_LABELS, having / 2) else ", ".join(labels)
 
 
 def _only_methods_differ(key: str, groups: Sequence[Group], trees: Mapping[str, Mapping[str, str]]) -> bool:
