@@ -120,8 +120,8 @@ def main() -> None:
     {" ".join(["python", "benchmarks/report_size.py", *options.overrides])}
 
 {machine()}, headless Chromium {version}; median of {OPENINGS} openings from the disk, each in a fresh context, the
-slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile. {len({run.method for run in runs})} methods, {len(runs)} runs,
-{rounds} rounds in all, every one evaluated.
+slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile.
+{len({run.method for run in runs})} methods, {len(runs)} runs, {rounds} rounds in all, every one evaluated.
 
 | | |
 | --- | ---: |

@@ -231,6 +231,6 @@ def test_different__shows_what_a_comparison_depends_on_apart_from_what_methods_c
     groups = group([*runs, store("again", "method0", 0, 5)])
     found = different(groups, by_method=False)
     assert set(found) == {"method.training.lr", "method.mu"}
-    assert dict(found["method.training.lr"]) == {"0.01": "the other 7", "0.02": "method3"}
-    assert dict(found["method.mu"]) == {"0": "the other 7", "5": "method0, mu=5"}
+    assert found["method.training.lr"] == [("0.02", "method3"), ("0.01", "the other 7")]
+    assert found["method.mu"] == [("5", "method0, mu=5"), ("0", "the other 7")]
     assert list(different(groups, by_method=True)) == ["method.temperature"]

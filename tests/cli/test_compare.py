@@ -86,6 +86,7 @@ def test_compare__runs_what_is_missing_and_prints_one_table(potluck, tmp_path):
     assert "difference from fedavg within a seed" in stored.out
 
 
+@pytest.mark.slow
 def test_compare__no_name_is_cut_off_where_there_is_no_terminal(potluck, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     method = "a_method_whose_name_is_longer_than_most"

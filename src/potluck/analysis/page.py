@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
 from potluck.analysis.embedded import Embedded, as_json, embedded, series_of, shown
-from potluck.analysis.groups import Group, enumerated, group, heading, named
+from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
 from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
@@ -260,13 +260,9 @@ def different(groups: Sequence[Group], *, by_method: bool) -> dict[str, list[tup
     for key in differing(list(trees.values())):
         if _only_methods_differ(key, groups, trees) != by_method:
             continue
-        by_value: dict[str, list[str]] = {}
-        for label, tree in trees.items():
-            if key in tree:
-                by_value.setdefault(tree[key], []).append(label)
-        if len(by_value) > 1 and key != "method.name":
-            having = sum(map(len, by_value.values()))
-            found[key] = [(value, named(labels, having)) for value, labels in by_value.items()]
+        owned = values_with_owners({label: tree[key] for label, tree in trees.items() if key in tree})
+        if len(owned) > 1 and key != "method.name":
+            found[key] = owned
     return found
 
 

@@ -19,7 +19,7 @@ from rich.table import Table as Shown
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import caption, check_format, table_of, target_table_of, write_comparison
-from potluck.analysis.groups import named
+from potluck.analysis.groups import values_with_owners
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
@@ -308,9 +308,6 @@ def _print_table(rows: Sequence[ComparedRow], runs: Sequence[StoredRun], view: V
 
 def _told(values: Mapping[str, str]) -> str:
     """The values of a setting, each with the rows that have it."""
-    rows: dict[str, list[str]] = {}
-    for label, value in values.items():
-        rows.setdefault(value, []).append(label)
-    parts = [f"{value} ({named(labels, len(values))})" for value, labels in rows.items()]
+    parts = [f"{value} ({labels})" for value, labels in values_with_owners(values)]
     more = [f"and {len(parts) - _WIDEST} more"] if len(parts) > _WIDEST else []
     return "; ".join([*parts[:_WIDEST], *more])
