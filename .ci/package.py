@@ -138,7 +138,7 @@ def metadata(wheel: Path) -> Message:
 
 
 def check_resolution(wheel: Path) -> None:
-    """For each other Python that the metadata name, there are ready-made wheels of all dependencies that go together."""
+    """For each other Python in the metadata there are ready-made wheels of all dependencies that go together."""
     found = metadata(wheel).get_all("Classifier") or []
     versions = [line.rpartition(" ")[2] for line in found if re.search(r"Python :: 3\.\d+$", line)]
     ours = "{}.{}".format(*sys.version_info)
