@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow lint check clean
+.PHONY: demo test slow lint check package clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -19,6 +19,9 @@ lint: .venv/installed-dev
 	$(BIN)/pyright
 
 check: lint test slow
+
+package: .venv/installed-dev
+	$(BIN)/python .ci/package.py
 
 clean:
 	rm -rf .venv

@@ -5,7 +5,7 @@
 CHECKOUT is a copy of https://github.com/TsingZ0/HtFLlib, which is read and not changed. Each repeat has a division of
 MNIST-1D and initial weights of its own; its runs take turns, each in a process of its own with one thread. Clients hold
 a multiple of the batch size, since HtFLlib leaves out incomplete batches, and train by plain SGD, its one optimiser.
-Prints a table: accuracy over all clients' own test examples after the last round, seconds of a round without
+Prints a table: accuracy over all clients' own test parts after the last round, seconds of a round without
 evaluation, processor seconds of a round with all that belongs to it, memory above what the imports take, and bytes
 written to files.
 

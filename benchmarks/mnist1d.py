@@ -128,7 +128,7 @@ def write_results(table: dict[str, Any], runs: Path) -> list[Line]:
 def print_table(table: dict[str, Any], lines: Sequence[Line]) -> None:
     """The results as Markdown, mean and standard deviation over seeds in percent.
 
-    "Over Local" is the difference of the personal accuracies in points, seed by seed.
+    "Over Local" is the difference on own test parts in points, seed by seed.
     """
     lines = [line for line in lines if line["seed"] != str(table["tuning"]["seed"])]
     baseline = {line["seed"]: float(line["personal"]) for line in lines if line["row"] == BASELINE}

@@ -1,11 +1,11 @@
-"""How large the report on a sweep of fifty experiments is, and how long a browser takes to open it.
+"""How large the report on a sweep over all methods is, and how long a browser takes to open it.
 
-    python benchmarks/report_size.py [--rounds 10] [--runs FOLDER]
+    python benchmarks/report_size.py [--runs FOLDER] [KEY=VALUE ...]
 
-Ten methods are run with five learning rates each, on a part of the digits with four clients of two architectures, every
-round evaluated. Finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk,
-five times, each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of
-the page's curves and of its table of runs are compared with the records. The results go to
+`potluck sweep benchmarks/report_size.toml` runs every method on a part of the digits with four clients, each round
+evaluated; finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk, five
+times, each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of the
+page's curves and of its table of runs are compared with the records. The results go to
 `benchmarks/results/report_size.md`.
 """
 
@@ -15,6 +15,8 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,41 +26,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 from potluck.analysis.embedded import series_of, shown
 from potluck.analysis.names import run_names
-from potluck.analysis.read import StoredRun, read_run
+from potluck.analysis.read import StoredRun, find_runs, read_run
 from potluck.analysis.report import write_report
-from potluck.experiment.assemble import assemble
-from potluck.experiment.execute import execute, prepare
-from potluck.experiment.presets import experiment_for
-from potluck.records import MANIFEST
 
 RESULTS = Path(__file__).parent / "results" / "report_size.md"
-METHODS = ("local", "fedavg", "fedprox", "fednova", "fedntd", "scaffold", "fd", "fedhe", "fedproto", "lgfedavg")
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
-SETTINGS = (
-    "federation.clients=4",
-    "federation.models=[{name='cnn2',width=4},{name='cnn3',width=4}]",
-    "federation.validation_fraction=0.1",
-    "federation.train_fraction=0.08",
-    "run.executor=sequential",
-)
+SWEEP = Path(__file__).with_suffix(".toml")
 OPENINGS = 5
-
-
-def run_sweep(rounds: int, parent: Path) -> list[Path]:
-    """The folders of the finished runs, which are run if they are not there."""
-    folders: list[Path] = []
-    for method in METHODS:
-        for rate in RATES:
-            folder, started = parent / f"{method}-{rate}", time.perf_counter()
-            manifest = folder / MANIFEST
-            if not (manifest.is_file() and json.loads(manifest.read_text()).get("status") == "finished"):
-                experiment = experiment_for(method, [f"run.rounds={rounds}", f"method.training.lr={rate}", *SETTINGS])
-                assembly = assemble(experiment)
-                shutil.rmtree(folder, ignore_errors=True)
-                execute(prepare(experiment, assembly, folder), experiment, folder)
-            folders.append(folder)
-            print(f"{len(folders)}: {method}, {rate}, {time.perf_counter() - started:.0f} s", flush=True)
-    return folders
 
 
 def opened(browser: Browser, page_file: Path) -> tuple[float, float, float]:
@@ -121,12 +94,15 @@ def machine() -> str:
 def main() -> None:
     """Run, report, measure, compare, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--runs", type=Path, default=Path("runs/report_size"))
+    parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    folders = run_sweep(options.rounds, options.runs)
+    # What a run that fails says is in the sweep's output; the report is on the others.
+    command = [sys.executable, "-m", "potluck", "sweep", str(SWEEP), *options.overrides, "--to", str(options.runs)]
+    subprocess.run(command, check=False)
+    folders = find_runs([options.runs])
     started = time.perf_counter()
-    page_file = write_report(folders, options.runs / "report").resolve()
+    page_file = write_report(folders, options.runs).resolve()
     took = time.perf_counter() - started
     runs = [read_run(folder) for folder in folders]
     program = shutil.which("chromium") or shutil.which("google-chrome")
@@ -138,14 +114,14 @@ def main() -> None:
         browser.close()
     painted, drawn, busy = (f"{statistics.median(of):.2f} s ({max(of):.2f})" for of in zip(*times, strict=True))
     size, lines = page_file.stat().st_size, (page_file.parent / "report.md").read_text().count("\n")
+    rounds = sum(len(run.rounds) for run in runs)
     text = f"""# The report on a sweep
 
-    python benchmarks/report_size.py --rounds {options.rounds}
+    {" ".join(["python", "benchmarks/report_size.py", *options.overrides])}
 
 {machine()}, headless Chromium {version}; median of {OPENINGS} openings from the disk, each in a fresh context, the
-slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile. {len(runs)} experiments,
-{len(METHODS)} methods with {len(RATES)} learning rates each, {sum(len(run.rounds) for run in runs)} rounds in all,
-every one evaluated.
+slowest in brackets; {os.getloadavg()[0]:.0f} processes wanted a core meanwhile.
+{len({run.method for run in runs})} methods, {len(runs)} runs, {rounds} rounds in all, every one evaluated.
 
 | | |
 | --- | ---: |

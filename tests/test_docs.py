@@ -16,6 +16,7 @@ from potluck.core.roles import Client, Server
 from potluck.experiment.config import resolve
 from potluck.experiment.presets import experiment_for
 from potluck.methods import list_methods
+from potluck.records import TITLES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -183,16 +184,45 @@ FORBIDDEN = {
     r"hash8": "experiment_id",
 }
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-CODE_FILES = [path for suffix in ("py", "toml") for path in (ROOT / "src").rglob(f"*.{suffix}")]
+CODE_FILES = [path for suffix in ("py", "toml", "j2", "js") for path in (ROOT / "src").rglob(f"*.{suffix}")]
+OTHERS = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.*")]
+OTHERS = [path for path in OTHERS if path.suffix in (".md", ".py", ".ipynb")]
+
+# What a score was also called, and its only name now: those of `potluck.records.TITLES`.
+SCORES = {
+    r"(whole|global|shared|entire) (common )?test sets?": "common test set",
+    r"own test (examples|sets?|data)": "own test part",
+    r"own parts as one": "all own test parts as one",
+    r"personal (accurac(y|ies)|scores?|test (parts?|sets?))": "own test parts",
+}
+
+
+def using(word: str, instead: str, files: list[Path]) -> list[str]:
+    """The lines that use a word."""
+    used = re.compile(rf"\b{word}\b", re.IGNORECASE)
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}; write {instead!r}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if used.search(line)
+    ]
 
 
 @pytest.mark.parametrize("word", FORBIDDEN)
 def test_no_page_and_no_file_uses_a_word_that_the_glossary_replaces(word):
-    used = re.compile(rf"\b{word}\b", re.IGNORECASE)
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}; write {FORBIDDEN[word]!r}"
-        for path in [*WRITTEN, *CODE_FILES]
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if used.search(line)
-    ]
+    found = using(word, FORBIDDEN[word], [*WRITTEN, *CODE_FILES])
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("word", SCORES)
+def test_a_score_has_one_name_wherever_it_is_shown(word):
+    found = using(word, SCORES[word], [*WRITTEN, *CODE_FILES, *OTHERS])
+    assert not found, "\n".join(found)
+
+
+def test_the_glossary_connects_each_measure_with_its_name():
+    (entry,) = re.findall(
+        r"^- \*\*Measure\*\*.*?(?=^- )", (ROOT / "docs/glossary.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    connected = dict(re.findall(r'"(\w+)" is \*\*([\w ]+)\*\*', " ".join(entry.split())))
+    assert connected == TITLES

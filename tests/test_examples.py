@@ -68,4 +68,4 @@ def test_a_notebook_runs_and_shows_what_it_makes(notebook, tmp_path):
     assert "<progress" in "".join(shown), "a run shows how it goes"
     assert "'stderr'" not in "".join(shown)
     assert any("<table>" in one and "all clients" in one for one in shown)
-    assert any("<table>" in one and "whole test set" in one and "local" in one for one in shown)
+    assert any("<table>" in one and "common test set" in one and "local" in one for one in shown)

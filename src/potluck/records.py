@@ -33,6 +33,20 @@ Measure = Literal["validation", "personal", "pooled", "common", "global"]
 test parts and the common test set; all own test parts as if they were one ("pooled"); the server's model on the common
 test set.
 """
+TITLES: Mapping[Measure, str] = {
+    "personal": "own test parts",
+    "common": "common test set",
+    "global": "global model",
+    "pooled": "all own test parts as one",
+    "validation": "validation parts",
+}
+"""What each measure is called wherever a person reads it. Keys, options and records have the measure's own name."""
+TITLES_OF_A_CLIENT: Mapping[Measure, str] = {
+    "personal": "own test part",
+    "common": "common test set",
+    "validation": "validation part",
+}
+"""The same of a single client."""
 Values = dict[str, float | None]
 """Values by the name of the metric."""
 
@@ -131,7 +145,7 @@ class ClientRecord:
 
     Attributes:
         accuracy_personal: on the client's own test part, which has the mixture of classes of its training data.
-        accuracy_common: on the whole common test set.
+        accuracy_common: on the common test set.
         accuracy_validation: on the part of its own data that is held out of training. All three are None for tasks
             other than classification.
         metrics: by measure ("personal", "common", "validation"; no others), every metric of the task.

@@ -117,7 +117,7 @@ def test_unequal__names_what_differs_besides_the_method(store_run):
 def test_table_of__shows_percent_with_intervals(runs):
     table = table_of(compare(runs), ACCURACY)
     assert table.columns == (
-        *("", "seeds", "own test parts (%)", "whole test set (%)", "difference", "p", "MB", "seconds"),
+        *("", "seeds", "own test parts (%)", "common test set (%)", "difference", "p", "MB", "seconds"),
     )
     assert table.rows[1][:2] == ("better", "3")
     assert table.rows[1][2].startswith("70.0 ± ")

@@ -8,7 +8,7 @@ import pytest
 
 from potluck.analysis.embedded import as_json, embedded, series_of, short, shown
 from potluck.analysis.groups import group
-from potluck.analysis.page import page_text
+from potluck.analysis.page import different, page_text
 from potluck.analysis.read import find_runs, read_run
 from potluck.core.errors import CheckpointError
 
@@ -216,3 +216,21 @@ def test_short__six_digits_unless_they_would_be_shown_as_another_number(value, p
 def test_series_of__begins_with_what_matters_most(store_run):
     first, second, *_ = series_of([read_run(store_run())])
     assert (first.id, second.id) == ("accuracy.personal", "loss")
+
+
+def test_different__shows_what_a_comparison_depends_on_apart_from_what_methods_call_alike(store_run):
+    def store(name, method, temperature, mu, lr=0.01):
+        folder = store_run(name, method=method, lr=lr)
+        config = folder / "config.toml"
+        config.write_text(
+            config.read_text().replace("[method]\n", f"[method]\ntemperature = {temperature}\nmu = {mu}\n")
+        )
+        return read_run(folder)
+
+    runs = [store(f"m{n}", f"method{n}", n, 0, 0.02 if n == 3 else 0.01) for n in range(7)]
+    groups = group([*runs, store("again", "method0", 0, 5)])
+    found = different(groups, by_method=False)
+    assert set(found) == {"method.training.lr", "method.mu"}
+    assert found["method.training.lr"] == [("0.02", "method3"), ("0.01", "the other 7")]
+    assert found["method.mu"] == [("5", "method0, mu=5"), ("0", "the other 7")]
+    assert list(different(groups, by_method=True)) == ["method.temperature"]

@@ -28,7 +28,7 @@ def test_compare__puts_finished_runs_side_by_side_as_frame_text_and_file(here):
     assert list(comparison.frame["experiment"]) == ["local", "fedavg"]
     assert list(comparison.frame["personal"]) == [run.evaluation.value("personal") for run in runs]
     assert "| local | 1 |" in comparison.text
-    assert "Means over clients; difference from local within a seed (personal)" in comparison.text
+    assert "Means over clients; difference from local within a seed (own test parts)" in comparison.text
     assert "<td>fedavg</td>" in comparison._repr_html_()
     comparison.save("table.csv")
     assert len(list(csv.reader(Path("table.csv").read_text().splitlines()))) == 3

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from potluck.cli.compare import run_names_of
 from potluck.experiment.presets import experiment_for
+from potluck.methods import local
 
 SMALL = "federation.clients=3 federation.train_fraction=0.1 run.rounds=2 \"federation.models=[{name='cnn2',width=4}]\""
 SWEEP = """\
@@ -82,6 +84,21 @@ def test_compare__runs_what_is_missing_and_prints_one_table(potluck, tmp_path):
     stored = potluck("compare runs --against fedavg")
     assert stored.code == 0
     assert "difference from fedavg within a seed" in stored.out
+
+
+@pytest.mark.slow
+def test_compare__no_name_is_cut_off_where_there_is_no_terminal(potluck, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    method = "a_method_whose_name_is_longer_than_most"
+    (tmp_path / f"{method}.py").write_text(Path(local.__file__).read_text())
+    for name in (f"{method}.py", "local"):
+        assert potluck(f"run {name} {SMALL} run.rounds=1 federation.clients=2").code == 0
+    outcome = potluck("compare runs --target 0.05")
+    assert outcome.code == 0, outcome.err
+    heading, _, row, *_ = outcome.out.splitlines()[2:]
+    assert "own test parts (%)" in heading
+    assert row.split()[0] == method
+    assert "until accuracy 5.0 %, own test parts" in outcome.out
 
 
 @pytest.mark.slow

@@ -138,6 +138,40 @@ def test_watch__of_a_folder_of_runs_has_a_line_for_each(folder, capsys):
     assert "round 2/2" in lines[1]
 
 
+def marked(folder, **facts):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **facts}))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("finished", 0), ("failed", 1), ("interrupted", 1), pytest.param("running", 1, id="killed")]
+)
+def test_watch__exits_with_1_if_the_run_did_not_finish(status, code, folder, potluck):
+    run(folder, rounds=1)
+    marked(folder, status=status, reason="ValueError: no luck")
+    outcome = potluck(f"watch {folder}")
+    assert (outcome.code, outcome.err) == (code, "")
+    assert potluck(f"watch {folder} --once").code == 0
+
+
+def test_watch__of_a_folder_counts_what_ran_while_it_was_watched(folder, potluck):
+    run(folder, rounds=1)
+    marked(folder, status="failed")
+    now = folder.parent / "now"
+    now.mkdir()
+    run(now, rounds=1)
+    assert potluck(f"watch {folder.parent}").code == 0  # an older failure
+    marked(now, status="running")
+    held = holding(now)
+    held.__enter__()
+
+    def fail(seconds):
+        marked(now, status="failed", reason="ValueError: no luck")
+        held.__exit__(None, None, None)
+
+    assert not watch([folder.parent], sleep=fail)
+
+
 def text_of(group, width=120):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
@@ -150,7 +184,7 @@ def test_shown__of_one_run_lists_its_rounds(folder):
     text = text_of(shown([look(folder)]))
     for record in result.rounds:
         assert f"{record.loss_local:.4g}" in text
-    assert "accuracy (personal)" in text
+    assert "accuracy, own test parts" in text
     assert "finished  round 2/2" in text
 
 

@@ -14,21 +14,10 @@ from typing import Any
 from potluck.analysis.groups import Group
 from potluck.analysis.read import StoredRun, by_class, last, partition, timings
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
-from potluck.records import Measure, Metric, RoundRecord
+from potluck.records import TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
 
 Value = Callable[[RoundRecord], float | None]
 Json = dict[str, Any]
-
-MEASURES: dict[Measure, str] = {
-    "personal": "own test parts",
-    "common": "common test set",
-    "global": "global model",
-    "pooled": "all own test parts as one",
-    "validation": "validation parts",
-}
-
-
-OF_CLIENTS: tuple[Measure, ...] = ("personal", "common", "validation")
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ def as_json(content: Any) -> str:
 def series_of(runs: Sequence[StoredRun]) -> Iterator[Series]:
     """Every quantity that these runs may have recorded, the most important first."""
     primary, *others = runs[0].metrics
-    main = [_measured(primary, measure) for measure in MEASURES]
+    main = [_measured(primary, measure) for measure in TITLES]
     yield main[0]
     yield Series("loss", "training", "training loss", lambda record: record.loss_local, higher=False)
     yield main[1]
@@ -153,7 +142,7 @@ def series_of(runs: Sequence[StoredRun]) -> Iterator[Series]:
         primary.higher_is_better,
     )
     yield from main[3:]
-    yield from (_measured(metric, measure) for measure in MEASURES for metric in others)
+    yield from (_measured(metric, measure) for measure in TITLES for metric in others)
     notes = dict.fromkeys(note for run in runs for record in run.rounds for note in record.notes or {})
     yield from (Series(f"note.{note}", "notes of the method", note, _noted(note)) for note in notes)
 
@@ -176,7 +165,7 @@ def _measured(metric: Metric, measure: Measure) -> Series:
         return record.value(measure, metric.name)
 
     name = f"{metric.name}.{measure}"
-    return Series(name, metric.label, MEASURES[measure], value, metric.percent, metric.higher_is_better)
+    return Series(name, metric.label, TITLES[measure], value, metric.percent, metric.higher_is_better)
 
 
 def _noted(note: str) -> Value:
@@ -271,7 +260,7 @@ def _clients(runs: Sequence[StoredRun]) -> tuple[Json, Json]:
     architectures: dict[str, int] = {}
     primary, *others = runs[0].metrics
     columns: list[tuple[Metric, Measure]] = [
-        (metric, measure) for metric in (primary, *others) for measure in OF_CLIENTS
+        (metric, measure) for metric in (primary, *others) for measure in TITLES_OF_A_CLIENT
     ]
     rows: list[list[list[Any]]] = []
     more: list[list[list[Any]]] = []
@@ -286,7 +275,9 @@ def _clients(runs: Sequence[StoredRun]) -> tuple[Json, Json]:
         ]
         rows.append([[*fact, *of[:3]] for fact, of in zip(facts, values, strict=True)])
         more.append([of[3:] for of in values])
-    titles = [{"metric": metric.label, "measure": MEASURES[of], "percent": metric.percent} for metric, of in columns]
+    titles = [
+        {"metric": metric.label, "measure": TITLES_OF_A_CLIENT[of], "percent": metric.percent} for metric, of in columns
+    ]
     few = {"architectures": list(architectures), "columns": titles[:3], "rows": rows}
     return few, {"columns": titles[3:], "rows": more}
 

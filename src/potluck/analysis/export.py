@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck.analysis.compare import ComparedRow, Interval, Reached
 from potluck.core.errors import ConfigError
-from potluck.records import Measure, Metric
+from potluck.records import TITLES, Measure, Metric
 
 _NOTHING = "–"
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
@@ -23,15 +23,15 @@ class Table:
 
 
 _TAKEN = ("rounds", "megabytes", "seconds")
-_TITLES: dict[Measure, str] = {"personal": "own test parts", "common": "whole test set", "global": "global model"}
+_SHOWN: tuple[Measure, ...] = ("personal", "common", "global")
 
 
 def table_of(rows: Sequence[ComparedRow], metric: Metric) -> Table:
     """A comparison as cells: values with the half widths of their intervals; p below 0.05 has a star."""
     unit = " (%)" if metric.percent else ""
-    measured: list[Measure] = [of for of in _TITLES if any(row.scores[of] for row in rows)]
+    measured: list[Measure] = [of for of in _SHOWN if any(row.scores[of] for row in rows)]
     compared, timed = any(row.difference for row in rows), any(row.seconds for row in rows)
-    columns = ["", "seeds", *(f"{_TITLES[of]}{unit}" for of in measured)]
+    columns = ["", "seeds", *(f"{TITLES[of]}{unit}" for of in measured)]
     columns += [*(["difference", "p"] if compared else []), "MB", *(["seconds"] if timed else [])]
     lines: list[tuple[str, ...]] = []
     for row in rows:
@@ -66,7 +66,7 @@ def caption(rows: Sequence[ComparedRow], measure: Measure, against: str | None =
         words = ["Means over clients and seeds ± half of the interval of 95 % confidence over seeds"]
     reference = next((row.label for row in rows if row.difference is None), None)
     if reference and len(rows) > 1:
-        words.append(f"difference from {against or rows[0].label} within a seed ({measure})")
+        words.append(f"difference from {against or rows[0].label} within a seed ({TITLES[measure]})")
     if any(row.difference and row.difference.p is not None for row in rows):
         words.append("p of a paired t-test, adjusted by Holm's method; * below 0.05")
     return "; ".join(words) + "."

@@ -1,12 +1,13 @@
 """Groups of runs: those of one experiment, which differ only in seed, under a distinguishing label."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun
 
 _NAMED_METHODS = 4
+_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,17 @@ def enumerated(words: Sequence[object]) -> str:
     """One, two and three."""
     *before, final = [str(word) for word in words]
     return f"{', '.join(before)} and {final}" if before else final
+
+
+def values_with_owners(values: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Each value of a setting with the experiments that have it; last and without their names one that most have.
+
+    Args:
+        values: by label of the experiment.
+    """
+    owners: dict[str, list[str]] = {}
+    for label, value in values.items():
+        owners.setdefault(value, []).append(label)
+    usual = [value for value, labels in owners.items() if len(labels) > max(_FEW, len(values) / 2)]
+    listed = [(value, ", ".join(labels)) for value, labels in owners.items() if value not in usual]
+    return [*listed, *((value, f"the other {len(owners[value])}") for value in usual)]

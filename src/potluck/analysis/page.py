@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +10,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from potluck.analysis.compare import ComparedRow, Interval, compare
-from potluck.analysis.embedded import MEASURES, Embedded, as_json, embedded, series_of, shown
-from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.compare import ComparedRow, compare
+from potluck.analysis.embedded import Embedded, as_json, embedded, series_of, shown
+from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
 from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
+from potluck.analysis.rendering import NOTHING, amount, score, template
 from potluck.analysis.settings import differing, settings
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
     GroupRow,
-    Spread,
     architecture_table,
     group_table,
     metric_of,
@@ -33,12 +31,11 @@ from potluck.analysis.tables import (
     target_table,
     traffic_table,
 )
-from potluck.records import Measure, Metric
+from potluck.records import TITLES, Measure, Metric
 
 LARGEST = 2_000_000
 """Bytes that a page has at most, as long as its tables leave its curves any room."""
 _ROOM_FOR_CURVES = 200_000
-_NOTHING = "–"
 _CARDS: tuple[Measure, ...] = ("personal", "common", "global")
 _SCRIPTS = ("chart.js", "tables.js", "classes.js", "page.js")
 
@@ -89,7 +86,7 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
         "repeated": len(runs) > sum(len(members.runs) for members in groups),
         "experiments": _experiments(rows, runs, groups),
         "target": None if target is None else metric.text(target),
-        "target_measure": MEASURES[measure],
+        "target_measure": TITLES[measure],
         "runs": [_run(run, names, target, measure) for run in runs],
         "architectures": [(members.label, row) for members in groups for row in architecture_table(members.runs)],
         "metrics": [(members.label, row) for members in groups for row in metric_table(members.runs)],
@@ -99,17 +96,18 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
         "has_classes": any(by_class(run) for run in runs),
         "has_partition": any(partition(run) for run in runs),
         "shared": shared(groups),
-        "different": different(groups),
+        "different": different(groups, by_method=False),
+        "different_by_method": different(groups, by_method=True),
         "configurations": [(members.label, members.seeds[0], _configuration(members.runs[0])) for members in groups],
         "stills": _stills(groups),
         "clients": _clients(groups[0].runs[0], names),
         "width": WIDTH,
         "height": HEIGHT,
     }
-    template = _environment(metric).get_template("report.html.j2")
-    without = template.render(shown_to_all, numbers=Markup(""), left_out=[])
+    page = template("report.html.j2", metric)
+    without = page.render(shown_to_all, numbers=Markup(""), left_out=[])
     data = embedded(groups, names, max(_ROOM_FOR_CURVES, LARGEST - len(without.encode()) - _ROOM_FOR_WORDS))
-    return template.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=_in_words(data))
+    return page.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=_in_words(data))
 
 
 _ROOM_FOR_WORDS = 20_000  # for the list of what was left out
@@ -123,60 +121,6 @@ def _in_words(data: Embedded) -> list[str]:
 
 def _part(name: str) -> str:
     return files("potluck.analysis").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _environment(metric: Metric) -> Environment:
-    environment = Environment(
-        loader=PackageLoader("potluck.analysis"),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters: dict[str, Callable[..., str]] = {
-        "score": partial(_score, metric),
-        "scored": _score_of,
-        "exact": _exact,
-        "amount": _amount,
-        "number": _number,
-        "enumerated": enumerated,
-    }
-    environment.filters.update(filters)
-    return environment
-
-
-def _score_of(value: Spread | float | None, metric: Metric) -> str:
-    return _score(metric, value)
-
-
-def _score(metric: Metric, value: Interval | Spread | float | None) -> str:
-    """A value of a metric, with half of its interval or its standard deviation if it has one."""
-    if value is None:
-        return _NOTHING
-    if isinstance(value, float | int):
-        return shown(value, metric.percent)
-    beside = value.half if isinstance(value, Interval) else value.std
-    return " ± ".join(shown(part, metric.percent) for part in (value.mean, beside) if part is not None)
-
-
-def _exact(value: Interval | Spread | float | None) -> str:
-    """The number to sort by; empty if there is none."""
-    if value is None:
-        return ""
-    return repr(value if isinstance(value, float | int) else value.mean)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _amount(value: float | Interval | Spread | None) -> str:
-    """A number of megabytes or seconds, with as many decimals as say something."""
-    if value is None:
-        return _NOTHING
-    mean = value if isinstance(value, float | int) else value.mean
-    decimals = 2 - math.floor(math.log10(mean)) if mean > 0 else 0
-    return f"{mean:,.{min(max(decimals, 0), 9)}f}"
 
 
 def _subtitle(groups: Sequence[Group]) -> str:
@@ -206,7 +150,7 @@ def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metri
         if found:
             best = max(found, key=lambda item: item[1].mean if metric.higher_is_better else -item[1].mean)
             unit = " %" if metric.percent else ""
-            cards.append(Card(f"{metric.label}, {MEASURES[measure]}", f"{_score(metric, best[1])}{unit}", best[0]))
+            cards.append(Card(f"{metric.label}, {TITLES[measure]}", f"{score(metric, best[1])}{unit}", best[0]))
     worst = [(row.label, row.last.worst) for row in means if row.last.worst]
     if worst:
         sign = 1 if metric.higher_is_better else -1
@@ -214,8 +158,8 @@ def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metri
         value = shown(best_worst[1].mean, metric.percent)
         cards.append(Card("worst client", f"{value}{' %' if metric.percent else ''}", best_worst[0]))
     if len(rows) == 1:
-        cards.append(Card("sent for training", f"{_amount(rows[0].megabytes)} MB", ""))
-        cards += [Card("time of training", f"{_amount(rows[0].seconds)} s", "")] if rows[0].seconds else []
+        cards.append(Card("sent for training", f"{amount(rows[0].megabytes)} MB", ""))
+        cards += [Card("time of training", f"{amount(rows[0].seconds)} s", "")] if rows[0].seconds else []
     return cards
 
 
@@ -263,12 +207,12 @@ def _run(run: StoredRun, names: Mapping[Path, str], target: float | None, measur
         "megabytes": sum(record.bytes_down + record.bytes_up for record in run.rounds) / BYTES_PER_MEGABYTE,
         "evaluation": sum(record.bytes_evaluation for record in run.rounds) / BYTES_PER_MEGABYTE,
         "reached": None if target is None else target_table([run], target, measure)[0].text,
-        "commit": f"{(facts.get(f'{whose}_commit') or _NOTHING)[:12]}{changed}",
-        "python": facts.get("python", _NOTHING),
-        "packages": {name: packages.get(name) or _NOTHING for name in ("potluck", "torch", "numpy")},
-        "machine": facts.get("machine", _NOTHING),
-        "data": str(facts.get("data_checksum", _NOTHING))[:12],
-        "division": str(facts.get("partition_fingerprint", _NOTHING))[:12],
+        "commit": f"{(facts.get(f'{whose}_commit') or NOTHING)[:12]}{changed}",
+        "python": facts.get("python", NOTHING),
+        "packages": {name: packages.get(name) or NOTHING for name in ("potluck", "torch", "numpy")},
+        "machine": facts.get("machine", NOTHING),
+        "data": str(facts.get("data_checksum", NOTHING))[:12],
+        "division": str(facts.get("partition_fingerprint", NOTHING))[:12],
         "digests": run.digests,
     }
 
@@ -303,21 +247,32 @@ def shared(groups: Sequence[Group]) -> dict[str, str]:
     return {key: value for key, value in trees[0].items() if key not in others}
 
 
-def different(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
-    """By key of a setting that differs, each value with the experiments that have it.
+def different(groups: Sequence[Group], *, by_method: bool) -> dict[str, list[tuple[str, str]]]:
+    """By key of a setting that differs, each value with the experiments that have it, or how many if that is most.
 
-    Settings that only some methods have are among them if those methods' values differ.
+    Args:
+        groups: the experiments.
+        by_method: the hyper-parameters, other than those of local training, in which only different methods differ: two
+            methods may call unlike things a temperature. Otherwise all the others, on which a comparison depends.
     """
     trees = {members.label: settings(members.runs[0]) for members in groups}
     found: dict[str, list[tuple[str, str]]] = {}
     for key in differing(list(trees.values())):
-        by_value: dict[str, list[str]] = {}
-        for label, tree in trees.items():
-            if key in tree:
-                by_value.setdefault(tree[key], []).append(label)
-        if len(by_value) > 1 and key != "method.name":
-            found[key] = [(value, ", ".join(labels)) for value, labels in by_value.items()]
+        if _only_methods_differ(key, groups, trees) != by_method:
+            continue
+        owned = values_with_owners({label: tree[key] for label, tree in trees.items() if key in tree})
+        if len(owned) > 1 and key != "method.name":
+            found[key] = owned
     return found
+
+
+def _only_methods_differ(key: str, groups: Sequence[Group], trees: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a method's own setting has one value in all experiments of each method."""
+    values: dict[str, set[str | None]] = {}
+    for members in groups:
+        values.setdefault(members.method, set()).add(trees[members.label].get(key))
+    own = key.startswith("method.") and not key.startswith("method.training.")
+    return own and all(len(found) == 1 for found in values.values())
 
 
 def _configuration(run: StoredRun) -> str:

@@ -1,22 +1,20 @@
 """The report on one or more runs: a page of HTML, and a short one of Markdown with a picture, for plain text."""
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.groups import Group, group, heading
 from potluck.analysis.names import run_names
 from potluck.analysis.page import different, page_text, shared
 from potluck.analysis.plots.curves import draw_curves, save
 from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_run
+from potluck.analysis.rendering import NOTHING, template
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
-    MetricRow,
+    ArchitectureRow,
     Spread,
     architecture_table,
     group_table,
@@ -27,15 +25,10 @@ from potluck.analysis.tables import (
     target_table,
     traffic_table,
 )
-from potluck.records import Measure, Metric
+from potluck.records import Measure
 
 PAGE, REPORT, PICTURE = "report.html", "report.md", "curves.png"
-_NOTHING = "–"
-_MEASURED: dict[Measure, str] = {
-    "personal": "mean over clients on their own test parts",
-    "common": "mean over clients on the common test set",
-    "global": "the global model on the common test set",
-}
+_MOST_COLUMNS = 8  # of architectures beside one another
 
 
 @dataclass(frozen=True)
@@ -80,54 +73,38 @@ def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) 
 
 
 def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
-    """The report in Markdown."""
+    """The report in Markdown: of one experiment run by run, of several one line for each in every table."""
     groups, metric = group(runs), metric_of(runs)
     names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
-    return (
-        _environment(metric)
-        .get_template(f"{REPORT}.j2")
-        .render(
-            heading=heading(groups),
-            picture=PICTURE,
-            page=PAGE,
-            runs=runs,
-            names=names,
-            evaluated=any(last(run) for run in runs),
-            run_rows=list(zip(names.values(), run_table(runs), strict=True)),
-            group_rows=group_table(runs),
-            experiments=[_experiment(members) for members in groups],
-            metric=metric,
-            unit=" (%)" if metric.percent else "",
-            shared=shared(groups),
-            different=different(groups),
-            note_rows=[(names[run.folder], row) for run in runs for row in note_table([run])],
-            target=target,
-            measured=_MEASURED[target.measure] if target else "",
-            target_rows=list(
-                zip(names.values(), target_table(runs, target.value, target.measure, target.against), strict=True)
-            )
-            if target
-            else [],
+    return template(f"{REPORT}.j2", metric).render(
+        heading=heading(groups),
+        picture=PICTURE,
+        page=PAGE,
+        runs=runs,
+        names=names,
+        evaluated=any(last(run) for run in runs),
+        run_rows=list(zip(names.values(), run_table(runs), strict=True)),
+        group_rows=group_table(runs),
+        experiments=[_experiment(members) for members in groups],
+        architectures=_columns([(members.label, architecture_table(members.runs)) for members in groups]),
+        metric=metric,
+        unit=" (%)" if metric.percent else "",
+        shared=shared(groups),
+        different=different(groups, by_method=False),
+        different_by_method=different(groups, by_method=True),
+        note_rows=[(names[run.folder], row) for run in runs for row in note_table([run])],
+        target=target,
+        target_rows=list(
+            zip(names.values(), target_table(runs, target.value, target.measure, target.against), strict=True)
         )
+        if target
+        else [],
+        origins=_origins(runs),
     )
-
-
-def _environment(metric: Metric) -> Environment:
-    environment = Environment(
-        loader=PackageLoader("potluck.analysis"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(
-        score=partial(_score, metric), megabytes=_megabytes, cell=_cell, number=_number, enumerated=enumerated
-    )
-    return environment
 
 
 def _experiment(members: Group) -> dict[str, Any]:
-    """The section on one experiment, besides its rows in the tables."""
+    """What is said of one experiment, besides its rows in the tables."""
     runs = members.runs
     evaluation = sum(record.bytes_evaluation for run in runs for record in run.rounds)
     training = sum(record.bytes_down + record.bytes_up for run in runs for record in run.rounds)
@@ -136,7 +113,7 @@ def _experiment(members: Group) -> dict[str, Any]:
         "clients": runs[0].client_count,
         "seeds": members.seeds,
         "architectures": architecture_table(runs),
-        "metrics": [_metric_row(row) for row in metric_table(runs)],
+        "metrics": metric_table(runs),
         "traffic": traffic_table(runs),
         "training_megabytes": training / len(runs) / BYTES_PER_MEGABYTE,
         "evaluation_megabytes": evaluation / len(runs) / BYTES_PER_MEGABYTE,
@@ -145,34 +122,35 @@ def _experiment(members: Group) -> dict[str, Any]:
     }
 
 
-def _metric_row(row: MetricRow) -> list[str]:
-    """The cells of a metric: its name, direction and values."""
-    values = (row.personal, row.worst, row.pooled, row.common, row.global_model)
-    name = f"{row.metric.label}{' (%)' if row.metric.percent else ''}"
-    return [name, row.metric.direction.removesuffix(" is better"), *(_score(row.metric, value) for value in values)]
+def _columns(
+    tables: Sequence[tuple[str, list[ArchitectureRow]]],
+) -> tuple[list[str], list[tuple[str, list[Spread | None]]]]:
+    """The names of all architectures, and for each experiment its clients' score by architecture, in this order.
+
+    Without any name if there are more than a table of plain text has room for.
+    """
+    names = list(dict.fromkeys(row.architecture for _, table in tables for row in table))
+    if len(names) > _MOST_COLUMNS:
+        return [], []
+    found = [(label, {row.architecture: row.personal_last for row in table}) for label, table in tables]
+    return names, [(label, [scores.get(name) for name in names]) for label, scores in found]
 
 
-def _score(metric: Metric, value: float | Spread | None, std: float | None = None) -> str:
-    """A value, in percent with one decimal if it is a share, and its standard deviation if there is one."""
-    if value is None:
-        return _NOTHING
-    if isinstance(value, Spread):
-        return _score(metric, value.mean, value.std)
-    shown = [value] if std is None else [value, std]
-    return " ± ".join(f"{100 * number:.1f}" if metric.percent else f"{number:.4g}" for number in shown)
+def _origins(runs: Sequence[StoredRun]) -> list[tuple[tuple[str, ...], int]]:
+    """Code, versions, machine and data, each with how many runs had them, in order of appearance."""
+    return list(Counter(map(_origin, runs)).items())
 
 
-def _megabytes(amount: float) -> str:
-    """Megabytes with two decimals, or three significant digits if they are few."""
-    decimals = 2 - math.floor(math.log10(amount)) if amount else 0
-    return f"{amount:,.{decimals if amount < 1 else 2}f}"
-
-
-def _number(value: float) -> str:
-    """A number of any size with four significant digits."""
-    return f"{value:.4g}"
-
-
-def _cell(value: object) -> str:
-    """Text escaped for a cell of a Markdown table."""
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def _origin(run: StoredRun) -> tuple[str, ...]:
+    """What a run was made with; a dash for what its manifest does not say."""
+    facts, packages = run.manifest, run.manifest.get("packages") or {}
+    whose = "git" if facts.get("git_commit") else "potluck"
+    changed = " with changes" if facts.get(f"{whose}_dirty") else ""
+    return (
+        f"{(facts.get(f'{whose}_commit') or NOTHING)[:12]}{changed}",
+        facts.get("python") or NOTHING,
+        *(packages.get(name) or NOTHING for name in ("potluck", "torch", "numpy")),
+        facts.get("machine") or NOTHING,
+        (facts.get("data_checksum") or NOTHING)[:12],
+        (facts.get("partition_fingerprint") or NOTHING)[:12],
+    )

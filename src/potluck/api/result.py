@@ -21,7 +21,7 @@ from potluck.experiment.config import resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import open_folder
 from potluck.experiment.trained import Trained, trained_in
-from potluck.records import ClientRecord, Metric, RoundRecord
+from potluck.records import TITLES, ClientRecord, Metric, RoundRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +158,7 @@ class RunResult:
         scores = [score for score in self.scores if score.round == when]
         names = dict.fromkeys(score.architecture for score in scores)
         groups = {name: [score for score in scores if score.architecture == name] for name in names}
-        rows = [["architecture", "clients", "own test part", "whole test set"]]
+        rows = [["architecture", "clients", TITLES["personal"], TITLES["common"]]]
         for name, members in {**groups, "all clients": scores}.items():
             cells = [self.metric.text(_mean(members, measure, self.metric)) for measure in ("personal", "common")]
             rows.append([name, str(len(members)), *cells])
@@ -172,7 +172,7 @@ class RunResult:
         lost = sum(record.lost is not None for record in self.rounds)
         found = {
             f"{self.metric.label} on held-out examples, means over clients": True,
-            f"global model on the common test set: {self.metric.text(value)}": value is not None,
+            f"{TITLES['global']} on the {TITLES['common']}: {self.metric.text(value)}": value is not None,
             f"{failed} client calls failed": failed,
             f"{lost} rounds were lost and changed nothing": lost,
             f"privacy: {self.privacy}": self.privacy,

@@ -15,6 +15,7 @@ from potluck import __version__
 from potluck.cli import completion, stages
 from potluck.cli.commands import Commands, option_advice
 from potluck.core.errors import PotluckError, PotluckWarning
+from potluck.records import TITLES
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -37,7 +38,10 @@ Overrides = Annotated[
 ]
 Parent = Annotated[Path, typer.Option(help="Folder in which the run's folder is made.")]
 Processes = Annotated[int | None, typer.Option(help="Runs at a time. Default: one for each core.", min=1)]
-Measured = Annotated[str, typer.Option(help="personal, common, global or validation: whose predictions, on what.")]
+Measured = Annotated[
+    str,
+    typer.Option(help=f"By which score: {', '.join(f'{name} ({title})' for name, title in TITLES.items())}."),
+]
 Chosen = Annotated[bool, typer.Option("--chosen", help="Compare the rounds that are best on validation parts.")]
 Against = Annotated[str | None, typer.Option(help="The row to compare the others with. Default: the first.")]
 Goal = Annotated[float | None, typer.Option(help="Show what it took to reach this value, such as 0.6.")]
@@ -185,10 +189,11 @@ def watch(
     folders: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs. Default: runs.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how they stand, and do not wait.")] = False,
 ) -> None:
-    """Follow runs that other processes execute, until they end."""
+    """Follow runs that other processes execute, until they end; exits with 1 if one of them does not finish."""
     from potluck.cli.watch import watch
 
-    watch(folders or [Path("runs")], once=once)
+    if not watch(folders or [Path("runs")], once=once) and not once:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -271,7 +276,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     to: Annotated[Path, typer.Option(help="File: .pt, .safetensors (weights), .pt2, .ts or .onnx (a program).")],
     client: Annotated[int | None, typer.Option(help="Number of the client whose model it is.")] = None,
-    server: Annotated[bool, typer.Option("--global", help="The server's model instead.")] = False,
+    server: Annotated[bool, typer.Option("--global", help="The global model instead.")] = False,
     format: Annotated[
         str | None, typer.Option(help="state-dict, exported, torchscript or onnx. Default: by the file's ending.")
     ] = None,

@@ -19,6 +19,7 @@ from rich.table import Table as Shown
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import caption, check_format, table_of, target_table_of, write_comparison
+from potluck.analysis.groups import values_with_owners
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, find_runs, last, read_run
 from potluck.analysis.tables import metric_of
@@ -30,8 +31,9 @@ from potluck.experiment.config import Experiment, override, read_experiment
 from potluck.experiment.presets import experiment_on, seeded
 from potluck.experiment.several import Ended, News, run_several
 from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
-from potluck.records import Measure
+from potluck.records import TITLES, Measure
 
+_FILE_WIDTH = 1000  # characters that a line may have without a terminal
 _WIDEST = 4  # values of a differing setting that are listed before the rest is counted
 
 
@@ -285,17 +287,20 @@ def _show(runs: Sequence[StoredRun], ends: Sequence[Ended], view: View) -> bool:
 
 def _print_table(rows: Sequence[ComparedRow], runs: Sequence[StoredRun], view: View) -> None:
     metric, console = metric_of(runs), console_on(sys.stdout)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     when = "at the round that is best on validation parts" if view.chosen else "after the last evaluated round"
     tables = [(f"{metric.label}, {when}", table_of(rows, metric))]
     if view.target is not None:
-        tables.append((f"until {metric.label} {metric.text(view.target)} ({view.measure})", target_table_of(rows)))
+        goal = f"until {metric.label} {metric.text(view.target)}, {TITLES[measure_of(view.measure)]}"
+        tables.append((goal, target_table_of(rows)))
     for title, table in tables:
         shown = Shown(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
         for number, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if number else "left")
+            shown.add_column(column, justify="right" if number else "left", overflow="fold")
         for cells in table.rows:
             shown.add_row(*cells)
-        console.print(shown, soft_wrap=not console.is_terminal)
+        console.print(shown)
     console.print(caption(rows, measure_of(view.measure), view.against), highlight=False, markup=False)
     for key, values in unequal(runs).items():
         console.print(f"Not the same for all: {key}: {_told(values)}", highlight=False, markup=False, soft_wrap=True)
@@ -303,9 +308,6 @@ def _print_table(rows: Sequence[ComparedRow], runs: Sequence[StoredRun], view: V
 
 def _told(values: Mapping[str, str]) -> str:
     """The values of a setting, each with the rows that have it."""
-    rows: dict[str, list[str]] = {}
-    for label, value in values.items():
-        rows.setdefault(value, []).append(label)
-    parts = [f"{value} ({', '.join(labels)})" for value, labels in rows.items()]
+    parts = [f"{value} ({labels})" for value, labels in values_with_owners(values)]
     more = [f"and {len(parts) - _WIDEST} more"] if len(parts) > _WIDEST else []
     return "; ".join([*parts[:_WIDEST], *more])

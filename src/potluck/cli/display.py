@@ -18,7 +18,7 @@ from potluck.experiment.config import Experiment
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.progress import Standing
 from potluck.experiment.result import Result
-from potluck.records import ACCURACY, LOG, Measure, Metric, Progress
+from potluck.records import ACCURACY, LOG, TITLES, Measure, Metric, Progress
 
 _EXECUTORS = "potluck.engine.executors"
 _EVERY = 10.0  # seconds between two lines within a round, without a terminal
@@ -91,7 +91,8 @@ def print_result(folder: Path, experiment: Experiment, result: Result, privacy: 
     for line in _other_metrics(evaluation):
         console.print(line, highlight=False, soft_wrap=True)
     if (value := evaluation.value("global")) is not None:
-        console.print(f"Global model on the common test set: {_of(metric)}{metric.text(value)}", highlight=False)
+        where = f"{TITLES['global'].capitalize()} on the {TITLES['common']}"
+        console.print(f"{where}: {_of(metric)}{metric.text(value)}", highlight=False)
     if best and best.best_round is not None and best.best_validation is not None:
         console.print(
             f"Best round on validation data: {best.best_round}"
@@ -121,7 +122,7 @@ def _table(experiment: Experiment, evaluation: Evaluation) -> Table:
         title += f"\n{experiment.preset_words}"
     table = Table(title=title, caption=f"{_named(metric)} on held-out examples; means over clients")
     table.add_column("architecture")
-    for column in ("clients", "own test part", "whole test set"):
+    for column in ("clients", TITLES["personal"], TITLES["common"]):
         table.add_column(column, justify="right")
     personal = evaluation.by_architecture("personal")
     common = evaluation.by_architecture("common")
@@ -140,8 +141,8 @@ def _other_metrics(evaluation: Evaluation) -> list[str]:
     others = [metric for metric in evaluation.task.metrics if metric != evaluation.primary]
     found: list[str] = []
     measures: dict[str, Measure] = {
-        "Mean over clients, own test parts": "personal",
-        "All own test parts as one": "pooled",
+        f"Mean over clients, {TITLES['personal']}": "personal",
+        TITLES["pooled"].capitalize(): "pooled",
     }
     for words, measure in measures.items():
         values = [(metric, evaluation.value(measure, metric.name)) for metric in others]

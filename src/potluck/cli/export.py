@@ -7,6 +7,7 @@ import typer
 from potluck.api.export import PROVENANCE, Exported, format_of
 from potluck.api.result import RunResult, open_run
 from potluck.core.errors import ConfigError
+from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
 _READ = {
     ".safetensors": "net.load_state_dict(safetensors.torch.load_file({name!r}))",
@@ -24,7 +25,7 @@ def export(run: Path, to: Path, *, client: int | None, server: bool, format: str
         ConfigError: neither or both are asked for, or the format cannot hold the network.
     """
     if (client is None) != server:
-        raise ConfigError("export: give --client and its number, or --global for the server's model; one of them")
+        raise ConfigError("export: give --client and its number, or --global for the global model; one of them")
     format_of(to, format)
     result = open_run(run)
     written = result.export("global" if client is None else client, to, format=format, chosen=chosen)
@@ -55,8 +56,8 @@ def _score(result: RunResult, client: int | None, number: int) -> str:
     """How the network did on held-out examples; empty if it was not evaluated."""
     metric = result.metric
     if client is None:
-        value, where = result.rounds[number - 1].value("global", metric.name), "the common test set"
+        value, where = result.rounds[number - 1].value("global", metric.name), f"the {TITLES['common']}"
     else:
         score = next((one for one in result.scores if (one.round, one.client) == (number, client)), None)
-        value, where = score.value("personal", metric.name) if score else None, "its own test part"
+        value, where = score.value("personal", metric.name) if score else None, f"its {TITLES_OF_A_CLIENT['personal']}"
     return "" if value is None else f", {metric.label} {metric.text(value)} on {where}"

@@ -24,6 +24,7 @@ from potluck.records import (
     MANIFEST,
     ROUNDS,
     TIMINGS,
+    TITLES,
     Measure,
     Metric,
     Progress,
@@ -80,7 +81,7 @@ class Seen:
 
 def watch(
     paths: Sequence[Path], *, every: float = _EVERY, sleep: Callable[[float], None] = time.sleep, once: bool = False
-) -> None:
+) -> bool:
     """Show runs until all of them have ended.
 
     Args:
@@ -88,6 +89,10 @@ def watch(
         every: seconds between two looks.
         sleep: waits.
         once: look once.
+
+    Returns:
+        Whether all of them finished. Of a folder of runs those count that went on while it was watched: one that failed
+        last week says nothing of today's.
 
     Raises:
         CheckpointError: a folder is neither a run nor holds one.
@@ -98,6 +103,7 @@ def watch(
         _live(watched, console, every, sleep)
     else:
         _lines(watched, console, every, sleep, once=once)
+    return watched.finished
 
 
 class _Watched:
@@ -110,7 +116,7 @@ class _Watched:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self._ended: dict[Path, tuple[int, Seen]] = {}
-        self._found()
+        self._counting = {folder for folder in self._found() if folder in paths}
 
     def look(self) -> list[Seen]:
         """All runs as they stand now."""
@@ -123,9 +129,16 @@ class _Watched:
                 self._ended.pop(folder, None)
                 if run.over:
                     self._ended[folder] = changed, run
+                else:
+                    self._counting.add(folder)
             else:
                 seen.append(self._ended[folder][1])
         return seen
+
+    @property
+    def finished(self) -> bool:
+        """Whether none of the runs that count has ended otherwise, at the last look."""
+        return all(run.state == "finished" for folder, (_, run) in self._ended.items() if folder in self._counting)
 
     def _found(self) -> list[Path]:
         return [folder for path in self._paths for folder in runs_at(path)]
@@ -282,7 +295,7 @@ def _rounds(run: Seen) -> Table:
     used: list[Measure] = [
         m for m in measures if any(record.value(m, run.metric.name) is not None for record in run.records)
     ]
-    for column in ("round", "loss", *(f"{run.metric.label} ({measure})" for measure in used), "sent", "took"):
+    for column in ("round", "loss", *(f"{run.metric.label}, {TITLES[measure]}" for measure in used), "sent", "took"):
         table.add_column(column, justify="right")
     for record in run.records[-_SHOWN:]:
         took = run.seconds.get(record.round)

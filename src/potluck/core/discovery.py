@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.core.errors import ConfigError, PotluckError, explained, is_users, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def module_names(package: str) -> list[str]:
@@ -27,14 +29,16 @@ def module_names(package: str) -> list[str]:
     return sorted(module.name for module in found if not module.name.startswith("_"))
 
 
-def plugins(group: str) -> dict[str, EntryPoint]:
+def plugins(group: str) -> "dict[str, EntryPoint]":
     """What installed distributions offer under an entry-point group, by name."""
     return {point.name: point for point in _installed(group, tuple(sys.path))}
 
 
 @cache
-def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _installed(group: str, path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
     """The entry points found along a path; kept, since this reads the metadata of every installed package."""
+    from importlib.metadata import entry_points  # brings Python's package for e-mail: a sixth of `potluck --help`
+
     return tuple(entry_points(group=group))
 
 

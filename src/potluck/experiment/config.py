@@ -118,7 +118,7 @@ class RunConfig(Checked):
         cohort_fraction: share of the clients drawn each round; at least one is.
         seed: the seed of every draw in the run.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
-        common_test: whether each client's model is also evaluated on the whole test set.
+        common_test: whether each client's model is also evaluated on the common test set.
         executor: what carries out the clients' work: this process ("sequential"), or one forked process for each core
             ("workers") with the same results to the last bit; "stacked" trains similar clients as one batched
             computation, in all processes, which changes last bits; "ray" runs on your own Ray cluster, at

@@ -112,7 +112,7 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
         engine: the run's engine; evaluation traffic is counted apart from training's.
         state: the method's state after the round to evaluate.
         round_number: the round's number, for the records.
-        common_test: whether to evaluate each client's model on the whole test set too.
+        common_test: whether to evaluate each client's model on the common test set too.
     """
     federation = engine.federation
     task = federation.task

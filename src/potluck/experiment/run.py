@@ -36,7 +36,7 @@ from potluck.experiment.result import Result
 from potluck.experiment.trackers.names import check_installed
 from potluck.experiment.trackers.tracker import trackers
 from potluck.experiment.trained import Trained
-from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord
 
 FREE = ("rounds", "workers", "memory_gib", "track")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
@@ -248,7 +248,7 @@ class Run:
             append(self._folder / TIMINGS, lines_of([timing]))
         metric = self._engine.federation.task.primary
         reached = record.value("personal", metric.name)
-        log.info("round %d: loss %s, personal %s %s", number, record.loss_local, metric.label, reached)
+        log.info("round %d: loss %s, %s %s on %s", number, record.loss_local, metric.label, reached, TITLES["personal"])
         return evaluation, record
 
     def _check_not_stalled(self, record: RoundRecord) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from potluck.analysis.groups import Group, enumerated, group, heading
 from potluck.analysis.read import StoredRun, last
 from potluck.analysis.tables import CurvePoint, curve, metric_of
-from potluck.records import ACCURACY, Measure, Metric, RoundRecord
+from potluck.records import ACCURACY, TITLES, Measure, Metric, RoundRecord
 
 Figure = Any  # matplotlib's, which is imported only inside the functions that draw
 Axes = Any
@@ -90,7 +90,7 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
         right = _measure_lines(groups[0]) if alone else left
         _draw(over_rounds, left, lambda point: point.round, metric.percent)
         _draw(over_traffic, right, lambda point: point.megabytes, metric.percent)
-        over_rounds.set_title(f"{'' if alone else 'mean over clients '}on own test parts, over rounds")
+        over_rounds.set_title(f"{'' if alone else 'mean over clients '}on {TITLES['personal']}, over rounds")
         over_traffic.set_title("mean over clients, over traffic" if alone else "the same, over traffic")
         _finish(over_rounds, over_traffic, metric)
         _label_ends(over_rounds, left)
@@ -137,9 +137,9 @@ def _measure_lines(members: Group) -> list[_Line]:
     """The curves of the clients' models and of the server's."""
     common, whole = _curve(members, "common"), _curve(members, "global")
     lines = [
-        _mean_line("own test parts", members),
-        _Line("common test set", common, _FAINT, "--"),
-        _Line("global model,\ncommon test set", whole, _FAINT, ":"),
+        _mean_line(TITLES["personal"], members),
+        _Line(TITLES["common"], common, _FAINT, "--"),
+        _Line(f"{TITLES['global']},\n{TITLES['common']}", whole, _FAINT, ":"),
     ]
     return [line for line in lines if line.points]
 

@@ -97,9 +97,8 @@ function startClients() {
   const table = byId("clients");
   if (!table || !numbers.clients) return;
   const more = (numbers.clients_more || { columns: [] }).columns;
-  const names = { "own test parts": "own test part", "common test set": "common test set", "validation parts": "validation part" };
   for (const { metric, measure, percent } of more) {
-    table.tHead.rows[0].append(make("th", { scope: "col", class: "n" }, `${metric}${percent ? " (%)" : ""}, ${names[measure]}`));
+    table.tHead.rows[0].append(make("th", { scope: "col", class: "n" }, `${metric}${percent ? " (%)" : ""}, ${measure}`));
   }
   fillClients(0);
   const runs = numbers.experiments.flatMap((one) => one.runs), sortable = new SortableTable(table);

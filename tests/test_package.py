@@ -1,0 +1,70 @@
+"""What goes to PyPI: the checks that need no network. `make package` builds, installs and uses it."""
+
+import importlib.util
+import re
+import tomllib
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import potluck
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def package():
+    spec = importlib.util.spec_from_file_location("package", ROOT / ".ci" / "package.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def description(substitutions):
+    """The README as PyPI gets it."""
+    text = (ROOT / "README.md").read_text()
+    for one in substitutions:
+        text = re.sub(one["pattern"], one["replacement"], text)
+    return text
+
+
+def facts(text, version=PROJECT["project"]["version"]):
+    message = Message()
+    message["License-Expression"], message["Version"] = PROJECT["project"]["license"], version
+    message.set_payload(text)
+    return message
+
+
+def test_the_version_is_one_everywhere(package):
+    assert PROJECT["project"]["version"] == potluck.__version__
+    substitutions = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    package.check_metadata(facts(description(substitutions)))
+    with pytest.raises(SystemExit, match=r"CITATION\.cff has another version"):
+        package.check_metadata(facts(description(substitutions), "9.9"))
+
+
+def test_the_description_on_pypi_links_to_nothing_that_is_not_there(package):
+    with pytest.raises(SystemExit, match=r"links that lead nowhere on PyPI: .*docs/images/demo\.png"):
+        package.check_metadata(facts(description([])))
+    with pytest.raises(SystemExit, match="does not name the files"):
+        package.check_metadata(facts("# Potluck\n"))
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with the files that git knows")
+def test_a_file_that_git_does_not_know_is_noticed_in_the_wheel(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(package, "in_sdist", lambda sdist: package_files)
+    tracked = package.ran(["git", "ls-files"]).split("\n")[:-1]
+    tops = (*PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"], "pyproject.toml", ".gitignore")
+    package_files = {name for name in tracked if name.split("/")[0] in tops} | {"PKG-INFO"}
+    (sdist := tmp_path / "potluck.tar.gz").touch()
+    wheel = tmp_path / "potluck.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as files:
+        for name in tracked:
+            if name.startswith("src/potluck/"):
+                files.write(ROOT / name, name.removeprefix("src/"))
+        files.writestr("potluck/runs/notes.txt", "mine")
+    with pytest.raises(SystemExit, match=r"should not hold potluck/runs/notes\.txt"):
+        package.check_contents(sdist, wheel)
