@@ -1,0 +1,169 @@
+"""The one rule by which a recipe's experiments are made smaller, for trials on a small machine.
+
+With a scale s below 1:
+
+- rounds, clients and training images are s times the paper's, so that each client has as many images as in the paper;
+- there are at least two rounds, and at least so many clients that in every row of the table each architecture and each
+  capacity occurs;
+- the share of clients that is drawn each round is the paper's, unless fewer would be drawn than there are
+  architectures or capacities;
+- each client has at least `IMAGES` images on average, which matters only for the smallest scales;
+- the width of networks falls with the square root of s, so that their multiplications fall with s; in steps of a
+  sixteenth, not below a quarter of the paper's nor below `CHANNELS`. Networks without such an option stay whole;
+- models are evaluated `EVALUATIONS` times or a little less often, instead of after every round;
+- whole numbers that a row names in `scales`, such as the batches of a distillation, are s times the paper's.
+
+Depths, numbers of local epochs, batch sizes, learning rates and capacities stay: they are what the papers vary or fix.
+A scaled run answers how the methods order on a small budget. It is not the paper's experiment.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.core.errors import ConfigError
+from potluck.experiment.config import Experiment, Tree, resolve
+from potluck.models import get_model
+
+IMAGES = 32
+"""The fewest training images of a client, on average."""
+CHANNELS = 16
+"""Networks are not made narrower than this, in their first layer."""
+EVALUATIONS = 20
+"""How often a scaled run evaluates its models, at most."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of an experiment.
+
+    Attributes:
+        rounds: the number of rounds.
+        clients: the number of clients.
+        cohort: the clients drawn each round.
+        images: training images, all clients together.
+        width: of each model that has such an option, in its first layer, in order of size.
+        every: rounds between evaluations.
+    """
+
+    rounds: int
+    clients: int
+    cohort: int
+    images: int
+    width: tuple[int, ...]
+    every: int
+
+    @property
+    def words(self) -> str:
+        """The size in words."""
+        each = round(self.images / self.clients)
+        return (
+            f"{self.rounds} rounds, {self.cohort} of {self.clients} clients a round, {self.images:,} training images"
+            f" ({each} for each client)"
+        )
+
+
+def check_scale(scale: float) -> None:
+    """Check that a scale is above 0 and at most 1.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not 0 < scale <= 1:
+        raise ConfigError(f"--scale {scale:g}: expected a number above 0 and at most 1, such as 0.1")
+
+
+def scaled(full: Experiment, scale: float, images: int, kinds: int, further: Sequence[str] = ()) -> Experiment:
+    """The experiment made smaller by the rule above; the same one at scale 1.
+
+    Args:
+        full: the paper's experiment.
+        scale: above 0 and at most 1.
+        images: how many training images the data set has.
+        kinds: the largest number of architectures or capacities in any row of the setting, so that all rows have the
+            same clients.
+        further: dotted keys of whole numbers that shrink too.
+
+    Raises:
+        ConfigError: `further` names something that is not a whole number.
+    """
+    check_scale(scale)
+    if scale == 1:
+        return full
+    tree, before = full.tree(), size_of(full, images)
+    federation, run = tree["federation"], tree["run"]
+    clients = min(before.clients, max(round(scale * before.clients), kinds))
+    cohort = min(before.cohort, clients, max(round(before.cohort / before.clients * clients), kinds))
+    rounds = min(before.rounds, max(round(scale * before.rounds), 2))
+    least = max(IMAGES, 2 * getattr(full.partition, "min_examples", 1))
+    share = min(1.0, max(scale * full.federation.train_fraction, least * clients / images))
+    federation |= {"clients": clients, "train_fraction": share}
+    federation["models"] = [_narrower(model, scale) for model in federation["models"]]
+    if "server_model" in federation:
+        federation["server_model"] = _narrower(federation["server_model"], scale)
+    every = max(full.run.evaluate_every, math.ceil(rounds / EVALUATIONS))
+    run |= {"rounds": rounds, "cohort_fraction": cohort / clients, "evaluate_every": every}
+    for key in further:
+        _shrink(tree, key, scale)
+    return resolve(tree, "scaled recipe")
+
+
+def size_of(experiment: Experiment, images: int) -> Size:
+    """The size of an experiment on a data set with so many training images."""
+    federation, run = experiment.federation, experiment.run
+    models = [{"name": spec.name, **spec.options} for spec in experiment.named_models]
+    widths = {width[0] for model in models for width in _widths(model).values()}
+    return Size(
+        rounds=run.rounds,
+        clients=federation.clients,
+        cohort=max(1, int(run.cohort_fraction * federation.clients + 1e-9)),
+        images=round(federation.train_fraction * images),
+        width=tuple(sorted(widths)),
+        every=run.evaluate_every,
+    )
+
+
+def changes(full: Size, small: Size) -> list[str]:
+    """What has become of the paper's size, one item for each thing that changed."""
+    pairs: dict[str, tuple[Any, Any]] = {
+        "rounds": (full.rounds, small.rounds),
+        "clients": (full.clients, small.clients),
+        "drawn each round": (full.cohort, small.cohort),
+        "training images": (f"{full.images:,}", f"{small.images:,}"),
+        "width of networks": (", ".join(map(str, full.width)), ", ".join(map(str, small.width))),
+        "evaluated every": (f"{full.every} rounds", f"{small.every} rounds"),
+    }
+    return [f"{what} {before} → {after}" for what, (before, after) in pairs.items() if before != after]
+
+
+def _widths(model: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The options of a model that are its width, as given or by default."""
+    parameters = inspect.signature(get_model(model["name"])).parameters
+    found = {name: model.get(name, parameters[name].default) for name in ("width", "widths") if name in parameters}
+    return {name: list(value) if isinstance(value, (list, tuple)) else [value] for name, value in found.items()}
+
+
+def _narrower(model: str | Tree, scale: float) -> str | Tree:
+    table: Tree = {"name": model} if isinstance(model, str) else dict(model)
+    for name, widths in _widths(table).items():
+        sixteenths = max(4, round(16 * math.sqrt(scale)))
+        least = min(1.0, CHANNELS / widths[0])
+        share = max(least, sixteenths / 16)
+        if share < 1:
+            narrow = [round(share * width) for width in widths]
+            table[name] = narrow if name == "widths" else narrow[0]
+    return table
+
+
+def _shrink(tree: Tree, key: str, scale: float) -> None:
+    """Make a whole number in the tables smaller."""
+    *tables, last = key.split(".")
+    place: Any = tree
+    for name in tables:
+        place = place.get(name) if isinstance(place, dict) else None
+    value = place.get(last) if isinstance(place, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"rows.scales: {key}: expected a whole number to make smaller, found {value!r}")
+    place[last] = max(1, round(scale * value))
