@@ -264,11 +264,14 @@ def reproduce(
     stages.show("starting")
     from potluck.cli.reproduce import Asked, print_recipes, reproduce
 
+    recipe, assignments = _asked(recipe, overrides)
     if recipe is None:
+        if assignments or (scale, only, columns, card) != (1.0, "*", "*", None):
+            raise typer.BadParameter("name a recipe too; all: potluck reproduce")
         print_recipes()
         return
     asked = Asked(scale, seeds, only, columns, runs, processes, run=not finished, card=card)
-    if not reproduce(recipe, overrides or [], asked):
+    if not reproduce(recipe, assignments, asked):
         raise typer.Exit(1)
 
 

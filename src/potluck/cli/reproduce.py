@@ -1,7 +1,7 @@
 """`potluck reproduce`: list the recipes, or run one at some scale and print ours beside the paper's numbers."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,16 @@ from rich.table import Table
 from potluck.cli import stages
 from potluck.cli.compare import run_missing
 from potluck.cli.terminal import console_on
-from potluck.core.errors import ConfigError
+from potluck.core.errors import ConfigError, DataError
+from potluck.data.datasets import load
+from potluck.experiment.config import Experiment
+from potluck.experiment.several import Ended
 from potluck.recipes import Recipe, list_recipes, load_recipe
 from potluck.recipes.beside import Planned, Reproduced, beside, finished, plan
-from potluck.recipes.card import card, failures, groups, headings, words
+from potluck.recipes.card import card, failures, groups, words
 from potluck.recipes.scaling import check_scale
+
+_WIDE = 1000
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def print_recipes() -> None:
         count = f"{len(recipe.rows)}" + (f" ({missing} not here)" if missing else "")
         table.add_row(name, _source(recipe), count, ", ".join(recipe.datasets), f"{runs} × {_rounds_of(recipe)}")
     console = console_on(sys.stdout)
-    console.print(table, soft_wrap=not console.is_terminal)
+    _print(console, table)
     console.print(
         "Full size: runs for one seed × rounds × clients. At full size most of them take days on a GPU and months on"
         " a CPU.\nSmaller: potluck reproduce RECIPE --scale 0.1 --only 'Fed*' --columns '*IID*'",
@@ -105,10 +110,7 @@ def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
     before = finished(planned, asked.runs)
     empty = beside(recipe, planned, before, scale=asked.scale, seeds=asked.seeds, assignments=assignments)
     _say(console, [*words(empty), _ahead(planned, sum(end is not None for end in before))])
-    ends = before
-    if asked.run:
-        experiments, names = [one.experiment for one in planned], [one.name for one in planned]
-        ends = run_missing(experiments, asked.runs, asked.processes, names)
+    ends = _run(planned, before, asked) if asked.run else before
     stages.clear()
     found = beside(recipe, planned, ends, scale=asked.scale, seeds=asked.seeds, assignments=assignments)
     _print_tables(console, found)
@@ -118,6 +120,42 @@ def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
         asked.card.write_text(card(found), encoding="utf-8")
         typer.echo(f"Card: {asked.card}")
     return not found.problems
+
+
+def _run(planned: Sequence[Planned], before: Sequence[Ended | None], asked: Asked) -> list[Ended | None]:
+    """Run what is missing; runs whose data are not there fail at once, all with one line."""
+    left = [one.experiment for one, end in zip(planned, before, strict=True) if end is None]
+    stages.show("reading the data")
+    lacking = _lacking(dict.fromkeys(name for experiment in left for name in _datasets(experiment)))
+    stages.clear()
+    ends = list(before)
+    wanted: list[int] = []
+    for index, one in enumerate(planned):
+        problem = next((lacking[name] for name in _datasets(one.experiment) if name in lacking), None)
+        if ends[index] is None and problem:
+            ends[index] = Ended(one.experiment, None, problem)
+        elif ends[index] is None:
+            wanted.append(index)
+    experiments, names = [planned[index].experiment for index in wanted], [planned[index].name for index in wanted]
+    for index, end in zip(wanted, run_missing(experiments, asked.runs, asked.processes, names), strict=True):
+        ends[index] = end
+    return ends
+
+
+def _lacking(names: Iterable[str]) -> dict[str, str]:
+    """Of these data sets those that cannot be had, and why; the others are decoded once, for all runs."""
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            load(name)
+        except DataError as error:
+            found[name] = str(error)
+    return found
+
+
+def _datasets(experiment: Experiment) -> list[str]:
+    federation = experiment.federation
+    return [name for name in (federation.dataset, federation.public) if name not in ("none", "holdout")]
 
 
 def _ahead(planned: Sequence[Planned], done: int) -> str:
@@ -133,13 +171,20 @@ def _say(console: Console, lines: Sequence[str]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
+def _print(console: Console, table: Table) -> None:
+    """Print a table, in a file or a pipe as wide as it is."""
+    console.print(table, width=None if console.is_terminal else _WIDE, crop=console.is_terminal)
+
+
 def _print_tables(console: Console, found: Reproduced) -> None:
     for title, columns in groups(found.recipe).items():
         table = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
         table.add_column("")
-        for heading in headings(columns):
-            table.add_column(heading, justify="right")
+        for column in columns:
+            table.add_column(f"{column.title}\nours", justify="right")
+            table.add_column("\npaper", justify="right")
+            table.add_column("\ngap", justify="right")
         for row in found.recipe.rows:
             cells = [text for column in columns for text in found.cell(row, column).texts]
             table.add_row(row.name, *cells)
-        console.print(table, soft_wrap=not console.is_terminal)
+        _print(console, table)

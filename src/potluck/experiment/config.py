@@ -535,7 +535,10 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
 
 def _names_at(cls: type[Any], place: list[str]) -> list[str]:
     for name in place:
-        inner = _dataclass_in(get_type_hints(cls)[name])
+        hints = get_type_hints(cls)
+        if name not in hints:  # of a list or a table of tables, the number or the key of one
+            continue
+        inner = _dataclass_in(hints[name])
         if inner is None:
             return []
         cls = inner

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from potluck.analysis.read import StoredRun, last, read_run
 from potluck.analysis.tables import rounds_to, spread
@@ -14,6 +15,7 @@ from potluck.recipes.contents import Column, Printed, Recipe, Row
 from potluck.recipes.scaling import Size, changes, scaled, size_of
 
 NOTHING = "–"
+_BYTES_PER_MILLION = 4 * 10**6
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,18 @@ class Beside:
         printed: the paper's number; None if it has none.
         ours: what we measured, in the column's unit; None if nothing was.
         gap: ours less the paper's, in the column's unit; None if either is missing, and for rounds of a scaled run.
+        decimals: of the gap, as it is shown.
     """
 
     printed: Printed | None
     ours: str | None
     gap: float | None
+    decimals: int = 1
 
     @property
     def texts(self) -> tuple[str, str, str]:
         """Ours, the paper's and the gap, as they are shown."""
-        gap = "" if self.gap is None else f"{self.gap:+.1f}".replace("-", "−")
+        gap = "" if self.gap is None else f"{self.gap:+.{self.decimals}f}".replace("-", "−")
         return self.ours or NOTHING, self.printed.text if self.printed else NOTHING, gap or NOTHING
 
 
@@ -91,6 +95,8 @@ class Reproduced:
         if not runs:
             failed = any(one.name in self.problems for one in self._planned(row, column))
             return Beside(printed, "failed" if failed else None, None)
+        if column.millions:
+            return self._millions(printed, runs)
         if column.rounds_to is None:
             return self._score(printed, runs)
         return self._rounds(printed, runs, column.rounds_to)
@@ -116,6 +122,10 @@ class Reproduced:
         gap = None if printed is None or self.scale < 1 or ours.count < self.seeds else ours.mean - printed.value
         return Beside(printed, f"{ours.mean:.4g}{self._of_seeds(ours.count)}", gap)
 
+    def _millions(self, printed: Printed | None, runs: Sequence[StoredRun]) -> Beside:
+        ours = fmean(_millions_up(run) for run in runs)
+        return Beside(printed, f"{ours:.2f}", None if printed is None else ours - printed.value, decimals=2)
+
     def _of_seeds(self, count: int) -> str:
         return "" if count == self.seeds else f" ({count} of {self.seeds} seeds)"
 
@@ -133,6 +143,12 @@ class Reproduced:
     def is_the_papers(self) -> bool:
         """Whether these are the paper's experiments, but for the known deviations."""
         return self.scale == 1 and not self.assignments
+
+
+def _millions_up(run: StoredRun) -> float:
+    """Million numbers of 32 bits that a client sends in a round, mean over its rounds."""
+    sent = [record.bytes_up / len(record.replied) for record in run.rounds if record.replied]
+    return fmean(sent) / _BYTES_PER_MILLION
 
 
 def plan(
@@ -156,12 +172,15 @@ def plan(
     for row, setting in part.cells():
         full, images = recipe.full_size(row, setting), recipe.settings[setting].images
         try:
-            small = scaled(full, scale, images, kinds[setting], row.scales)
+            further = (*recipe.scales, *row.scales)
+            small = scaled(full, scale, images, kinds[setting], further, keep_clients=recipe.keep_clients)
         except ConfigError as error:
             raise ConfigError(f"{recipe.name}, {row.name}, {setting}: {error}") from error
         where = f"{recipe.name}, {row.name}, {setting}"
         experiment = resolve(override(small.tree(), assignments), where) if assignments else small
-        made.append((row, setting, experiment, size_of(full, images), size_of(experiment, images)))
+        same_data = experiment.federation.dataset == full.federation.dataset
+        size = size_of(experiment, images if same_data else None)
+        made.append((row, setting, experiment, size_of(full, images), size))
     return tuple(
         Planned(row.name, setting, one.run.seed, one, full, size)
         for wanted in kinds

@@ -15,7 +15,7 @@ def groups(recipe: Recipe) -> dict[str, tuple[Column, ...]]:
     return {name: tuple(members) for name, members in groupby(recipe.columns, lambda column: column.group)}
 
 
-def headings(columns: Sequence[Column]) -> list[str]:
+def _headings(columns: Sequence[Column]) -> list[str]:
     """Three headings for each column: ours, the paper's, the gap."""
     titles = [column.title for column in columns]
     return [f"{title}{what}" for title in titles for what in (": ours", ": paper", ": gap")]
@@ -94,7 +94,7 @@ def _table(found: Reproduced, title: str, columns: Sequence[Column]) -> str:
         (row.name, *(text for column in columns for text in found.cell(row, column).texts)) for row in found.recipe.rows
     )
     heading = f"## {title}\n\n" if title else ""
-    return heading + markdown(Table(("", *headings(columns)), rows)).rstrip("\n")
+    return heading + markdown(Table(("", *_headings(columns)), rows)).rstrip("\n")
 
 
 def _list(points: Iterable[str]) -> str:

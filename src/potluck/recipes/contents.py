@@ -63,7 +63,7 @@ class Printed:
 
     Attributes:
         text: as printed, such as "89.2 ± 1.1".
-        value: in the column's unit: percent, or rounds.
+        value: in the column's unit: percent, rounds, or millions.
         spread: what stands behind ±; None if nothing does.
     """
 
@@ -130,12 +130,14 @@ class Column(Checked):
         setting: name of the setting whose runs it shows.
         group: what several columns have in common, such as the data set; each group is a table of its own.
         rounds_to: the score in percent whose first round the column shows; None for a column of scores in percent.
+        millions: whether it shows instead how many million numbers a client sends in a round, mean over clients.
     """
 
     title: str
     setting: str
     group: str = ""
     rounds_to: Annotated[float, above(0)] | None = None
+    millions: bool = False
 
     @property
     def full_title(self) -> str:
@@ -154,7 +156,8 @@ class Row(Checked):
         federation: settings of the federation; `run` likewise.
         missing: why Potluck cannot run it; None if it can.
         note: what is particular to it here, such as hyper-parameters that the paper does not state.
-        scales: dotted keys of whole numbers that a scaled run reduces too, such as the examples of a distillation.
+        scales: dotted keys of whole numbers, or lists of them, that a scaled run reduces too, such as the examples of a
+            distillation or the rounds before one.
         settings: the settings in which it is run; None for all.
     """
 
@@ -190,6 +193,8 @@ class Recipe(Checked):
         seeds: how many the paper has; None if it does not say.
         deviations: what is known to differ from the paper's experiment, or not stated by it.
         figures: further figures of the paper that show the same runs.
+        scales: as a row's, for all rows.
+        keep_clients: whether a scaled run keeps the number of clients, since the table compares numbers of them.
     """
 
     title: str
@@ -202,6 +207,8 @@ class Recipe(Checked):
     seeds: Annotated[int, at_least(1)] | None = None
     deviations: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
+    keep_clients: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -4,14 +4,15 @@ With a scale s below 1:
 
 - rounds, clients and training images are s times the paper's, so that each client has as many images as in the paper;
 - there are at least two rounds, and at least so many clients that in every row of the table each architecture and each
-  capacity occurs;
+  capacity occurs, and not fewer than `CLIENTS`; a table that compares numbers of clients keeps them;
 - the share of clients that is drawn each round is the paper's, unless fewer would be drawn than there are
-  architectures or capacities;
+  architectures or capacities, or fewer than `CLIENTS`; never more than the paper draws;
 - each client has at least `IMAGES` images on average, which matters only for the smallest scales;
 - the width of networks falls with the square root of s, so that their multiplications fall with s; in steps of a
   sixteenth, not below a quarter of the paper's nor below `CHANNELS`. Networks without such an option stay whole;
 - models are evaluated `EVALUATIONS` times or a little less often, instead of after every round;
-- whole numbers that a row names in `scales`, such as the batches of a distillation, are s times the paper's.
+- whole numbers that a recipe names in `scales`, such as the batches of a distillation, are s times the paper's; those
+  that count rounds fall as the rounds do.
 
 Depths, numbers of local epochs, batch sizes, learning rates and capacities stay: they are what the papers vary or fix.
 A scaled run answers how the methods order on a small budget. It is not the paper's experiment.
@@ -27,6 +28,8 @@ from potluck.core.errors import ConfigError
 from potluck.experiment.config import Experiment, Tree, resolve
 from potluck.models import get_model
 
+CLIENTS = 4
+"""The fewest clients, also of those that are drawn each round."""
 IMAGES = 32
 """The fewest training images of a client, on average."""
 CHANNELS = 16
@@ -43,7 +46,7 @@ class Size:
         rounds: the number of rounds.
         clients: the number of clients.
         cohort: the clients drawn each round.
-        images: training images, all clients together.
+        images: training images, all clients together; None if not known.
         width: of each model that has such an option, in its first layer, in order of size.
         every: rounds between evaluations.
     """
@@ -51,18 +54,17 @@ class Size:
     rounds: int
     clients: int
     cohort: int
-    images: int
+    images: int | None
     width: tuple[int, ...]
     every: int
 
     @property
     def words(self) -> str:
         """The size in words."""
-        each = round(self.images / self.clients)
-        return (
-            f"{self.rounds} rounds, {self.cohort} of {self.clients} clients a round, {self.images:,} training images"
-            f" ({each} for each client)"
-        )
+        rounds = f"{self.rounds} round{'s' if self.rounds > 1 else ''}, {self.cohort} of {self.clients} clients in each"
+        if self.images is None:
+            return rounds
+        return f"{rounds}, {self.images:,} training images ({round(self.images / self.clients)} for each client)"
 
 
 def check_scale(scale: float) -> None:
@@ -75,7 +77,9 @@ def check_scale(scale: float) -> None:
         raise ConfigError(f"--scale {scale:g}: expected a number above 0 and at most 1, such as 0.1")
 
 
-def scaled(full: Experiment, scale: float, images: int, kinds: int, further: Sequence[str] = ()) -> Experiment:
+def scaled(
+    full: Experiment, scale: float, images: int, kinds: int, further: Sequence[str] = (), *, keep_clients: bool = False
+) -> Experiment:
     """The experiment made smaller by the rule above; the same one at scale 1.
 
     Args:
@@ -84,7 +88,8 @@ def scaled(full: Experiment, scale: float, images: int, kinds: int, further: Seq
         images: how many training images the data set has.
         kinds: the largest number of architectures or capacities in any row of the setting, so that all rows have the
             same clients.
-        further: dotted keys of whole numbers that shrink too.
+        further: dotted keys of whole numbers, or lists of them, that shrink too.
+        keep_clients: whether the number of clients stays, since the table compares numbers of them.
 
     Raises:
         ConfigError: `further` names something that is not a whole number.
@@ -94,8 +99,9 @@ def scaled(full: Experiment, scale: float, images: int, kinds: int, further: Seq
         return full
     tree, before = full.tree(), size_of(full, images)
     federation, run = tree["federation"], tree["run"]
-    clients = min(before.clients, max(round(scale * before.clients), kinds))
-    cohort = min(before.cohort, clients, max(round(before.cohort / before.clients * clients), kinds))
+    fewest = max(kinds, CLIENTS)
+    clients = before.clients if keep_clients else min(before.clients, max(round(scale * before.clients), fewest))
+    cohort = min(before.cohort, clients, max(round(before.cohort / before.clients * clients), fewest))
     rounds = min(before.rounds, max(round(scale * before.rounds), 2))
     least = max(IMAGES, 2 * getattr(full.partition, "min_examples", 1))
     share = min(1.0, max(scale * full.federation.train_fraction, least * clients / images))
@@ -106,12 +112,12 @@ def scaled(full: Experiment, scale: float, images: int, kinds: int, further: Seq
     every = max(full.run.evaluate_every, math.ceil(rounds / EVALUATIONS))
     run |= {"rounds": rounds, "cohort_fraction": cohort / clients, "evaluate_every": every}
     for key in further:
-        _shrink(tree, key, scale)
+        _shrink(tree, key, rounds / before.rounds if _of_rounds(key) else scale)
     return resolve(tree, "scaled recipe")
 
 
-def size_of(experiment: Experiment, images: int) -> Size:
-    """The size of an experiment on a data set with so many training images."""
+def size_of(experiment: Experiment, images: int | None) -> Size:
+    """The size of an experiment, given how many training images its data set has, if that is known."""
     federation, run = experiment.federation, experiment.run
     models = [{"name": spec.name, **spec.options} for spec in experiment.named_models]
     widths = {width[0] for model in models for width in _widths(model).values()}
@@ -119,7 +125,7 @@ def size_of(experiment: Experiment, images: int) -> Size:
         rounds=run.rounds,
         clients=federation.clients,
         cohort=max(1, int(run.cohort_fraction * federation.clients + 1e-9)),
-        images=round(federation.train_fraction * images),
+        images=None if images is None else round(federation.train_fraction * images),
         width=tuple(sorted(widths)),
         every=run.evaluate_every,
     )
@@ -131,11 +137,17 @@ def changes(full: Size, small: Size) -> list[str]:
         "rounds": (full.rounds, small.rounds),
         "clients": (full.clients, small.clients),
         "drawn each round": (full.cohort, small.cohort),
-        "training images": (f"{full.images:,}", f"{small.images:,}"),
+        "training images": (_count(full.images), _count(small.images)),
         "width of networks": (", ".join(map(str, full.width)), ", ".join(map(str, small.width))),
         "evaluated every": (f"{full.every} rounds", f"{small.every} rounds"),
     }
+    if small.images is None:
+        del pairs["training images"]
     return [f"{what} {before} → {after}" for what, (before, after) in pairs.items() if before != after]
+
+
+def _count(images: int | None) -> str:
+    return "" if images is None else f"{images:,}"
 
 
 def _widths(model: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -157,13 +169,20 @@ def _narrower(model: str | Tree, scale: float) -> str | Tree:
     return table
 
 
-def _shrink(tree: Tree, key: str, scale: float) -> None:
-    """Make a whole number in the tables smaller."""
+def _of_rounds(key: str) -> bool:
+    """Whether a key counts rounds, which have a smallest number."""
+    return "rounds" in key or key.endswith("milestones")
+
+
+def _shrink(tree: Tree, key: str, share: float) -> None:
+    """Make a whole number in the tables smaller, or all those of a list."""
     *tables, last = key.split(".")
     place: Any = tree
     for name in tables:
         place = place.get(name) if isinstance(place, dict) else None
     value = place.get(last) if isinstance(place, dict) else None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"rows.scales: {key}: expected a whole number to make smaller, found {value!r}")
-    place[last] = max(1, round(scale * value))
+    numbers: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise ConfigError(f"scales: {key}: expected a whole number to make smaller, found {value!r}")
+    small = [max(1, round(share * number)) for number in numbers]
+    place[last] = sorted(set(small)) if isinstance(value, list) else small[0]
