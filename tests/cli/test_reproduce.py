@@ -1,10 +1,22 @@
 """`potluck reproduce`: ours beside a paper's numbers, which never pass for ours."""
 
+import glob
+import importlib
+import io
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from potluck.analysis.read import last, read_run
+from potluck.data.datasets import list_datasets
+from potluck.data.datasets._hub import HubSource
 from potluck.experiment.several import _start
 from potluck.recipes import list_recipes, load_recipe
 from potluck.recipes.beside import plan
@@ -83,6 +95,7 @@ missing = "nobody has written it"
 """
 PAPERS = ("97.31", "96.42 ± 1.53", "95.55", "94.44", "93.33 ± 0.22")
 BROKEN = '[[rows]]\nname = "FedMD"\npaper = ["92.22", "", "", "", ""]\nmethod = { name = "fedmd" }\n'
+TRAIN, TEST = 400, 50  # images of noise
 SMALL = "--scale 0.01 --processes 1"
 
 
@@ -93,15 +106,69 @@ def recipe(tmp_path):
     return load_recipe(str(tmp_path / "mine.toml"))
 
 
-def run_here(recipe, parent, *, scale=0.01, seeds=1):
-    """All runs of a recipe, in this process."""
-    folders = {}
+@pytest.fixture(scope="module")
+def first_seed(tmp_path_factory):
+    """The finished runs of the recipe at scale 0.01, with one seed, made once."""
+    parent = tmp_path_factory.mktemp("made")
+    (parent / "mine.toml").write_text(RECIPE)
+    run_here(plan(load_recipe(str(parent / "mine.toml")), 0.01, 1), parent / "runs")
+    return parent / "runs"
+
+
+@pytest.fixture
+def runs(recipe, first_seed, tmp_path):
+    """Those runs where `potluck reproduce` finds them."""
+    return shutil.copytree(first_seed, tmp_path / "runs" / "reproduce")
+
+
+@pytest.fixture(scope="module")
+def hub_of_noise(tmp_path_factory):
+    """A folder in the hub's layout with every data set of the hub: images of noise, with every label that fits in."""
+    folder, rng = tmp_path_factory.mktemp("hub"), np.random.default_rng(0)
+    for name in list_datasets():
+        source = getattr(importlib.import_module(f"potluck.data.datasets.{name}"), "_SOURCE", None)
+        if isinstance(source, HubSource):
+            for split, count in (("train", TRAIN), (source.test_split, TEST)):
+                write(folder, source, split, rng, count)
+    return folder
+
+
+def write(folder, source, split, rng, count):
+    """Write one split of a data set."""
+    import pyarrow
+    from pyarrow import parquet
+
+    channels, height, width = source.image_shape
+    shape = (height, width, 3) if channels == 3 else (height, width)
+    rows = [{"bytes": png(rng.integers(0, 256, shape, dtype=np.uint8)), "path": None} for _ in range(count)]
+    images = pyarrow.array(rows, pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
+    labels = pyarrow.array([index % source.num_classes for index in range(count)], pyarrow.int64())
+    place = folder / source.repository / (source.configuration or "data") / f"{split}-00000-of-00001.parquet"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table({source.image: images, source.label: labels}), place)
+
+
+def png(pixels):
+    """An image as PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def run_here(planned, parent):
+    """Run what is planned in this process."""
     parent.mkdir(parents=True, exist_ok=True)
-    for planned in plan(recipe, scale, seeds):
-        told = {}
-        _start(planned.experiment, parent, told.setdefault)
-        folders[planned.row, planned.setting, planned.seed] = told["folder"]
-    return folders
+    for one in planned:
+        _start(one.experiment, parent, lambda kind, value: None)
+
+
+def of_row(runs, method, partition):
+    """The runs of one row in one setting, by seed."""
+    found = [read_run(folder) for folder in sorted(runs.iterdir())]
+    wanted = [
+        run for run in found if (run.method, run.config["federation"]["partition"]["name"]) == (method, partition)
+    ]
+    return sorted(wanted, key=lambda run: run.seed)
 
 
 def cells(text, row):
@@ -169,12 +236,13 @@ def test_what_was_not_run_has_a_dash_and_the_papers_numbers_stand_under_paper_al
         assert "Not in Potluck: Absent: nobody has written it" in text
 
 
-def test_ours_are_the_records_and_the_gap_is_ours_less_the_papers(potluck, tmp_path, recipe):
-    folders = run_here(recipe, tmp_path / "runs" / "reproduce", seeds=2)
+def test_ours_are_the_records_and_the_gap_is_ours_less_the_papers(potluck, tmp_path, recipe, runs):
+    run_here([one for one in plan(recipe, 0.01, 2) if (one.row, one.seed) == ("FedAvg", 1)], runs)
     outcome = potluck("reproduce mine.toml --scale 0.01 --seeds 2 --finished --card card.md")
     assert outcome.code == 0
-    assert "8 runs, 8 of them finished" in outcome.out
-    scores = [100 * last(read_run(folders["FedAvg", "iid", seed])).value("common", "accuracy") for seed in (0, 1)]
+    assert "8 runs, 6 of them finished" in outcome.out
+    scores = [100 * last(run).value("common", "accuracy") for run in of_row(runs, "fedavg", "iid")]
+    assert len(scores) == 2
     mean = sum(scores) / 2
     for text in (outcome.out, (tmp_path / "card.md").read_text()):
         ours, paper, gap = cells(text, "FedAvg")[:3]
@@ -190,15 +258,14 @@ def test_ours_are_the_records_and_the_gap_is_ours_less_the_papers(potluck, tmp_p
         assert cells(text, "Absent")[::3] == ["–"] * 5
 
 
-def test_millions_are_the_numbers_that_a_client_sends(potluck, tmp_path, recipe):
-    run = read_run(run_here(recipe, tmp_path / "runs" / "reproduce")["FedAvg", "iid", 0])
+def test_millions_are_the_numbers_that_a_client_sends(potluck, runs):
+    (run,) = of_row(runs, "fedavg", "iid")
     sent = [record.bytes_up / len(record.replied) / 4e6 for record in run.rounds]
     shown = cells(potluck("reproduce mine.toml --scale 0.01 --finished").out, "FedAvg")[12]
     assert shown == f"{sum(sent) / len(sent):.2f}"
 
 
-def test_a_run_of_another_scale_or_seed_is_not_taken_for_this_one(potluck, tmp_path, recipe):
-    run_here(recipe, tmp_path / "runs" / "reproduce")
+def test_a_run_of_another_scale_or_seed_is_not_taken_for_this_one(potluck, runs):
     assert "4 runs, 4 of them finished" in potluck("reproduce mine.toml --scale 0.01 --finished").out
     assert "4 runs, 0 of them finished" in potluck("reproduce mine.toml --scale 0.5 --finished").out
     assert "4 runs, 0 of them finished" in potluck("reproduce mine.toml --finished").out
@@ -210,8 +277,7 @@ def test_a_run_of_another_scale_or_seed_is_not_taken_for_this_one(potluck, tmp_p
     assert "Changed by hand: method.training.lr=0.1." in changed
 
 
-def test_only_a_part_is_run_as_large_as_in_the_whole_table(potluck, tmp_path, recipe):
-    run_here(recipe, tmp_path / "runs" / "reproduce")
+def test_only_a_part_is_run_as_large_as_in_the_whole_table(potluck, runs):
     part = potluck("reproduce mine.toml --scale 0.01 --finished --only 'loc*' --columns iid").out
     assert "1 runs, 1 of them finished" in part
     assert "97.31" not in part
@@ -230,11 +296,10 @@ def test_data_that_are_not_there_are_said_once_and_no_run_begins(potluck, tmp_pa
     assert "training images" not in outcome.out  # nobody knows how many they are
 
 
-def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, recipe):
-    run_here(recipe, tmp_path / "runs" / "reproduce")
+def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
     potluck("reproduce mine.toml --scale 0.01 --finished --card card.md")
     card = (tmp_path / "card.md").read_text()
-    run = read_run(next((tmp_path / "runs" / "reproduce").iterdir()))
+    run = read_run(next(runs.iterdir()))
     for expected in (
         "# mine",
         "A paper: with a subtitle, Table 9: https://example.org",
@@ -267,3 +332,55 @@ def test_a_failed_row_stops_nothing_and_stays_visible_and_the_rest_is_not_run_ag
     assert sorted((tmp_path / "runs" / "reproduce").iterdir()) == folders
     assert cells(again.out, "FedAvg") == cells(first.out, "FedAvg")
     assert cells(again.out, "FedMD") == ["failed", "92.22", "–"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("recipe")
+def test_interrupted_and_started_again_it_goes_on_and_ends_with_the_same_table(potluck, tmp_path):
+    line = "reproduce mine.toml --columns IID --only FedAvg --processes 1 run.rounds=30"
+    whole = potluck(f"{line} --runs whole")
+    command = [sys.executable, "-m", "potluck", *line.split()]
+    cut = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    began = time.monotonic()
+    while not list((tmp_path / "runs" / "reproduce").glob("*/rounds.jsonl")) and time.monotonic() - began < 120:
+        time.sleep(0.05)
+    cut.send_signal(signal.SIGINT)
+    assert cut.wait(timeout=120) == 130
+    rest = potluck(line)
+    assert len(list((tmp_path / "runs" / "reproduce").glob("*/manifest.json"))) == 1
+    assert cells(rest.out, "FedAvg") == cells(whole.out, "FedAvg")
+    assert (whole.code, rest.code) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_runs_at_its_smallest_scale_and_shows_ours_where_it_ran_and_nowhere_else(
+    potluck, tmp_path, monkeypatch, hub_of_noise, name
+):
+    """The last row that can be run, in the first setting, on images of noise; the process is this one."""
+    monkeypatch.setenv("POTLUCK_DATA", str(hub_of_noise))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(hub_of_noise / "cache"))
+    whole = load_recipe(name)
+    setting = next(setting for _, setting in whole.cells())
+    row = [row for row, of in whole.cells() if of == setting][-1]
+    columns = [column for column in whole.columns if column.setting == setting]
+    part = whole.part(glob.escape(row.name), glob.escape(columns[0].full_title))
+    smaller = ["federation.train_fraction=0.3", "method.training.epochs=1"]
+    run_here(plan(whole, 1e-6, 1, smaller, part), tmp_path / "runs" / "reproduce")
+    outcome = potluck(f"reproduce {name} --scale 1e-6 {' '.join(smaller)} --finished --card card.md")
+    assert outcome.code == 0
+    assert " 1 of them finished" in outcome.out
+    for text in (outcome.out, (tmp_path / "card.md").read_text()):
+        shown = [(row.name, column, found) for row in whole.rows for column, found in ours(whole, text, row.name)]
+        ran = [found for name, column, found in shown if name == row.name and column in columns]
+        assert ran
+        assert all(re.fullmatch(r"\d+(\.\d+)?|>\d+", found) for found in ran), ran
+        assert {found for name, column, found in shown if not (name == row.name and column in columns)} <= {"–"}
+
+
+def ours(recipe, text, row):
+    """What stands under ours in each column, in the printed tables or in those of a card."""
+    lines = [line for line in text.splitlines() if re.match(rf"\|? ?{re.escape(row)} ( |\|)", line)]
+    found = [cell for line in lines for cell in re.split(r"\s*\|\s*|\s{2,}", line.strip().strip("|").strip())[1:]]
+    assert len(found) == 3 * len(recipe.columns), row
+    return list(zip(recipe.columns, found[::3], strict=True))
