@@ -38,13 +38,23 @@ def words(found: Reproduced) -> list[str]:
             f"This is not the paper's experiment{_at(found.scale)}: a gap measures the difference in size too, and"
             " says nothing on whether the paper's numbers can be reached."
         )
-    measured = recipe.measured
-    spread = f" The paper's ±: {measured.spread}." if measured.spread else ""
-    lines.append(
-        f"Paper: {measured.words}{spread} Ours: {_MEASURES[measured.by]} after the last evaluated round, in percent,"
-        " ± the standard deviation over seeds; gaps are in points."
-    )
+    lines.append(f"Paper: {recipe.measured.words}{_spread(recipe)} Ours: {_how_ours(recipe)}.")
+    lines += [f"The same runs: {figure}." for figure in recipe.figures]
     return lines
+
+
+def _spread(recipe: Recipe) -> str:
+    return f" Its ±: {recipe.measured.spread}." if recipe.measured.spread else ""
+
+
+def _how_ours(recipe: Recipe) -> str:
+    """How our numbers are measured."""
+    counts = [column.millions for column in recipe.columns]
+    what = [] if all(counts) else [f"{_MEASURES[recipe.measured.by]}, after the last evaluated round, in percent"]
+    what += ["± the standard deviation over seeds"] if what else []
+    what += ["gaps in points"] if what else []
+    what += ["million numbers of 32 bits that a client sent in a round, mean over clients"] if any(counts) else []
+    return "; ".join(what)
 
 
 _MEASURES = {
