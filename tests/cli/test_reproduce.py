@@ -213,8 +213,8 @@ def test_without_a_name_it_lists_every_recipe_with_its_size(potluck):
         assert f" {name} " in outcome.out
     line = next(line for line in outcome.out.splitlines() if " fedin-table1 " in line)
     assert "FedIN (revision), Table 1" in line
-    assert "136 × 500 rounds × 100 clients" in line
-    assert "days on a GPU" in outcome.out
+    assert "136 × 500 × 100" in line
+    assert "at the papers' full size" in outcome.out
 
 
 @pytest.mark.usefixtures("recipe")
@@ -297,7 +297,7 @@ def test_data_that_are_not_there_are_said_once_and_no_run_begins(potluck, tmp_pa
 
 
 def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
-    potluck("reproduce mine.toml --scale 0.01 --finished --card card.md")
+    potluck("reproduce mine.toml --scale 0.01 --finished --card card.md --note 'Digits of another pen.'")
     card = (tmp_path / "card.md").read_text()
     run = read_run(next(runs.iterdir()))
     for expected in (
@@ -307,6 +307,7 @@ def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
         "rounds 20 → 2; clients 20 → 4",
         "- The paper is made up.",
         "- Local: Shares nothing.",
+        "Note: Digits of another pen.",
         "`potluck reproduce mine --scale 0.01 --seeds 1`",
         "4 of 4 runs finished, started 20",
         run.manifest["machine"],
@@ -337,7 +338,7 @@ def test_a_failed_row_stops_nothing_and_stays_visible_and_the_rest_is_not_run_ag
 @pytest.mark.slow
 @pytest.mark.usefixtures("recipe")
 def test_interrupted_and_started_again_it_goes_on_and_ends_with_the_same_table(potluck, tmp_path):
-    line = "reproduce mine.toml --columns IID --only FedAvg --processes 1 run.rounds=30"
+    line = "reproduce mine.toml --columns IID --only FedAvg --processes 1 --scale 0.2 run.rounds=40"
     whole = potluck(f"{line} --runs whole")
     command = [sys.executable, "-m", "potluck", *line.split()]
     cut = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

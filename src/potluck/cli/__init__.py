@@ -259,6 +259,7 @@ def reproduce(
     processes: Processes = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
     card: Annotated[Path | None, typer.Option(help="File for a reproduction card, in Markdown.")] = None,
+    note: Annotated[str, typer.Option(help="What the card's reader must know besides, such as of the data.")] = "",
 ) -> None:
     """Run a table of a paper, at any scale, and print ours beside the paper's numbers; what was stopped goes on."""
     stages.show("starting")
@@ -270,7 +271,7 @@ def reproduce(
             raise typer.BadParameter("name a recipe too; all: potluck reproduce")
         print_recipes()
         return
-    asked = Asked(scale, seeds, only, columns, runs, processes, run=not finished, card=card)
+    asked = Asked(scale, seeds, only, columns, runs, processes, run=not finished, card=card, note=note)
     if not reproduce(recipe, assignments, asked):
         raise typer.Exit(1)
 

@@ -37,6 +37,7 @@ class Asked:
         processes: runs at a time.
         run: whether missing runs are run, or only finished ones shown.
         card: file for the reproduction card.
+        note: what the reader of the card must know besides; "" for nothing.
     """
 
     scale: float
@@ -47,6 +48,7 @@ class Asked:
     processes: int | None
     run: bool
     card: Path | None
+    note: str = ""
 
     def check(self) -> None:
         """Refuse what would only be refused once everything has run.
@@ -65,7 +67,7 @@ def print_recipes() -> None:
     """Print all recipes with their size."""
     stages.clear()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("recipe", "paper", "rows", "data sets", "full size"):
+    for name in ("recipe", "paper", "rows", "data sets", "runs × rounds × clients"):
         table.add_column(name)
     for name in list_recipes():
         recipe = load_recipe(name)
@@ -73,30 +75,31 @@ def print_recipes() -> None:
         missing = sum(row.missing is not None for row in recipe.rows)
         count = f"{len(recipe.rows)}" + (f" ({missing} not here)" if missing else "")
         table.add_row(name, _source(recipe), count, ", ".join(recipe.datasets), f"{runs} × {_rounds_of(recipe)}")
-    console = console_on(sys.stdout)
-    _print(console, table)
+    console = _console()
+    console.print(table)
     console.print(
-        "Full size: runs for one seed × rounds × clients. At full size most of them take days on a GPU and months on"
-        " a CPU.\nSmaller: potluck reproduce RECIPE --scale 0.1 --only 'Fed*' --columns '*IID*'",
+        "Runs, rounds and clients are those of one seed at the papers' full size, which is large without a GPU."
+        "\nSmaller: potluck reproduce RECIPE --scale 0.1 --only 'Fed*' --columns '*IID*'",
         highlight=False,
         markup=False,
     )
 
 
 def _source(recipe: Recipe) -> str:
-    version = f" ({recipe.paper.version})" if recipe.paper.version else ""
-    return f"{recipe.paper.title.split(':')[0]}{version}, {recipe.paper.place}"
+    paper = recipe.paper
+    version = f" ({paper.version})" if paper.version else ""
+    return f"{paper.short or paper.title.split(':')[0]}{version}, {paper.place}"
 
 
 def _rounds_of(recipe: Recipe) -> str:
     trees = [recipe.tree(row, setting) for row, setting in recipe.cells()]
     rounds = sorted({tree["run"]["rounds"] for tree in trees})
     clients = sorted({tree["federation"]["clients"] for tree in trees})
-    return f"{_range(rounds)} rounds × {_range(clients)} clients"
+    return f"{_range(rounds)} × {_range(clients)}"
 
 
 def _range(values: Sequence[int]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}" if values else "0"
+    return "–".join(str(value) for value in dict.fromkeys((values[0], values[-1]))) if values else "0"
 
 
 def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
@@ -106,7 +109,7 @@ def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
     recipe = whole.part(asked.rows, asked.columns)
     planned = plan(whole, asked.scale, asked.seeds, list(assignments), recipe)
     stages.clear()
-    console = console_on(sys.stdout)
+    console = _console()
     before = finished(planned, asked.runs)
     empty = beside(recipe, planned, before, scale=asked.scale, seeds=asked.seeds, assignments=assignments)
     _say(console, [*words(empty), _ahead(planned, sum(end is not None for end in before))])
@@ -117,7 +120,7 @@ def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
     _say(console, [f"Known deviations from the paper:\n{_listed(recipe.deviations)}"])
     _say(console, failures(found))
     if asked.card:
-        asked.card.write_text(card(found), encoding="utf-8")
+        asked.card.write_text(card(found, asked.note), encoding="utf-8")
         typer.echo(f"Card: {asked.card}")
     return not found.problems
 
@@ -171,15 +174,18 @@ def _say(console: Console, lines: Sequence[str]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
-def _print(console: Console, table: Table) -> None:
-    """Print a table, in a file or a pipe as wide as it is."""
-    console.print(table, width=None if console.is_terminal else _WIDE, crop=console.is_terminal)
+def _console() -> Console:
+    """Standard output; in a file or a pipe, lines are as long as they are."""
+    console = console_on(sys.stdout)
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
 
 
 def _print_tables(console: Console, found: Reproduced) -> None:
     for title, columns in groups(found.recipe).items():
         table = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
-        table.add_column("")
+        table.add_column("", overflow="fold")
         for column in columns:
             table.add_column(f"{column.title}\nours", justify="right")
             table.add_column("\npaper", justify="right")
@@ -187,4 +193,4 @@ def _print_tables(console: Console, found: Reproduced) -> None:
         for row in found.recipe.rows:
             cells = [text for column in columns for text in found.cell(row, column).texts]
             table.add_row(row.name, *cells)
-        _print(console, table)
+        console.print(table)

@@ -86,14 +86,15 @@ def _few(names: Sequence[str]) -> str:
     return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def card(found: Reproduced) -> str:
-    """The card as Markdown."""
+def card(found: Reproduced, note: str = "") -> str:
+    """The card as Markdown, with a note of whoever makes it, such as on the copy of the data."""
     recipe = found.recipe
-    parts = [f"# {recipe.name}", *words(found), *(_table(found, *group) for group in groups(recipe).items())]
+    notes = [f"Note: {note}"] if note else []
+    parts = [f"# {recipe.name}", *words(found), *notes, *(_table(found, *group) for group in groups(recipe).items())]
     if left := failures(found):
         parts.append(_list(left))
-    if notes := [f"{row.name}: {row.note}" for row in recipe.rows if row.note]:
-        parts += ["## Rows", _list(notes)]
+    if of_rows := [f"{row.name}: {row.note}" for row in recipe.rows if row.note]:
+        parts += ["## Rows", _list(of_rows)]
     parts += ["## Known deviations", _list(recipe.deviations or ("None.",))]
     parts += ["## Made with", _list([_command(found), *_origin(found)])]
     return "\n\n".join(parts) + "\n"

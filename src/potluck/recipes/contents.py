@@ -81,12 +81,14 @@ class Paper(Checked):
         place: the table or figure.
         url: where the paper can be read.
         version: which text of the paper, if there are several; "" if there is one.
+        short: what the paper is called in lists; "" for its title up to a colon.
     """
 
     title: str
     place: str
     url: str
     version: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True)
