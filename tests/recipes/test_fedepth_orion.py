@@ -1,4 +1,4 @@
-"""The recipes of FeDepth and FedORION: their numbers agree with what the papers say of them, their sizes with the text."""
+"""The recipes of FeDepth and FedORION: numbers agree with what the papers say of them, sizes with the text."""
 
 import math
 import re
@@ -91,9 +91,7 @@ def test_fedepth_clients_train_the_pieces_of_the_paper(fedepth):
     assert met == set(PIECES)
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"), [("SplitMix (Fair)", [1, 2, 3, 6]), ("SplitMix (Lack)", [1, 1, 4, 8])]
-)
+@pytest.mark.parametrize(("row", "expected"), [("SplitMix (Fair)", [1, 2, 3, 6]), ("SplitMix (Lack)", [1, 1, 4, 8])])
 def test_fedepth_splitmix_clients_train_as_many_base_networks_as_the_note_says(fedepth, row, expected):
     experiment = full_size(fedepth, row, "cifar10-classes-2")
     assert [experiment.method.budget(capacity) for capacity in experiment.federation.capacities] == expected
