@@ -136,6 +136,11 @@ def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
     none_of(files("experiment"), "potluck.cli", "potluck.analysis", "potluck.testing", "potluck.flower")
 
 
+def test_recipes_read_results_and_nothing_but_the_command_line_imports_them():
+    none_of(files("recipes"), *(f"potluck.{name}" for name in ("api", "cli", "engine", "flower", "parts", "testing")))
+    none_of([path for path in files() if path.relative_to(ROOT).parts[0] not in ("cli", "recipes")], "potluck.recipes")
+
+
 def test_testing_imports_what_it_tests():
     only(files("testing"), "core", "parts", "engine", "methods", "models", "experiment", "records", "testing")
 

@@ -246,6 +246,42 @@ def sweep(
 
 
 @app.command()
+def reproduce(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe, or a file of your own. Default: list them.", autocompletion=completion.of_recipes
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    scale: Annotated[float, typer.Option(help="Size of the experiments, 1 for the paper's; 0.1 is a trial.")] = 1.0,
+    seeds: Annotated[int, typer.Option(help="Run everything with this many seeds.", min=1)] = 1,
+    only: Annotated[str, typer.Option(help="Rows, shell-style, such as 'FedIN*'.")] = "*",
+    columns: Annotated[str, typer.Option(help="Columns, shell-style, such as 'CIFAR-10*'.")] = "*",
+    runs: Annotated[Path, typer.Option(help="Folder of the runs, in which finished ones are found again.")] = Path(
+        "runs/reproduce"
+    ),
+    processes: Processes = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
+    card: Annotated[Path | None, typer.Option(help="File for a reproduction card, in Markdown.")] = None,
+    note: Annotated[str, typer.Option(help="What the card's reader must know besides, such as of the data.")] = "",
+) -> None:
+    """Run a table of a paper, at any scale, and print ours beside the paper's numbers; what was stopped goes on."""
+    stages.show("starting")
+    from potluck.cli.reproduce import Asked, print_recipes, reproduce
+
+    recipe, assignments = _asked(recipe, overrides)
+    if recipe is None:
+        if assignments or (scale, only, columns, card) != (1.0, "*", "*", None):
+            raise typer.BadParameter("name a recipe too; all: potluck reproduce")
+        print_recipes()
+        return
+    asked = Asked(scale, seeds, only, columns, runs, processes, run=not finished, card=card, note=note)
+    if not reproduce(recipe, assignments, asked):
+        raise typer.Exit(1)
+
+
+@app.command()
 def plan(
     model: Annotated[
         str, typer.Argument(help="A model of `potluck list models`.", autocompletion=completion.of_models)

@@ -70,7 +70,8 @@ def option_advice(error: Exception, words: Sequence[str]) -> str:
     command = getattr(getattr(error, "ctx", None), "command", None)
     if option is None or command is None or _has(error, option):
         parameter = getattr(error, "param", None)
-        return f"{parameter.opts[0]}: {error}" if parameter is not None and str(error)[:1] == "'" else str(error)
+        nameless = str(error)[:1] == "'" or "is not in the range" in str(error)
+        return f"{parameter.opts[0]}: {error}" if parameter is not None and nameless else str(error)
     known = getattr(error, "possibilities", None) or ()
     likely = f"; nearest option: {', '.join(sorted(known))}" if known else ""
     if not {"overrides", "what"} & {parameter.name for parameter in command.params}:

@@ -96,7 +96,7 @@ def compare(
     experiments = [
         seeded(experiment_on(target, assignments, on), number) for target in targets for number in range(seeds)
     ]
-    ends = _run(experiments, parent, processes)
+    ends = run_missing(experiments, parent, processes)
     runs = [read_run(folder) for folder in [*stored, *(end.folder for end in ends if not end.problem and end.folder)]]
     return _show(runs, ends, view)
 
@@ -106,7 +106,9 @@ def sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int 
     view.check()
     plan = read_sweep(override(read_experiment(file), overrides), str(file))
     if plan.search is None:
-        ends = _run([experiment for point in plan.points for experiment in plan.experiments(point)], parent, processes)
+        ends = run_missing(
+            [experiment for point in plan.points for experiment in plan.experiments(point)], parent, processes
+        )
         best = ends
     else:
         ends, best = _tuned(plan, plan.search, parent, processes)
@@ -123,7 +125,7 @@ def _tuned(plan: Sweep, search: Search, parent: Path, processes: int | None) -> 
         leading: tuple[float, list[Ended]] | None = None
         for batch in tuner.batches():
             tried = [plan.experiments({**point, **settings}) for _, settings in batch]
-            ends = _run([experiment for of_trial in tried for experiment in of_trial], parent, processes)
+            ends = run_missing([experiment for of_trial in tried for experiment in of_trial], parent, processes)
             everything += ends
             for (trial, _), start in zip(batch, range(0, len(ends), len(plan.seeds)), strict=True):
                 of_trial = ends[start : start + len(plan.seeds)]
@@ -166,8 +168,20 @@ def _score(ends: Sequence[Ended], measure: Measure) -> float | None:
     return fmean(values)
 
 
-def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None) -> list[Ended]:
-    """Run what is missing, and show how it goes; what became of each run, in order."""
+def run_missing(
+    experiments: Sequence[Experiment], parent: Path, processes: int | None, names: Sequence[str] | None = None
+) -> list[Ended]:
+    """Run what is missing, and show how it goes.
+
+    Args:
+        experiments: to be run.
+        parent: folder of their runs.
+        processes: runs at a time; None for one for each core.
+        names: of the runs; None for those that they have in tables and reports.
+
+    Returns:
+        What became of each run, in order.
+    """
     ends: dict[int, Ended] = {}
     if not experiments:
         return []
@@ -175,7 +189,7 @@ def _run(experiments: Sequence[Experiment], parent: Path, processes: int | None)
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
     console = console_on(sys.stderr)
-    names = run_names_of(experiments)
+    names = names or run_names_of(experiments)
     with _Several(names, sum(experiment.run.rounds for experiment in experiments), console) as shown:
         for news in run_several(experiments, parent, at_a_time):
             shown.show(news)

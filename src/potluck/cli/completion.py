@@ -33,6 +33,11 @@ def datasets() -> list[str]:
     return sorted({*module_names("potluck.data.datasets"), *plugins("potluck.datasets")})
 
 
+def recipes() -> list[str]:
+    """Names of all recipes."""
+    return sorted(path.stem for path in _file("recipes").parent.joinpath("recipes").glob("*.toml"))
+
+
 def partitions() -> list[str]:
     """Names of all partitions."""
     return sorted({*module_names("potluck.data.partition"), *plugins("potluck.partitions")})
@@ -73,6 +78,11 @@ def of_compared(context: typer.Context, incomplete: str) -> list[str]:
         [*methods(), *folders(), *_files(incomplete, ".toml"), *_assignable(None)],
         incomplete,
     )
+
+
+def of_recipes(context: typer.Context, incomplete: str) -> list[str]:
+    """For `potluck reproduce`: recipes and files."""
+    return _matching([*recipes(), *_files(incomplete, ".toml")], incomplete)
 
 
 def of_kinds(context: typer.Context, incomplete: str) -> list[str]:

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, time
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -472,14 +473,20 @@ def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
 
     A table for a field that is itself a dataclass sets the keys that it names and leaves the others at their defaults.
     """
-    _make_strict(cls)
     _without_dates(tree, where, source)
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
+        return _adapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
     except TypeError as error:  # from a plug-in's own checks
         raise ConfigError(f"{source}: {where}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """The strict checks of a dataclass, which take some hundredths of a second to make."""
+    _make_strict(cls)
+    return TypeAdapter(cls)
 
 
 def _without_dates(node: Any, where: str, source: str) -> None:
@@ -528,7 +535,10 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
 
 def _names_at(cls: type[Any], place: list[str]) -> list[str]:
     for name in place:
-        inner = _dataclass_in(get_type_hints(cls)[name])
+        hints = get_type_hints(cls)
+        if name not in hints:  # of a list or a table of tables, the number or the key of one
+            continue
+        inner = _dataclass_in(hints[name])
         if inner is None:
             return []
         cls = inner

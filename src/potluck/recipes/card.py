@@ -1,0 +1,149 @@
+"""The reproduction card: ours beside a paper's numbers, with what one must know to read them, as Markdown."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from potluck.analysis.export import Table, markdown
+from potluck.analysis.read import StoredRun
+from potluck.recipes.beside import Reproduced
+from potluck.recipes.contents import Column, Recipe
+
+
+def groups(recipe: Recipe) -> dict[str, tuple[Column, ...]]:
+    """The columns by group, each of which is a table."""
+    return {name: tuple(members) for name, members in groupby(recipe.columns, lambda column: column.group)}
+
+
+def _headings(columns: Sequence[Column]) -> list[str]:
+    """Three headings for each column: ours, the paper's, the gap."""
+    titles = [column.title for column in columns]
+    return [f"{title}{what}" for title in titles for what in (": ours", ": paper", ": gap")]
+
+
+def words(found: Reproduced) -> list[str]:
+    """What is compared, and how far the runs are from the paper's experiment; a paragraph each."""
+    recipe, paper = found.recipe, found.recipe.paper
+    version = f" ({paper.version})" if paper.version else ""
+    lines = [f"{recipe.title}. {paper.title}{version}, {paper.place}: {paper.url}"]
+    for (size, changed), settings in found.sizes.items():
+        of = f" ({', '.join(settings)})" if len(found.sizes) > 1 else ""
+        lines.append(f"Size{of}: {size}." + (f" Paper → here: {'; '.join(changed)}." if changed else ""))
+    seeds = f"; the paper has {recipe.seeds}" if recipe.seeds else "; the paper does not say how many it has"
+    lines.append(f"{found.seeds} seed{'s' if found.seeds > 1 else ''}{seeds}.")
+    if found.assignments:
+        lines.append(f"Changed by hand: {', '.join(found.assignments)}.")
+    if not found.is_the_papers:
+        lines.append(
+            f"This is not the paper's experiment{_at(found.scale)}: a gap measures the difference in size too, and"
+            " says nothing on whether the paper's numbers can be reached."
+        )
+    lines.append(f"Paper: {recipe.measured.words}{_spread(recipe)} Ours: {_how_ours(recipe)}.")
+    lines += [f"The same runs: {figure}." for figure in recipe.figures]
+    return lines
+
+
+def _spread(recipe: Recipe) -> str:
+    return f" Its ±: {recipe.measured.spread}." if recipe.measured.spread else ""
+
+
+def _how_ours(recipe: Recipe) -> str:
+    """How our numbers are measured."""
+    counts = [column.millions for column in recipe.columns]
+    what = [] if all(counts) else [f"{_MEASURES[recipe.measured.by]}, after the last evaluated round, in percent"]
+    what += ["± the standard deviation over seeds"] if what else []
+    what += ["gaps in points"] if what else []
+    what += ["million numbers of 32 bits that a client sent in a round, mean over clients"] if any(counts) else []
+    return "; ".join(what)
+
+
+_MEASURES = {
+    "common": "mean over all clients' models on the whole test set",
+    "personal": "mean over all clients' models, each on its own test part",
+    "pooled": "all clients' models, on all own test parts as if they were one",
+    "global": "the server's model on the whole test set",
+    "validation": "mean over all clients' models, each on its own validation part",
+}
+
+
+def _at(scale: float) -> str:
+    return f" but one at scale {scale:g}" if scale < 1 else ""
+
+
+def failures(found: Reproduced) -> list[str]:
+    """A line for each reason why runs are not finished, and for each row that cannot be run."""
+    by_reason: dict[str, list[str]] = {}
+    for name, problem in found.problems.items():
+        by_reason.setdefault(problem, []).append(name)
+    lines = [f"Not finished: {_few(names)}: {reason}" for reason, names in by_reason.items()]
+    lines += [f"Not in Potluck: {row.name}: {row.missing}" for row in found.recipe.rows if row.missing]
+    shown = {column.setting for column in found.recipe.columns}
+    settings = {name: one.missing for name, one in found.recipe.settings.items() if name in shown and one.missing}
+    return lines + [f"Not in Potluck: {name}: {reason}" for name, reason in settings.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def card(found: Reproduced, note: str = "") -> str:
+    """The card as Markdown, with a note of whoever makes it, such as on the copy of the data."""
+    recipe = found.recipe
+    notes = [f"Note: {note}"] if note else []
+    parts = [f"# {recipe.name}", *words(found), *notes, *(_table(found, *group) for group in groups(recipe).items())]
+    if left := failures(found):
+        parts.append(_list(left))
+    if of_rows := [f"{row.name}: {row.note}" for row in recipe.rows if row.note]:
+        parts += ["## Rows", _list(of_rows)]
+    parts += ["## Known deviations", _list(recipe.deviations or ("None.",))]
+    parts += ["## Made with", _list([_command(found), *_origin(found)])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(found: Reproduced, title: str, columns: Sequence[Column]) -> str:
+    rows = tuple(
+        (row.name, *(text for column in columns for text in found.cell(row, column).texts)) for row in found.recipe.rows
+    )
+    heading = f"## {title}\n\n" if title else ""
+    return heading + markdown(Table(("", *_headings(columns)), rows)).rstrip("\n")
+
+
+def _list(points: Iterable[str]) -> str:
+    return "\n".join(f"- {point}" for point in points)
+
+
+def _command(found: Reproduced) -> str:
+    changed = "".join(f" {one}" for one in found.assignments)
+    return f"`potluck reproduce {found.recipe.name} --scale {found.scale:g} --seeds {found.seeds}{changed}`"
+
+
+def _origin(found: Reproduced) -> list[str]:
+    """From the manifests: code, machine, data and dates of the runs."""
+    runs = [run for of_cell in found.runs.values() for run in of_cell]
+    manifests = [run.manifest for run in runs]
+    if not runs:
+        return ["No run is finished."]
+    dates = sorted(str(manifest.get("started", "unknown"))[:10] for manifest in manifests)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    versions = [manifest.get("packages", {}) for manifest in manifests]
+    return [
+        f"{len(runs)} of {len(found.plan)} runs finished, started {when}",
+        f"Potluck {_each(of.get('potluck') for of in versions)}, commit {_each(map(_commit, manifests))}",
+        f"Python {_each(of.get('python') for of in manifests)}, torch {_each(of.get('torch') for of in versions)}",
+        f"{_each(of.get('machine') for of in manifests)}; device {_each(of.get('device') for of in manifests)}",
+        f"Checksums of the data: {_each(map(_data, runs))}",
+    ]
+
+
+def _each(facts: Iterable[object]) -> str:
+    """The different facts, in order of appearance."""
+    return ", ".join(dict.fromkeys("unknown" if fact is None else str(fact) for fact in facts))
+
+
+def _commit(manifest: Mapping[str, Any]) -> str:
+    commit = str(manifest.get("potluck_commit") or "unknown")[:12]
+    return f"{commit} with changes" if manifest.get("potluck_dirty") else commit
+
+
+def _data(run: StoredRun) -> str:
+    return f"{run.dataset} {str(run.manifest.get('data_checksum', 'unknown'))[:12]}"

@@ -1,0 +1,190 @@
+"""The recipes that come with Potluck: they load, resolve at full size, and hold what the papers print."""
+
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+from potluck.core.errors import ConfigError
+from potluck.data.datasets import list_datasets
+from potluck.methods import list_methods
+from potluck.recipes import list_recipes, load_recipe
+from potluck.recipes.beside import plan
+from potluck.recipes.contents import read_recipe
+from potluck.recipes.scaling import size_of
+
+SMALLEST = 1e-6
+# The speed-ups that the arXiv text of FedIN prints beside rounds, which the recipes do not hold.
+SPEED_UPS = {
+    "fedin-arxiv-table1": [1.0, 1.2, 1.9, 1.3, 1.4, 0.3, 1.5, 2.4],
+    "fedin-arxiv-table2": [1.0, 1.8, 1.1, 0.8, 1.5, 0.8, 1.2, 2.8],
+    "fedin-arxiv-table3": [1.0, 1.5, 0.9, 0.5, 0.8, 0.4, 0.7, 2.0],
+}
+
+
+@pytest.fixture(params=list_recipes())
+def recipe(request):
+    """Every recipe."""
+    return load_recipe(request.param)
+
+
+def column(recipe, title):
+    """By row, what the paper prints in a column."""
+    wanted = next(one for one in recipe.columns if one.full_title == title)
+    return {row.name: found.value for row in recipe.rows if (found := recipe.printed(row, wanted))}
+
+
+def test_every_row_resolves_at_full_size_and_is_the_papers(recipe):
+    for planned in plan(recipe, 1.0, 1):
+        assert planned.experiment.experiment_id, planned.name
+        assert planned.size == planned.full
+
+
+def test_every_row_of_a_setting_has_the_same_clients_at_the_smallest_scale_and_all_kinds_of_them(recipe):
+    sizes = {}
+    for planned in plan(recipe, SMALLEST, 1):
+        federation = planned.experiment.federation
+        sizes.setdefault(planned.setting, set()).add((planned.size.clients, planned.size.cohort, planned.size.images))
+        kinds = max(len(planned.experiment.models), len(federation.capacities))
+        assert planned.size.clients >= kinds, planned.name
+        assert planned.size.rounds <= 2
+    assert all(len(found) == 1 for found in sizes.values()), sizes
+
+
+def test_rows_of_a_setting_differ_in_what_is_run(recipe):
+    """Two rows that are the same experiment would be one run with two names."""
+    ids = {}
+    for planned in plan(recipe, 1.0, 1):
+        ids.setdefault((planned.setting, planned.experiment.experiment_id), []).append(planned.row)
+    assert not [rows for rows in ids.values() if len(rows) > 1]
+
+
+def test_a_recipe_names_methods_and_data_sets_that_exist(recipe):
+    assert recipe.methods
+    assert set(recipe.methods) <= set(list_methods())
+    assert recipe.datasets
+    assert set(recipe.datasets) <= set(list_datasets())
+
+
+def test_a_recipe_says_where_its_numbers_are_from_and_what_is_not_the_same(recipe):
+    assert recipe.paper.url.startswith("https://")
+    assert recipe.deviations
+    sentences = [*recipe.deviations, *(row.note for row in recipe.rows if row.note)]
+    assert not [text for text in sentences if not text.endswith(".")]
+
+
+def test_scores_are_percent_and_rounds_are_within_the_run(recipe):
+    for row in recipe.rows:
+        for one in recipe.columns:
+            printed = recipe.printed(row, one)
+            if printed is None or one.millions:
+                continue
+            rounds = recipe.experiment["run"] | recipe.settings[one.setting].run
+            assert 0 < printed.value <= (rounds["rounds"] if one.rounds_to else 100), (row.name, one.full_title)
+            assert printed.spread is None or printed.spread < 20
+
+
+@pytest.mark.parametrize(("name", "speed_ups"), SPEED_UPS.items())
+def test_rounds_to_a_target_give_the_speed_ups_that_the_paper_prints(name, speed_ups):
+    recipe = load_recipe(name)
+    rounds = column(recipe, next(one.full_title for one in recipe.columns if one.rounds_to))
+    found = [rounds["FedAvg"] / of for of in rounds.values()]
+    assert found == pytest.approx(speed_ups, abs=0.0501)
+
+
+def test_fedin_arxiv_tables_agree_with_the_sentences_of_the_text():
+    fashion, cifar = load_recipe("fedin-arxiv-table1"), load_recipe("fedin-arxiv-table3")
+    assert column(fashion, "IID")["FedIN"] == 91.2
+    assert column(fashion, "non-IID")["FedIN"] == 90.3
+    iid, skewed = column(cifar, "IID"), column(cifar, "non-IID")
+    assert (iid["FedProx"], skewed["FedProx"]) == (77.6, 72.0)
+    assert (iid["HeteroFL"], skewed["HeteroFL"]) == (72.1, 61.0)
+    assert (iid["InclusiveFL"], skewed["InclusiveFL"]) == (75.0, 66.1)
+    for found in (iid, skewed):
+        best, second, *_ = sorted(found, key=found.__getitem__, reverse=True)
+        assert best == "FedIN"
+        assert second == ("Scaffold" if found is iid else "FedProx")
+    one = load_recipe("fedin-arxiv-table4")
+    assert max(column(one, "IID").values()) == column(one, "IID")["FedIN"] == 84.7
+    assert sorted(column(one, "non-IID").values())[-2:] == [78.2, 79.2]
+    ablation = column(load_recipe("fedin-arxiv-table7"), "non-IID")
+    assert ablation["FedIN"] - ablation["FedIN w/o Opt"] == pytest.approx(1.0)  # "an improvement of 1 %"
+
+
+def test_fedin_revised_tables_agree_with_the_sentences_of_the_text():
+    """FedIN with noise leads everywhere but on SVHN with IID data, where HeteroFL does."""
+    table = load_recipe("fedin-table1")
+    for title in (
+        "Fashion-MNIST, IID",
+        "Fashion-MNIST, non-IID",
+        "CIFAR-10, IID",
+        "CIFAR-10, non-IID",
+        "SVHN, non-IID",
+    ):
+        found = column(table, title)
+        assert max(found, key=found.__getitem__) == "FedIN (+Noise)", title
+    found = column(table, "SVHN, IID")
+    assert found["HeteroFL"] > found["FedIN (+Noise)"]
+    for title in ("Fashion-MNIST", "SVHN", "CIFAR-10", "CINIC-10"):
+        rounds = next(one.full_title for one in table.columns if one.group == title and one.rounds_to)
+        found = column(table, rounds)
+        assert sorted(found, key=found.__getitem__)[:2] == ["FedIN (+Noise)", "FedIN"], title
+    fourth = load_recipe("fedin-table4")
+    assert (column(fourth, "IID")["FedIN"], column(fourth, "non-IID")["FedIN"]) == (88.9, 88.0)
+    assert len(table.rows) == 15 + 2  # "We have 15 baselines"
+
+
+def test_tables_of_both_versions_agree_where_the_revision_repeats_the_arxiv_text():
+    revised = load_recipe("fedin-table1")
+    for name, group in (("1", "Fashion-MNIST"), ("2", "SVHN"), ("3", "CIFAR-10")):
+        arxiv = load_recipe(f"fedin-arxiv-table{name}")
+        for title in ("IID", next(one.title for one in arxiv.columns if one.rounds_to)):
+            theirs = column(revised, f"{group}, {title}")
+            assert column(arxiv, title).items() <= theirs.items(), (group, title)
+
+
+def test_a_number_in_a_file_is_shown_as_the_paper_prints_it():
+    recipe = load_recipe("fedin-table1")
+    row = next(row for row in recipe.rows if row.name == "InCoAvg")
+    assert [recipe.printed(row, one).text for one in recipe.columns[3:5]] == ["90", "87.4 ± 1.8"]
+    assert recipe.printed(row, recipe.columns[4]).spread == 1.8
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_names():
+    with pytest.raises(ConfigError, match=r"unknown recipe 'fedin-tabel1'; nearest: .*fedin-table1.*potluck reproduce"):
+        load_recipe("fedin-tabel1")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            'title = "10 clients"',
+            'title = "10 clients"\nround_to = 5',
+            "unknown key recipe.columns.0.round_to; nearest: .*columns.0.rounds_to",
+        ),
+        ('"79.3"', '"79.3 +- 1"', "rows.paper of FedAvg: expected numbers such as"),
+        ('"79.3", ', "", "rows.paper of FedAvg: expected 10 numbers, one for each column, found 9"),
+        ('setting = "iid-10"', 'setting = "iid-11"', "columns.setting: expected one of iid-10"),
+        ('name = "InclusiveFL"', 'name = "FedAvg"', "rows.name: expected different names"),
+        ('by = "common"', 'by = "best"', "recipe.measured.by"),
+        (
+            'method = { name = "fedin"',
+            'methods = { name = "fedin"',
+            "unknown key recipe.rows.2.methods; nearest: .*method",
+        ),
+        ('method = { name = "fedin", mu = 0.1 }', "", "row FedIN: expected either a method, or in `missing` why"),
+    ],
+)
+def test_a_recipe_with_a_mistake_is_refused_and_the_error_names_it(before, after, expected):
+    text = (files("potluck.recipes") / "fedin-table6.toml").read_text()
+    assert before in text
+    with pytest.raises(ConfigError, match=f"mine.toml: .*{expected}"):
+        read_recipe(tomllib.loads(text.replace(before, after, 1)), "mine", "mine.toml")
+
+
+def test_size_of_a_full_run_is_what_the_paper_states():
+    recipe = load_recipe("fedin-table1")
+    size = size_of(recipe.full_size(recipe.rows[0], "cifar10"), recipe.settings["cifar10"].images)
+    assert (size.rounds, size.clients, size.cohort, size.images) == (500, 100, 10, 50_000)
+    assert size.words == "500 rounds, 10 of 100 clients in each, 50,000 training images (500 for each client)"
