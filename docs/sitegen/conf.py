@@ -1,0 +1,51 @@
+"""Sphinx's settings for the site. Nothing is fetched over the network, neither now nor by a reader's browser."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from potluck import __version__
+from sitegen.docstrings import as_rst
+
+project = "Potluck"
+author = "The Potluck developers"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+exclude_patterns = ["files/**"]  # what pages link to, for download
+suppress_warnings = ["myst.header"]  # tables that benchmarks write begin at the third level
+highlight_language = "none"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+# Types in signatures that have no page, of other libraries or of Potluck's inside, stand there without a link. Whatever
+# a page links to in its text must exist.
+nitpick_ignore_regex = [("py:.*", ".*")]
+
+html_theme = "furo"
+html_title = "Potluck"
+html_static_path = [str(Path(__file__).parent / "static")]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+copybutton_prompt_text = "$ "
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def setup(app: Any) -> None:
+    """Have docstrings converted before napoleon reads their sections."""
+    app.connect("autodoc-process-docstring", _convert, priority=100)
+
+
+def _convert(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    of_the_type = what == "data" and inspect.cleandoc(type(obj).__doc__ or "") == "\n".join(lines).strip()
+    lines[:] = [] if of_the_type or obj is dict else as_rst(lines)
