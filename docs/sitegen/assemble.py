@@ -32,7 +32,7 @@ SECTIONS = {
     "tutorials": Section(
         "Tutorials",
         "Each takes a quarter of an hour on a laptop, without a network. Type what stands behind `$`.",
-        (),
+        ("first-run", "own-model", "own-data", "own-method", "comparison", "deploy"),
     ),
     "guides": Section(
         "Guides",
@@ -66,7 +66,7 @@ def pages(root: Path) -> dict[str, str]:
     found = {home: _moved(root, file, home, homes) for file, home in homes.items()}
     found |= _generated(root)
     found |= _indexes(found)
-    found["index.md"] += _navigation(found)
+    found["index.md"] += _look_up(found) + _navigation(found)
     return found
 
 
@@ -173,6 +173,21 @@ def _title(found: Mapping[str, str], path: str) -> str:
     if not first:
         raise ValueError(f"{path} has no title")
     return first[1]
+
+
+def _look_up(found: Mapping[str, str]) -> str:
+    """The landing page's way to the pages that are generated."""
+    count = len(methods.own_methods())
+    return f"""
+## Look up
+
+- [{count} methods](methods/index.md), each with its paper, what it sends, what it needs, its hyper-parameters, how far it
+  was verified, and its code
+- [Every key of a configuration](reference/configuration.md) and [every command](reference/command-line.md)
+- [Models](reference/models.md), [data sets](reference/datasets.md), [partitions](reference/partitions.md), [tasks and
+  metrics](reference/tasks.md)
+- [The names in Python](reference/python/index.md)
+"""
 
 
 def _navigation(found: Mapping[str, str]) -> str:

@@ -118,6 +118,12 @@ def tasks() -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def commands() -> dict[str, Any]:
+    """Every command by name."""
+    group: Any = typer.main.get_command(app)
+    return group.commands
+
+
 def command_line() -> str:
     """Every command with its arguments and options."""
     group: Any = typer.main.get_command(app)
@@ -129,7 +135,7 @@ def command_line() -> str:
         prose(group.help),
         definitions(_parameters(group)),
     ]
-    for name, command in group.commands.items():
+    for name, command in commands().items():
         words = command.collect_usage_pieces(typer.Context(command))
         parts += [
             f"## `potluck {name}`",
