@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow lint check clean
+.PHONY: demo test slow lint docs check clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -18,10 +18,13 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-check: lint test slow
+docs: .venv/installed-dev
+	PYTHONPATH=docs $(BIN)/python -m sitegen
+
+check: lint docs test slow
 
 clean:
-	rm -rf .venv
+	rm -rf .venv docs/_build
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -4,7 +4,6 @@ import glob
 import io
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -74,7 +73,7 @@ def numbers_apart(text: str) -> str:
     """Text in which numbers, digests, the time that is left and the width of columns do not matter."""
     text = re.sub(r"\S+ (s|min) left", "LEFT", text)
     text = re.sub(r"\b(?=[a-z]*\d)[0-9a-f]{8,}\b", "DIGEST", text)
-    text = re.sub(r"\d+(?:[.,:]\d+)*(?:e-\d+)?", "0", text)
+    text = re.sub(r"-?\d+(?:[.,:]\d+)*(?:e-\d+)?", "0", text)
     text = re.sub(r"([━─═])+", r"\1", text)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(line for line in lines if line) + "\n"
@@ -98,4 +97,6 @@ def test_a_tutorial_can_be_followed_and_shows_what_appears(page, tmp_path, monke
             Path(step.name).write_text(step.content)
         elif not step.line.startswith(NOT_CARRIED_OUT):
             printed = carry_out(step.line)
-            assert shows(step.output, printed), f"{step.line}\nexpected:\n" + "\n".join(step.output) + f"\nfound:\n{printed}"
+            assert shows(step.output, printed), (
+                f"{step.line}\nexpected:\n" + "\n".join(step.output) + f"\nfound:\n{printed}"
+            )

@@ -1,11 +1,11 @@
 """Makes `docs/_build/html`; a warning is an error."""
 
 import fcntl
-import shutil
 import sys
 from pathlib import Path
 
 from sphinx.cmd.build import main as sphinx
+
 from sitegen.assemble import linked_files, pages
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +47,6 @@ def run_sphinx(source: Path, html: Path) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--clean"]:
-        shutil.rmtree(BUILD, ignore_errors=True)
     code = build()
     if code == 0:
         print(BUILD / "html" / "index.html")  # noqa: T201

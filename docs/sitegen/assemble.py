@@ -53,6 +53,9 @@ OUTSIDE = {
 }
 """Pages that do not lie in `docs/`, beside the benchmarks' results: their places on the site."""
 
+NAMED = {"readme": "README <readme>", "security": "Security <security>"}
+"""Entries of the side bar whose titles are too long for it, or say too little there."""
+
 REFERENCE = ("configuration", "command-line", "models", "datasets", "partitions", "tasks", "python/index")
 
 
@@ -153,9 +156,7 @@ def _indexes(found: Mapping[str, str]) -> dict[str, str]:
         if names:
             made[f"{folder}/index.md"] = _index(found, folder, section, list(dict.fromkeys(names)))
     python = Section("Python", "What `from potluck import ...` gives, and the public modules beside it.")
-    made["reference/python/index.md"] = _index(
-        found, "reference/python", python, [*reference.PACKAGES, "modules"]
-    )
+    made["reference/python/index.md"] = _index(found, "reference/python", python, [*reference.PACKAGES, "modules"])
     links = "\n".join(f"- [{_title(found | made, f'reference/{name}.md')}]({name}.md)" for name in REFERENCE)
     made["reference/index.md"] = f"# Reference\n\nMade from the package itself.\n\n{links}\n\n{toctree([*REFERENCE])}\n"
     return made
@@ -181,8 +182,8 @@ def _look_up(found: Mapping[str, str]) -> str:
     return f"""
 ## Look up
 
-- [{count} methods](methods/index.md), each with its paper, what it sends, what it needs, its hyper-parameters, how far it
-  was verified, and its code
+- [{count} methods](methods/index.md), each with its paper, what it sends, what it needs, its hyper-parameters, how far
+  it was verified, and its code
 - [Every key of a configuration](reference/configuration.md) and [every command](reference/command-line.md)
 - [Models](reference/models.md), [data sets](reference/datasets.md), [partitions](reference/partitions.md), [tasks and
   metrics](reference/tasks.md)
@@ -202,6 +203,6 @@ def _navigation(found: Mapping[str, str]) -> str:
         [
             toctree([*learn, "glossary"], ":caption: Learn"),
             toctree(look, ":caption: Look up"),
-            toctree([*folders[5:], *others, *last], ":caption: About"),
+            toctree([*folders[5:], *others, *[NAMED.get(name, name) for name in last]], ":caption: About"),
         ]
     ) + "\n"  # fmt: skip

@@ -18,6 +18,8 @@ from potluck.testing.facts import Facts, facts_of, stated
 from potluck.testing.limits import limits_of
 from sitegen.text import code, fenced, prose, settings, table
 
+_YEAR = r"\b(?:19|20)\d\d\b"
+
 TITLES = ("Symbols", "Wire", "Facts", "Limits", "Departures from the paper")
 
 
@@ -58,7 +60,7 @@ class Documented:
     @property
     def year(self) -> str:
         """When it was published; empty if there is no paper."""
-        found = re.search(r"\b(?:19|20)\d\d\b", self.source)
+        found = re.search(_YEAR, self.source)
         return found[0] if found else ""
 
     @property
@@ -83,14 +85,14 @@ def documented(name: str) -> Documented:
     title, source, body = _head(head.strip())
     file = Path(str(module.__file__)).read_text()
     return Documented(
-        name, cls, title.removesuffix("."), source, body, sections, facts_of(cls), file.split('"""\n', 2)[1].strip()
+        name, cls, title.removesuffix("."), source, body, sections, facts_of(cls), file.split('"""\n', 1)[1].strip()
     )
 
 
 def _head(text: str) -> tuple[str, str, str]:
     """First line, paper and explanation."""
     title, *paragraphs = text.split("\n\n")
-    if paragraphs and re.search(r"https?://", paragraphs[0]):
+    if paragraphs and re.search(_YEAR, paragraphs[0]):
         return title, paragraphs[0], "\n\n".join(paragraphs[1:])
     return title, "", "\n\n".join(paragraphs)
 
@@ -110,8 +112,8 @@ def page(method: Documented, reproduction: str = "") -> str:
         "## What it needs",
         _needs(method.cls),
         "## Wire",
-        "What crosses the wire in a round, for one client. Sizes between bars are the bytes of tensors; the engine counts"
-        " what is really sent, and the conformance suite compares.",
+        "What crosses the wire in a round, for one client. Sizes between bars are the bytes of tensors; the engine"
+        " counts what is really sent, and the conformance suite compares.",
         _wire(method),
         "## Facts",
         table(("", ""), ((f"**{head}**" if head else "", prose(text)) for head, text in _facts(method.facts))),

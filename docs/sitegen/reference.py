@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -25,11 +26,11 @@ def configuration() -> str:
     """Every key of the tables that all experiments have."""
     parts = [
         "# Configuration",
-        "An experiment has three tables: `federation`, `method` and `run`. Write them into a TOML file, or type a key as"
-        " an override behind `potluck run`: `run.rounds=5`. What is not given has its default; a key that does not exist"
-        " is refused with the nearest ones. `potluck show federation` and `potluck show run` print this page.",
-        "The keys of `method` are `name` and the hyper-parameters of the method, on [its page](../methods/index.md). The"
-        " file may also name a `preset`.",
+        "An experiment has three tables: `federation`, `method` and `run`. Write them into a TOML file, or type a key"
+        " as an override behind `potluck run`: `run.rounds=5`. What is not given has its default; a key that does not"
+        " exist is refused with the nearest ones. `potluck show federation` and `potluck show run` print this page.",
+        "The keys of `method` are `name` and the hyper-parameters of the method, on [its page](../methods/index.md)."
+        " The file may also name a `preset`.",
     ]
     for name, cls in TABLES.items():
         parts += [f"## {code(name)}", prose(_first_paragraph(cls))]
@@ -121,7 +122,8 @@ def tasks() -> str:
 def commands() -> dict[str, Any]:
     """Every command by name."""
     group: Any = typer.main.get_command(app)
-    return group.commands
+    context = typer.Context(group, info_name="potluck")
+    return {name: group.get_command(context, name) for name in group.list_commands(context)}
 
 
 def command_line() -> str:
@@ -156,11 +158,11 @@ def _parameters(command: Any) -> Iterable[tuple[str, str]]:
             flag = one.is_flag and not one.secondary_opts
             names = ", ".join([*one.opts, *one.secondary_opts])
             words = code(names if flag or one.secondary_opts else f"{names} {one.make_metavar(context)}")
-        plain = one.default is None or one.default in (False, (), []) or "Default:" in (one.help or "")
-        given = "" if plain or one.required else f" Default: {code(str(one.default))}."
+        stated = isinstance(one.default, str | int | float | Path) and not isinstance(one.default, bool)
+        given = f" Default: {code(str(one.default))}." if stated and "Default:" not in one.help else ""
         again = " May be repeated." if one.param_type_name == "option" and one.multiple else ""
         needed = " Required." if one.required else ""
-        yield words, f"{prose(one.help or '')}{given}{again}{needed}"
+        yield words, f"{prose(one.help)}{given}{again}{needed}"
 
 
 PACKAGES = {
@@ -170,6 +172,22 @@ PACKAGES = {
     "models": ("Models", ("models",)),
 }
 """The pages of names that `from potluck import ...` gives: title, and packages that they live in."""
+
+FIRST = (
+    "potluck.api.run",
+    "potluck.api.result",
+    "potluck.core.method",
+    "potluck.core.roles",
+    "potluck.core.message",
+    "potluck.core.schema",
+    "potluck.core.fit",
+    "potluck.core.requests",
+    "potluck.core.needs",
+    "potluck.core.federation",
+    "potluck.core.examples",
+    "potluck.parts.sharing",
+)
+"""Modules that come before the others on their pages."""
 
 MODULES = (
     "potluck.core.metric",
@@ -193,8 +211,9 @@ RECORDS = {
     "potluck.experiment.result": ("Result",),
     "potluck.models.contract": ("Split",),
     "potluck.records": ("RoundRecord", "ClientRecord"),
+    "potluck.testing.worlds": ("World", "toy_federation"),
 }
-"""Classes that users get and seldom import: what functions return, and what observers are given."""
+"""What users get and seldom import: what functions return, what observers are given, and worlds for tests."""
 
 
 def python_names() -> dict[str, str]:
@@ -206,7 +225,7 @@ def python_names() -> dict[str, str]:
             if home.split(".")[0] in packages:
                 homes.setdefault(f"potluck.{home}", []).append(name)
         parts = [f"# {title}", "Import these names from `potluck`."]
-        for home, names in sorted(homes.items()):
+        for home, names in sorted(homes.items(), key=lambda entry: (_rank(entry[0]), entry[0])):
             parts += [f"## {code(home.removeprefix('potluck.'))}", prose(_first_paragraph(_module(home)))]
             parts += [_auto(home, name) for name in names]
         pages[f"reference/python/{page}.md"] = "\n\n".join(parts) + "\n"
@@ -215,10 +234,14 @@ def python_names() -> dict[str, str]:
         module = _module(home)
         parts += [f"## {code(home)}", prose(_first_paragraph(module))]
         parts += [_auto(home, name) for name in public_names(module)]
-    parts += ["## What is returned, and what observers are given"]
+    parts += ["## What is returned, what observers are given, and small worlds for tests"]
     parts += [_auto(home, name) for home, names in RECORDS.items() for name in names]
     pages["reference/python/modules.md"] = "\n\n".join(parts) + "\n"
     return pages
+
+
+def _rank(home: str) -> int:
+    return FIRST.index(home) if home in FIRST else len(FIRST)
 
 
 def public_names(module: Any) -> list[str]:
@@ -261,8 +284,8 @@ def citation(cff: str) -> str:
             "# How to cite",
             facts["message"] + " The same facts are in `CITATION.cff`, which reference managers read.",
             fenced("\n".join(["@software{potluck,", *lines, "}"]), "bibtex"),
-            "Cite the papers of the methods that you ran as well; each [method's page](methods/index.md) begins with its"
-            " paper. Name the version, the experiment's TOML file and the runs' digests, which `potluck show FOLDER"
+            "Cite the papers of the methods that you ran as well; each [method's page](methods/index.md) begins with"
+            " its paper. Name the version, the experiment's TOML file and the runs' digests, which `potluck show FOLDER"
             " --digest` prints: with these three a reader can repeat your runs, and see whether it worked.",
         ]
     ) + "\n"  # fmt: skip
