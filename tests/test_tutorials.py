@@ -14,7 +14,8 @@ import pytest
 
 from potluck.cli import main
 
-TUTORIALS = Path(__file__).parents[1] / "docs/tutorials"
+ROOT = Path(__file__).parents[1]
+TUTORIALS, README = ROOT / "docs/tutorials", ROOT / "README.md"
 NOT_CARRIED_OUT = ("make demo", "source .venv/bin/activate", "pip install")
 """Commands that install; `.ci/run` begins with them."""
 
@@ -100,3 +101,26 @@ def test_a_tutorial_can_be_followed_and_shows_what_appears(page, tmp_path, monke
             assert shows(step.output, printed), (
                 f"{step.line}\nexpected:\n" + "\n".join(step.output) + f"\nfound:\n{printed}"
             )
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_the_demo_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (shown,) = re.findall(r"^```text\n(.*?)^```", README.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert shows(["...", *shown.splitlines(), "..."], carry_out("potluck run run.rounds=1"))
+
+
+def test_shows__notices_another_line_and_no_other_number():
+    assert shows(["a 1", "...", "c"], "a 22.5\n b\nb\n  c\n")
+    assert shows(["p  0.5", "1:10 min left"], "p 3\n\n3 s left\n")
+    assert not shows(["a 1", "c"], "a 1\nb\nc\n")
+    assert not shows(["a 1"], "b 1\n")
+    assert not shows(["a 1"], "a 1\nb\n")
+
+
+def test_steps__refuses_blocks_that_nobody_carries_out():
+    for block in ("```python\nprint(1)\n```", "```\nx\n```", "```console\nls\n```"):
+        with pytest.raises(AssertionError):
+            list(steps(block + "\n"))
+    assert list(steps("```console\n$ a b\nc\n$ d\n```\n")) == [Command("a b", ["c"]), Command("d", [])]

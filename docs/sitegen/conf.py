@@ -4,6 +4,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from sphinx.addnodes import desc
+
 from potluck import __version__
 from sitegen.docstrings import as_rst
 from sitegen.links import CodeLinks
@@ -28,10 +30,6 @@ maximum_signature_line_length = 88
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
-# Types in signatures that have no page, of other libraries or of Potluck's inside, stand there without a link. Whatever
-# a page links to in its text must exist.
-nitpick_ignore_regex = [("py:.*", ".*")]
-
 smartquotes = False  # quotation marks in docstrings are often code
 
 html_theme = "furo"
@@ -47,8 +45,20 @@ copybutton_exclude = ".linenos, .gp, .go"
 def setup(app: Any) -> None:
     """Connect what is Potluck's own."""
     app.add_post_transform(CodeLinks)
+    app.connect("missing-reference", _without_page)
     app.connect("autodoc-process-docstring", _convert, priority=100)  # before napoleon reads the sections
     app.connect("html-page-context", _collapse, priority=100)  # before the theme asks for the side bar
+
+
+def _without_page(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """Types in signatures that have no page, of other libraries or of Potluck's inside, stand there without a link.
+
+    What a page links to in its own text must exist.
+    """
+    above = node.parent
+    while above is not None and not isinstance(above, desc):
+        above = above.parent
+    return content if above is not None and node.get("refdomain") == "py" else None
 
 
 def _convert(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
