@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -81,8 +83,22 @@ def test_page__titles_differ_and_papers_are_linked():
 
 def test_page__says_what_can_be_reproduced():
     method = methods.documented("fedavg")
-    assert "The paper's tables: not yet." in methods.page(method)
-    assert "Table 1, at a tenth of its size" in methods.page(method, "Table 1, at a tenth of its size")
+    found = sections(methods.page(method, "Table 1, at a tenth of its size"))["Reproduction"]
+    assert found.split("\n\n")[:2] == ["\nThe paper's tables: not yet.", "Table 1, at a tenth of its size"]
+
+
+def test_reproduction__lists_the_recipes_in_which_a_method_stands(monkeypatch):
+    """As `potluck.recipes` has them: names, and recipes with a title, a paper and methods."""
+    paper = SimpleNamespace(place="Table 1")
+    recipes = {name: SimpleNamespace(title="Accuracy", paper=paper, methods=("fedin",)) for name in ("one", "two")}
+    module = ModuleType("potluck.recipes")
+    module.__spec__ = ModuleSpec("potluck.recipes", None)
+    module.list_recipes, module.load_recipe = lambda: list(recipes), recipes.__getitem__
+    monkeypatch.setitem(sys.modules, "potluck.recipes", module)
+    lines = methods.reproduction("fedin", cards={"two"}).split("\n\n")[1].split("\n")
+    assert lines[0] == "- `potluck reproduce one`: Accuracy, Table 1"
+    assert lines[1] == "- `potluck reproduce two`: Accuracy, Table 1 ([card](../reproduction/two.md))"
+    assert methods.reproduction("fedavg") == ""
 
 
 def test_documented__refuses_a_method_without_one_of_the_sections(tmp_path):

@@ -133,7 +133,8 @@ def _moved(root: Path, file: str, home: str, homes: Mapping[str, str]) -> str:
 
 def _generated(root: Path) -> dict[str, str]:
     own = [methods.documented(name) for name in methods.own_methods()]
-    found = {f"methods/{one.name}.md": methods.page(one) for one in own}
+    cards = {path.stem for path in (root / "docs/reproduction").glob("*.md")}
+    found = {f"methods/{one.name}.md": methods.page(one, methods.reproduction(one.name, cards)) for one in own}
     found |= methods.index(own)
     found |= {
         "reference/configuration.md": reference.configuration(),

@@ -1,10 +1,11 @@
 """A page for each of Potluck's methods, made of its documentation, its hyper-parameters and its file; and an index."""
 
+import importlib.util
 import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,12 @@ def _head(text: str) -> tuple[str, str, str]:
     return title, "", "\n\n".join(paragraphs)
 
 
-def page(method: Documented, reproduction: str = "") -> str:
+def page(method: Documented, recipes: str = "") -> str:
     """The page of a method.
 
     Args:
         method: it.
-        reproduction: Markdown on which of the paper's numbers can be repeated; empty if there is nothing.
+        recipes: Markdown on the tables that can be run again, see `reproduction`; empty if there are none.
     """
     parts = [
         f"# {prose(method.title)}",
@@ -118,7 +119,8 @@ def page(method: Documented, reproduction: str = "") -> str:
         "## Facts",
         table(("", ""), ((f"**{head}**" if head else "", prose(text)) for head, text in _facts(method.facts))),
         "## Reproduction",
-        reproduction or f"The paper's tables: {prose(stated(method.cls).get('table', 'not yet'))}.",
+        f"The paper's tables: {prose(stated(method.cls).get('table', 'not yet'))}.",
+        recipes,
         "## Symbols",
         fenced(method.sections["Symbols"]),
         "## Hyper-parameters",
@@ -133,6 +135,28 @@ def page(method: Documented, reproduction: str = "") -> str:
         fenced(method.code, "python"),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def reproduction(name: str, cards: Container[str] = ()) -> str:
+    """Markdown on the recipes of papers' tables in which a method stands; empty if there is none.
+
+    Args:
+        name: of the method.
+        cards: names of the recipes that have a page in `reproduction/`.
+    """
+    if importlib.util.find_spec("potluck.recipes") is None:
+        return ""
+    recipes = importlib.import_module("potluck.recipes")
+    found = {one: recipe for one in recipes.list_recipes() if name in (recipe := recipes.load_recipe(one)).methods}
+    if not found:
+        return ""
+    lines = [
+        f"- {code(f'potluck reproduce {one}')}: {prose(recipe.title)}, {prose(recipe.paper.place)}"
+        + (f" ([card](../reproduction/{one}.md))" if one in cards else "")
+        for one, recipe in found.items()
+    ]
+    intro = "Tables in which it stands can be run again, at any scale, beside the paper's numbers ([how]"
+    return f"{intro}(../guides/reproduce.md)):\n\n" + "\n".join(lines)
 
 
 def _needs(cls: type[Method[Any]]) -> str:
