@@ -15,13 +15,13 @@ import potluck
 from potluck.core.discovery import module_names
 from potluck.core.task import TASKS
 from potluck.experiment.config import TABLES
-from potluck.experiment.keys import settings_of
+from potluck.experiment.keys import options_of, settings_of
 from potluck.methods import get_method
-from potluck.models import list_models
+from potluck.models import get_model, list_models
 from sitegen import methods, reference
 from sitegen.assemble import linked_files, pages, written
 from sitegen.docstrings import as_rst
-from sitegen.text import code, prose, table
+from sitegen.text import code, default, kind, prose, table
 
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -160,6 +160,15 @@ def test_parts__have_their_places(site):
         "tasks": list(TASKS),
     }.items():
         assert [name for name in names if code(name) not in site[f"reference/{page}.md"]] == []
+
+
+def test_models__have_each_its_own_defaults(site):
+    text = site["reference/models.md"]
+    for name in list_models():
+        entry = text[text.index(f"\n{code(name)}\n: ") :].split("\n\n")[0]
+        for one in options_of(get_model(name), without=("scale",)):
+            assert f"{code(one.key)} = {default(one)}" in entry, name
+            assert f"\n{code(one.key)}, {kind(one)}\n: {prose(one.meaning)}" in text
 
 
 def test_python_names__have_each_one_place(site):

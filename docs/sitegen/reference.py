@@ -90,16 +90,23 @@ def models() -> str:
     for home, names in families.items():
         text = inspect.cleandoc(importlib.import_module(home).__doc__ or "").partition("\n\nOptions:")[0]
         head, _, rest = text.partition("\n\n")
-        options = {one.key: one for name in names for one in options_of(get_model(name), without=("scale",))}
+        options = {name: options_of(get_model(name), without=("scale",)) for name in names}
+        meanings = {one.key: one for entries in options.values() for one in entries}
         parts += [
             f"## {prose(head.removesuffix('.').partition(':')[0])}",
             prose(head),
             prose(rest),
-            definitions((code(name), prose(_first_paragraph(get_model(name)))) for name in names),
-            "Options:" if options else "",
-            settings(options.values()),
+            definitions((code(name), _model(name, options[name])) for name in names),
+            "Options, whose defaults stand with each model:" if meanings else "",
+            definitions((f"{code(one.key)}, {kind(one)}", prose(one.meaning)) for one in meanings.values()),
         ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _model(name: str, options: list[Setting]) -> str:
+    """What a model is, and the defaults of its options."""
+    chosen = ", ".join(f"{code(one.key)} = {default(one)}" for one in options)
+    return f"{prose(_first_paragraph(get_model(name)))}{' Default: ' + chosen + '.' if chosen else ''}"
 
 
 def tasks() -> str:
