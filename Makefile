@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow lint check package clean
+.PHONY: demo test slow lint docs check package clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -18,13 +18,16 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-check: lint test slow
+docs: .venv/installed-dev
+	PYTHONPATH=docs $(BIN)/python -m sitegen
+
+check: lint docs test slow
 
 package: .venv/installed-dev
 	$(BIN)/python .ci/package.py
 
 clean:
-	rm -rf .venv
+	rm -rf .venv docs/_build
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,5 +1,6 @@
 """What the documentation shows is what there is: code blocks run, quoted files are the files."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -11,15 +12,20 @@ import pytest
 import typer
 
 import potluck
+import potluck.testing.limits
 from potluck.cli import app, main
+from potluck.cli.terminal import line_of
 from potluck.core.roles import Client, Server
 from potluck.experiment.config import resolve
 from potluck.experiment.presets import experiment_for
+from potluck.experiment.sweep import read_sweep
 from potluck.methods import list_methods
-from potluck.records import TITLES
+from potluck.records import TITLES, Progress
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = sorted(page for page in (ROOT / "docs").rglob("*.md") if not page.is_relative_to(ROOT / "docs/_build"))
+TUTORIALS = [page for page in WRITTEN if page.parent.name == "tutorials"]  # carried out in test_tutorials.py
+PAGES = [ROOT / "README.md", *WRITTEN]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -29,6 +35,7 @@ def blocks(page: Path, language: str) -> list[str]:
 CODE = [
     pytest.param(code, id=f"{page.name}-{number}", marks=[pytest.mark.slow])
     for page in PAGES
+    if page not in TUTORIALS
     for number, code in enumerate(blocks(page, "python"))
     if not code.startswith('"""')  # a method's file: checked below
 ]
@@ -41,19 +48,28 @@ def test_code_blocks_run(code, tmp_path, monkeypatch):
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The arguments of each `potluck` command in a page's blocks."""
+    """The words of each command in a page's blocks; where commands stand behind a `$`, other lines are output."""
     found = []
     for block in re.findall(r"^ *```(?:console|bash)\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
-        for command in re.split(r"[;\n]", block):
-            words = shlex.split(command, comments=True)
+        prompted = re.findall(r"^\$ (.+)", block, flags=re.MULTILINE)
+        bare = re.sub(r"\s#.*", "", block)  # without comments
+        for command in prompted or re.split(r"[;\n]", bare):
+            words = shlex.split(command)
             while words and re.match(r"[A-Z_]+=", words[0]):
                 words.pop(0)
-            if words[:1] == ["potluck"]:
-                found.append(words[1:])
+            if words:
+                found.append(words)
     return found
 
 
-COMMANDS = [pytest.param(words, id=" ".join(words)) for page in PAGES for words in commands(page)]
+ALL_COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
+COMMANDS = [
+    pytest.param(words[1:], id=" ".join(words[1:]))
+    for page, words in ALL_COMMANDS
+    if words[0] == "potluck" and page not in TUTORIALS
+]
+SERVED = [words[1:] for page, words in ALL_COMMANDS if words[:2] in (["potluck", "serve"], ["potluck", "join"])]
+OTHERS = [pytest.param(words, id=" ".join(words)) for _, words in ALL_COMMANDS if words[0] != "potluck"]
 
 
 def parsed(words: list[str]) -> dict[str, object]:
@@ -74,17 +90,94 @@ def test_commands_have_the_arguments_that_are_shown(words):
         experiment_for(None if first else target, [*first, *overrides])
 
 
+@pytest.mark.parametrize("words", SERVED, ids=" ".join)
+def test_commands_of_servers_and_nodes_have_the_arguments_that_are_shown(words):
+    assert parsed(words)
+
+
+def other_command_exists(words: list[str]) -> bool:
+    """Whether a command that is not Potluck's does what it says: its target, extra or file is there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    match words:
+        case ["make", target]:
+            return f"\n{target}:" in (ROOT / "Makefile").read_text()
+        case ["pip", "install", package]:
+            name, _, extra = package.removesuffix("]").partition("[")
+            return name == project["name"] and extra in project["optional-dependencies"]
+        case ["python" | "sudo", *rest]:
+            files = [word for word in rest if re.search(r"^(?!/)[\w/-]+\.\w+$", word)]
+            return all((ROOT / file).exists() for file in files) and (bool(files) or rest[:1] == ["systemctl"])
+        case ["source", ".venv/bin/activate"]:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_other_commands_are_known_and_name_what_there_is(words):
+    assert other_command_exists(words), f"nobody checks {' '.join(words)!r}: teach other_command_exists"
+
+
 def test_commands_that_do_not_exist_are_noticed():
     with pytest.raises(AssertionError, match="no command"):
         parsed(["play"])
+    assert not other_command_exists(["make", "coffee"])
+    assert not other_command_exists(["pip", "install", "potluck[coffee]"])
+    assert not other_command_exists(["python", "benchmarks/coffee.py"])
+    assert not other_command_exists(["coffee"])
     with pytest.raises(Exception, match="No such option"):
         parsed(["run", "--fast"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_of_configuration_resolve(page):
-    for block in blocks(page, "toml"):
-        resolve(tomllib.loads(block), page.name)
+    for block in blocks(page, "toml") if page not in TUTORIALS else []:
+        tree = tomllib.loads(block)
+        if "sweep" in tree:
+            read_sweep(tree, page.name)
+        else:
+            resolve(tree, page.name)
+
+
+# Blocks of text, by page: the tests that compare them with what appears.
+SHOWN = {
+    "add-a-method.md": "test_the_guide_lists_schemas_and_limits_that_there_are",
+    "README.md": "test_the_readme_shows_what_the_demo_prints",
+    "compare.md": "test_table_of__shows_percent_with_intervals",
+    "follow-a-run.md": "test_the_line_of_a_run_is_the_one_that_the_guide_shows",
+    "own-parts.md": "test_the_table_of_the_page_makes_a_federation",
+}
+KINDS = {"python", "toml", "console", "bash", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_is_of_a_kind_that_is_tested(page):
+    fences = re.findall(r"^ *```(.*)\n", page.read_text(), flags=re.MULTILINE)
+    kinds = fences[::2]
+    assert set(fences[1::2]) <= {""}
+    assert set(kinds) <= KINDS, f"{page.name}: name the language of each block, one of {', '.join(sorted(KINDS))}"
+    assert "text" not in kinds or page.name in SHOWN, f"{page.name}: no test compares its block of text"
+
+
+def test_blocks_of_text_are_compared_by_tests_that_there_are():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in SHOWN.values() if f"def {name}(" not in tests] == []
+
+
+def test_the_guide_lists_schemas_and_limits_that_there_are():
+    schemas, declared, limits = blocks(ROOT / "docs/guides/add-a-method.md", "text")
+    named = [name for line in schemas.splitlines() for name in re.findall(r"[A-Za-z]+", line.partition("  ")[0])]
+    assert len([name for name in named if exists(name)]) >= 9
+    assert all(exists(re.match(r"\w+", line)[0]) for line in schemas.splitlines())
+    ast.parse(declared)
+    sentences = [line.partition("   ")[0].strip() for line in limits.splitlines()]
+    assert len(sentences) >= 8
+    assert [one for one in sentences if one not in potluck.testing.limits.__doc__] == []
+
+
+def test_the_line_of_a_run_is_the_one_that_the_guide_shows():
+    (shown,) = blocks(ROOT / "docs/guides/follow-a-run.md", "text")
+    standing = Progress("fedavg", "training", 6, 20, 4, 10, 5.4, 0.4031, "accuracy 71.5 %", 12_400_000, 72.0)
+    assert shown.split(maxsplit=1)[1] == f"{line_of(standing)}\n"
 
 
 def test_the_readme_quotes_fedavg_as_it_is():
@@ -183,7 +276,7 @@ FORBIDDEN = {
     r"share_right": "accuracy",
     r"hash8": "experiment_id",
 }
-WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 CODE_FILES = [path for suffix in ("py", "toml", "j2", "js") for path in (ROOT / "src").rglob(f"*.{suffix}")]
 OTHERS = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.*")]
 OTHERS = [path for path in OTHERS if path.suffix in (".md", ".py", ".ipynb")]
@@ -210,13 +303,13 @@ def using(word: str, instead: str, files: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize("word", FORBIDDEN)
 def test_no_page_and_no_file_uses_a_word_that_the_glossary_replaces(word):
-    found = using(word, FORBIDDEN[word], [*WRITTEN, *CODE_FILES])
+    found = using(word, FORBIDDEN[word], [CONTRIBUTING, *PAGES, *CODE_FILES])
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("word", SCORES)
 def test_a_score_has_one_name_wherever_it_is_shown(word):
-    found = using(word, SCORES[word], [*WRITTEN, *CODE_FILES, *OTHERS])
+    found = using(word, SCORES[word], [CONTRIBUTING, *PAGES, *CODE_FILES, *OTHERS])
     assert not found, "\n".join(found)
 
 

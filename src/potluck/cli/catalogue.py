@@ -126,7 +126,7 @@ def _print_partition(console: Console, name: str) -> None:
 
 
 def _print_dataset(console: Console, name: str) -> None:
-    console.print(f"{name}: {_dataset_line(describe(name))}\n", markup=False)
+    console.print(f"{name}: {dataset_line(describe(name))}\n", markup=False)
     console.print(f"federation.dataset={name}", markup=False)
     _print_settings(console, [one for one in settings_of(FederationConfig) if one.key in _OF_DATA], "federation.")
 
@@ -213,13 +213,13 @@ def _first_line(kind: str, name: str) -> str:
     if kind == "partitions":
         return (inspect.getdoc(get_partition(name)) or "").split("\n")[0]
     if kind == "datasets":
-        return _dataset_line(describe(name))
+        return dataset_line(describe(name))
     if kind == "tasks":
         return (inspect.getdoc(type(TASKS[name])) or "").split("\n")[0]
     return (inspect.getdoc(get_model(name)) or "").split("\n")[0]
 
 
-def _dataset_line(description: Description) -> str:
+def dataset_line(description: Description) -> str:
     """A data set's input shape, and its classes, or its task and the width of an output."""
     width, task = description.num_classes, description.task
     outputs = f"{width} classes" if task.has_classes else f"{task.name}, {width} output{'s' if width != 1 else ''}"

@@ -1,0 +1,58 @@
+"""Names in code font lead to their pages: keys, commands, methods, and classes of the public vocabulary."""
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+import potluck
+from sitegen.methods import own_methods
+from sitegen.reference import commands
+
+
+class CodeLinks(SphinxPostTransform):
+    """Turns `run.rounds`, `potluck compare ...`, `fedavg` and `Fit` into links, but on their own pages."""
+
+    default_priority = 5
+
+    def run(self, **options: Any) -> None:
+        """Wrap each name that has a page."""
+        places, here = _places(self.env), self.env.docname
+        for node in list(self.document.findall(nodes.literal)):
+            if _inside(node, nodes.reference, nodes.title, nodes.term):
+                continue
+            place = places.get(_name(node.astext()))
+            if place and place[0] != here:
+                uri = self.app.builder.get_relative_uri(here, place[0]) + (f"#{place[1]}" if place[1] else "")
+                node.replace_self(nodes.reference("", "", node.deepcopy(), internal=True, refuri=uri))
+
+
+def _inside(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, kinds):
+            return True
+    return False
+
+
+def _name(text: str) -> str:
+    """What a text in code font names: `potluck run fedavg` the command, `run.rounds=3` the key."""
+    words = text.split()
+    if words[:1] == ["potluck"] and len(words) > 1:
+        return " ".join(words[:2])
+    return text.partition("=")[0].strip()
+
+
+def _places(env: Any) -> dict[str, tuple[str, str]]:
+    """Page and anchor by name."""
+    found = {name: (f"methods/{name}", "") for name in own_methods()}
+    found |= {f"potluck {name}": ("reference/command-line", nodes.make_id(f"potluck {name}")) for name in commands()}
+    for (kind, name), place in env.domains.standard_domain.objects.items():
+        if kind == "confval":
+            found[name] = place
+    objects = env.domains.python_domain.objects
+    for name, home in potluck._HOMES.items():
+        entry = objects.get(f"potluck.{home}.{name}")
+        if entry and name[0].isupper():
+            found[name] = found[f"potluck.{name}"] = (entry.docname, entry.node_id)
+    return found
