@@ -130,6 +130,7 @@ def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method)
         ("run=3", "run: expected a table, found 3"),
         ("run.rounds.more=3", "rounds is not a table"),
         ("run.rounds", "expected key=value, such as run.rounds=10"),
+        ("'cnn3']", "expected key=value, such as run.rounds=10; quotes keep a value with spaces whole"),
         ("run.memory_gib=inf", "run.memory_gib: "),
         ("run.memory_gib=nan", "run.memory_gib: "),
         ("run.threads=1_000_000", "run.threads: expected at least 1 and at most 1,024, found 1000000"),

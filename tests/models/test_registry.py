@@ -115,6 +115,8 @@ def test_image_size_asks_for_an_image():
     assert image_size((3, 32, 24)) == (3, 24)
     with pytest.raises(ConfigError, match=r"input shape \(10,\); expected an image"):
         image_size((10,))
+    with pytest.raises(ConfigError, match=r"input shape \(8, 8\); .*; give grey images an axis for .*: x\[:, None\]"):
+        image_size((8, 8))
     with pytest.raises(ConfigError, match="image of 32 x 4; expected at least 8 x 8"):
         image_size((3, 32, 4), smallest=8)
 

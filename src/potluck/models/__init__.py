@@ -59,7 +59,8 @@ def image_size(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, in
         ConfigError: the shape is not that of an image, or a side is shorter than `smallest`.
     """
     if len(input_shape) != 3:
-        raise ConfigError(f"input shape {input_shape}; expected an image (channels, height, width)")
+        advice = "; give grey images an axis for their one channel: x[:, None]" if len(input_shape) == 2 else ""
+        raise ConfigError(f"input shape {input_shape}; expected an image (channels, height, width){advice}")
     channels, height, width = input_shape
     if min(height, width) < smallest:
         raise ConfigError(f"image of {height} x {width}; expected at least {smallest} x {smallest} for this model")
