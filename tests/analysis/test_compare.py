@@ -114,6 +114,14 @@ def test_unequal__names_what_differs_besides_the_method(store_run):
     assert sorted(found["federation.dataset"].values()) == ["digits", "mnist"]
 
 
+def test_unequal__names_local_training_that_differs_unless_the_labels_do(store_run):
+    runs = [
+        read_run(store_run("one", method="base", **{"method.training.optimizer": "adam"})),
+        read_run(store_run("two", method="better", **{"method.training.optimizer": "sgd"})),
+    ]
+    assert sorted(unequal(runs)["method.training.optimizer"].values()) == ["adam", "sgd"]
+
+
 def test_table_of__shows_percent_with_intervals(runs):
     table = table_of(compare(runs), ACCURACY)
     assert table.columns == (

@@ -250,3 +250,13 @@ def test_unknown_keys_are_refused_in_dataclasses_of_other_authors_too():
     Outer.__annotations__["inner"] = Inner
     with pytest.raises(ConfigError, match=r"unknown key outer\.inner\.sise; nearest: outer\.inner\.size"):
         typed(Outer, {"inner": {"sise": 2}}, "outer", "test")
+
+
+def test_experiment_on__gives_a_files_local_training_to_every_method_that_trains(tmp_path):
+    file = tmp_path / "f.toml"
+    file.write_text('[method]\nname = "fedprox"\nmu = 0.7\ntraining = { optimizer = "sgd", lr = 0.3 }\n')
+    same, other = (experiment_on(name, [], file).settings()["method"] for name in ("fedprox", "fedavg"))
+    assert same["training"] == other["training"]
+    assert (other["training"]["optimizer"], other["training"]["lr"]) == ("sgd", 0.3)
+    assert same["mu"] == 0.7
+    assert "mu" not in other
