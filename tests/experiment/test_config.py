@@ -9,7 +9,7 @@ from potluck.core.errors import ConfigError
 from potluck.engine.engine import Engine
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import override, read_toml, resolve
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.presets import experiment_for, experiment_on
 from potluck.methods import get_method, list_methods
 
 
