@@ -3,7 +3,7 @@
 import json
 import sys
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from potluck.core.needs import Need
 from potluck.engine.numerics.numerics import PLAIN
-from potluck.experiment.config import read_toml, resolve
+from potluck.experiment.config import override, read_toml, resolve
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -356,3 +356,38 @@ def test_the_comparison_has_one_row_for_each_side(htfllib):
         "| FD | Potluck | 50.0 | 1.000 | 0.500 | 10 | 2.0 |",
         "| FD | HtFLlib | 55.0 ± 7.1 | 2.000 | 0.500 | 10 | 2.0 |",
     ]
+
+
+@pytest.fixture
+def fluke_steps(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import fluke_steps
+
+    yield fluke_steps
+    del sys.modules["fluke_steps"]
+
+
+def test_lines_of_a_step_are_those_that_differ_from_what_was_there(fluke_steps):
+    sides = {step.name: step for step in fluke_steps.STEPS}
+    assert sides["three methods, three seeds"].potluck.lines("potluck") == 0
+    tracking = sides["tracking"].fluke
+    assert tracking.lines("fluke") == 2  # another logger, and its folder
+    assert 10 < sides["own method"].potluck.lines("potluck") < 20 < sides["own method"].fluke.lines("fluke")
+
+
+def test_a_step_is_timed_with_what_it_returned_and_shown_beside_the_other_side(fluke_steps, tmp_path):
+    step = fluke_steps.Step("tried", fluke_steps.Side(("echo here; exit 3",)), None)
+    found = fluke_steps.taken(step, "potluck", tmp_path, tmp_path)
+    assert (found.status, "here" in found.output) == (3, True)
+    found = replace(found, step="report", wall=1.25, processor=0.5)
+    rows = fluke_steps.table([found]).splitlines()
+    assert "| report | potluck | 0 | 1 | 1.2 | 0.5 | 3 |" in rows
+    assert "| report | fluke | – | | | | |" in rows
+    assert len(rows) == 2 + 2 * len(fluke_steps.STEPS)
+
+
+def test_what_a_user_of_potluck_writes_in_the_comparison_is_accepted(monkeypatch, fluke_steps):
+    monkeypatch.chdir(fluke_steps.FILES / "potluck")
+    experiment = resolve(override(read_toml(Path("exp.toml")), ["method.name=prox.py"]), "exp.toml")
+    assert experiment.method.mu == 0.3
+    assert experiment.method.training.batch_size == 32

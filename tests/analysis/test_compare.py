@@ -110,8 +110,20 @@ def test_unequal__names_what_differs_besides_the_method(store_run):
     first = read_run(store_run("one", method="base"))
     second = read_run(store_run("two", method="better", dataset="mnist", lr=0.1))
     found = unequal([first, second])
-    assert list(found) == ["federation.dataset"]
+    assert list(found) == ["federation.dataset", "method.training.lr"]
     assert sorted(found["federation.dataset"].values()) == ["digits", "mnist"]
+
+
+def test_unequal__names_local_training_that_differs_unless_the_labels_do(store_run):
+    runs = [read_run(store_run(method, method=method)) for method in ("base", "better")]
+    assert unequal(runs) == {}
+    config = runs[1].folder / "config.toml"
+    config.write_text(config.read_text().replace("[method.training]", "[method.training]\nepochs = 5"))
+    assert unequal([runs[0], read_run(runs[1].folder)]) == {}  # which the other does not have
+    first = runs[0].folder / "config.toml"
+    first.write_text(first.read_text().replace("[method.training]", "[method.training]\nepochs = 1"))
+    found = unequal([read_run(run.folder) for run in runs])
+    assert found == {"method.training.epochs": {"base": "1", "better": "5"}}
 
 
 def test_table_of__shows_percent_with_intervals(runs):

@@ -295,7 +295,7 @@ BAD_DATA = [
     ({**ARRAYS, "y_train": Y + 0.5}, "dataset: y_train: expected whole-number labels, found float64"),
     ({**ARRAYS, "y_test": Y + 5}, "test part: label 6; expected labels from 0 to 1"),
     ({**ARRAYS, "y_train": Y - 1}, "training part: label -1"),
-    ({**ARRAYS, "y_train": Y[:5]}, "expected 20 int64 targets"),
+    ({**ARRAYS, "y_train": Y[:5]}, "20 inputs but 5 labels"),
     ({**ARRAYS, "x_train": [[1.0], [1.0, 2.0]]}, "dataset: x_train: .*bring all rows to one shape"),
     ({**ARRAYS, "x_train": [object()]}, "dataset: x_train: expected an array with a row an example"),
     ({**ARRAYS, "x_train": X + np.nan}, "training part: 20 of 20 inputs hold NaN"),

@@ -94,6 +94,7 @@ def test_config_toml_of_a_run_is_a_command_of_its_own(potluck, tmp_path):
         ("run nosuch.toml", "nosuch.toml: no such file"),
         ("run nosuch.py", "no such file"),
         ("run fedin federation.dataset=nosuch.npz", "nosuch.npz: no such file or folder"),
+        ("run fedin federation.dataset=scans/", "scans: no such file or folder; expected a folder of images"),
         ("run --resume .", "is not a run"),
         ("run --frobnicate", "`potluck run` has no such option"),
         ("frobnicate", "there is no command 'frobnicate'; nearest:"),

@@ -1,5 +1,6 @@
 """`potluck new`: what it writes works at once, and it harms nothing."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def made(potluck, kind, name="my_part"):
 @pytest.mark.parametrize("kind", NEXT)
 def test_new__writes_a_test_that_passes(kind, potluck, tmp_path):
     commands = made(potluck, kind)
-    assert commands[0] == "pytest test_my_part.py"
+    assert commands[0] == "python -m pytest test_my_part.py"
     chosen = ["-k", METHOD_CHECKS] if kind == "method" else []
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_part.py", *chosen],
@@ -32,6 +33,12 @@ def test_new__writes_a_test_that_passes(kind, potluck, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+def test_new__says_how_to_install_pytest_where_it_is_not(potluck, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else found(name))
+    assert made(potluck, "model")[0] == "pip install pytest && python -m pytest test_my_part.py"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NEXT if kind != "method"])

@@ -135,3 +135,11 @@ def test_two_files_of_one_name_are_two_modules(tmp_path):
         loaded.append(load_file(path))
     assert [module.FOLDER for module in loaded] == ["one", "two"]
     assert len({module.__name__ for module in loaded}) == 2
+
+
+@pytest.mark.parametrize("name", ["nets:small", "nets.small"])
+def test_unknown__says_how_a_part_of_a_file_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "; of a file" not in str(unknown("model", name, ["cnn2"], "potluck list models"))
+    (tmp_path / "nets.py").touch()
+    assert str(unknown("model", name, ["cnn2"], "potluck list models")).endswith("; of a file: nets.py:small")

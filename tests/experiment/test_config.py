@@ -9,7 +9,7 @@ from potluck.core.errors import ConfigError
 from potluck.engine.engine import Engine
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import override, read_toml, resolve
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.presets import experiment_for, experiment_on
 from potluck.methods import get_method, list_methods
 
 
@@ -130,6 +130,7 @@ def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method)
         ("run=3", "run: expected a table, found 3"),
         ("run.rounds.more=3", "rounds is not a table"),
         ("run.rounds", "expected key=value, such as run.rounds=10"),
+        ("'cnn3']", "expected key=value, such as run.rounds=10; quotes keep a value with spaces whole"),
         ("run.memory_gib=inf", "run.memory_gib: "),
         ("run.memory_gib=nan", "run.memory_gib: "),
         ("run.threads=1_000_000", "run.threads: expected at least 1 and at most 1,024, found 1000000"),
@@ -249,3 +250,13 @@ def test_unknown_keys_are_refused_in_dataclasses_of_other_authors_too():
     Outer.__annotations__["inner"] = Inner
     with pytest.raises(ConfigError, match=r"unknown key outer\.inner\.sise; nearest: outer\.inner\.size"):
         typed(Outer, {"inner": {"sise": 2}}, "outer", "test")
+
+
+def test_experiment_on__gives_a_files_local_training_to_every_method_that_trains(tmp_path):
+    file = tmp_path / "f.toml"
+    file.write_text('[method]\nname = "fedprox"\nmu = 0.7\ntraining = { optimizer = "sgd", lr = 0.3 }\n')
+    same, other = (experiment_on(name, [], file).settings()["method"] for name in ("fedprox", "fedavg"))
+    assert same["training"] == other["training"]
+    assert (other["training"]["optimizer"], other["training"]["lr"]) == ("sgd", 0.3)
+    assert same["mu"] == 0.7
+    assert "mu" not in other

@@ -1,6 +1,7 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import MISSING
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
@@ -8,6 +9,9 @@ import pytest
 
 from potluck import models
 from potluck.core.errors import ConfigError
+from potluck.core.scale import Scale
+from potluck.experiment.keys import options_of
+from potluck.experiment.parts import kind_of
 from potluck.models import get_model, image_size, list_models
 
 
@@ -111,5 +115,68 @@ def test_image_size_asks_for_an_image():
     assert image_size((3, 32, 24)) == (3, 24)
     with pytest.raises(ConfigError, match=r"input shape \(10,\); expected an image"):
         image_size((10,))
+    with pytest.raises(ConfigError, match=r"input shape \(8, 8\); .*; give grey images an axis for .*: x\[:, None\]"):
+        image_size((8, 8))
     with pytest.raises(ConfigError, match="image of 32 x 4; expected at least 8 x 8"):
         image_size((3, 32, 4), smallest=8)
+
+
+OWN_NETS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, width=4):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(width), nn.Linear(width, num_classes))
+
+def swapped(input_shape, num_classes):
+    return nn.Linear(input_shape[0], num_classes)
+
+def with_option(num_classes, hidden):
+    return nn.Linear(hidden, num_classes)
+
+def sized(scale):
+    return nn.Linear(scale.of(8), 3)
+
+def either_way(**anything):
+    return nn.Linear(len(anything) + 1, 3)
+
+net = nn.Linear(2, 3)
+"""
+
+
+@pytest.fixture
+def own_nets(tmp_path):
+    (tmp_path / "nets.py").write_text(OWN_NETS)
+    return str(tmp_path / "nets.py")
+
+
+def test_get_model__calls_what_a_file_has_with_the_arguments_that_it_names(own_nets):
+    assert get_model(f"{own_nets}:Net")(3, (2,), width=5).layers[2].weight.shape == (3, 5)
+    assert get_model(f"{own_nets}:swapped")(3, (2,)).weight.shape == (3, 2)
+    assert get_model(f"{own_nets}:sized")(3, (2,), scale=Scale(width=0.5)).weight.shape == (3, 4)
+    assert get_model(f"{own_nets}:either_way")(3, (2,)).weight.shape == (3, 1)
+
+
+def test_get_model__hands_no_fact_over_for_an_argument_of_another_name(own_nets):
+    build = get_model(f"{own_nets}:with_option")
+    with pytest.raises(ConfigError, match=r"needs an argument hidden; .* by these names; .* hidden = \.\.\.}"):
+        build(3, (2,))
+    assert build(3, (2,), hidden=7).weight.shape == (3, 7)
+
+
+def test_get_model__refuses_a_network_that_all_clients_would_share(own_nets):
+    with pytest.raises(ConfigError, match=r":net is a network; expected the class or a function that builds one"):
+        get_model(f"{own_nets}:net")
+
+
+@pytest.mark.parametrize("name", ["Net", "swapped", "with_option"])
+def test_kind_of__tells_a_model_by_its_base_and_by_the_names_of_its_arguments(own_nets, name):
+    assert kind_of(f"{own_nets}:{name}")[1] == "model"
+
+
+def test_options_of__says_of_an_option_that_it_has_no_default(own_nets):
+    (hidden,) = options_of(get_model(f"{own_nets}:with_option"))
+    assert hidden.default is MISSING
+    (width,) = options_of(get_model(f"{own_nets}:Net"))
+    assert width.default == 4

@@ -128,9 +128,19 @@ _SHOWN: tuple[Measure, ...] = ("personal", "common", "global")
 
 
 def unequal(runs: Sequence[StoredRun]) -> dict[str, dict[str, str]]:
-    """Settings other than the method's that differ between the experiments: by key, the value of each label."""
+    """Settings that differ between the experiments: by key, the value of each label.
+
+    Of the method's, only those of local training that all have and no label names.
+    """
     trees = {members.label: settings(members.runs[0]) for members in group(runs)}
-    keys = [key for key in differing(list(trees.values())) if not key.startswith("method.")]
+
+    def told(key: str) -> bool:
+        if not key.startswith("method."):
+            return True
+        named = any(f"{key.rpartition('.')[2]}=" in label for label in trees)
+        return key.startswith("method.training.") and not named and all(key in tree for tree in trees.values())
+
+    keys = [key for key in differing(list(trees.values())) if told(key)]
     return {key: {label: tree.get(key, "–") for label, tree in trees.items()} for key in keys}
 
 

@@ -10,17 +10,16 @@ from typing import Any, cast
 
 from torch import nn
 
+from potluck.core.builders import called_by_name, lacking_values
 from potluck.core.discovery import giving
 from potluck.core.errors import ConfigError
 from potluck.core.method import Method
-from potluck.core.scale import FULL, Scale
 from potluck.data.dataset import Dataset, Source
 from potluck.data.datasets import ArraySource, HeldSource, list_datasets
 from potluck.methods import get_method, list_methods
 from potluck.models import list_models
 
 _METHODS, _MODELS, _DATASETS = "potluck.methods", "potluck.models", "potluck.datasets"
-_MADE_WITH = ("num_classes", "input_shape", "scale")
 
 KEYWORDS: Mapping[str, str] = {
     "dataset": "federation.dataset",
@@ -215,35 +214,14 @@ def _builder(given: Any, name: str) -> Callable[..., nn.Module]:
     Raises:
         ConfigError: it is none, or cannot be called with these arguments alone.
     """
-    if isinstance(given, nn.Module):
-        raise ConfigError(
-            f"models: {type(given).__name__} is a network; expected the class or a function that builds one, since"
-            " every client has its own: such as lambda: copy.deepcopy(net)"
-        )
     if not callable(given):
         raise ConfigError(
             f"models: found {type(given).__name__}; expected a name, a table, or a class or function that builds one"
         )
-    model = cast(Callable[..., nn.Module], given)
-    try:
-        parameters = inspect.signature(model).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        parameters = ()
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    strange = [p.name for p in wanted if p.name not in _MADE_WITH or p.kind is p.POSITIONAL_ONLY]
-    if strange:
+    build = called_by_name(cast(Callable[..., Any], given), name)
+    if lacking := lacking_values(build):
         raise ConfigError(
-            f"models: {name} needs an argument {strange[0]}; expected none but num_classes and input_shape, by these"
+            f"models: {name} needs an argument {lacking[0]}; expected none but num_classes and input_shape, by these"
             " names; give it its value with functools.partial"
         )
-
-    def build(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-        facts = {"num_classes": num_classes, "input_shape": input_shape}
-        return model(**{key: value for key, value in facts.items() if key in named})
-
-    def build_at(num_classes: int, input_shape: tuple[int, ...], *, scale: Scale = FULL) -> nn.Module:
-        facts = {"num_classes": num_classes, "input_shape": input_shape}
-        return model(scale=scale, **{key: value for key, value in facts.items() if key in named})
-
-    return build_at if "scale" in named else build
+    return build

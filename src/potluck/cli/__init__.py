@@ -206,7 +206,9 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Run every method with this many seeds, from run.seed on.", min=1)] = 1,
-    on: Annotated[Path | None, typer.Option(help="TOML file with the federation and the run of all methods.")] = None,
+    on: Annotated[
+        Path | None, typer.Option(help="TOML file with the federation, run and local training of all methods.")
+    ] = None,
     to: Parent = Path("runs"),
     processes: Processes = None,
     measure: Measured = "personal",

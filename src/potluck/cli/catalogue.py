@@ -108,7 +108,7 @@ def _print_model(console: Console, name: str) -> None:
     console.print(f"federation.models={name}", markup=False)
     options = options_of(build, without=("scale",))
     if options:
-        chosen = "".join(f", {option.key}={_toml(option.default)}" for option in options)
+        chosen = "".join(f", {one.key}={'...' if one.default is MISSING else _toml(one.default)}" for one in options)
         console.print(f"federation.models=[{{name={_toml(name)}{chosen}}}]", markup=False, soft_wrap=True)
         _print_settings(console, options, "")
 

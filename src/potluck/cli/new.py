@@ -38,7 +38,8 @@ def write_new(kind: str, name: str) -> None:
         with place.open("x", encoding="utf-8") as file:
             file.write(_named(text, name))
     typer.echo(f"wrote {places[0]} and {places[1]}; change what you like, then")
-    for command in (f"pytest {places[1]}", *NEXT[kind]):
+    lacking = "" if importlib.util.find_spec("pytest") else "pip install pytest && "
+    for command in (f"{lacking}python -m pytest {places[1]}", *NEXT[kind]):
         typer.echo(f"  {command.format(name=name)}")
 
 

@@ -176,4 +176,6 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 def unknown(kind: str, name: str, known: Iterable[str], command: str) -> ConfigError:
     """The error for an unknown name, with the nearest names and the command that lists all."""
     near = ", ".join(nearest(name, known))
-    return ConfigError(f"unknown {kind} {name!r}; nearest: {near}; all: {command}")
+    file, _, inside = name.replace(":", ".").rpartition(".")
+    own = f"; of a file: {file}.py:{inside}" if file and Path(f"{file}.py").is_file() else ""
+    return ConfigError(f"unknown {kind} {name!r}; nearest: {near}; all: {command}{own}")

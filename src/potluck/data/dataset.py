@@ -172,7 +172,9 @@ def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int, t
 
 def _check_labels(where: str, targets: Tensor, count: int, num_classes: int) -> None:
     """Check that there are `count` targets and that each is a class."""
-    if targets.dtype != torch.int64 or targets.dim() != 1 or len(targets) != count:
+    if targets.dim() == 1 and len(targets) != count:
+        raise DataError(f"{where}: {count} inputs but {len(targets)} labels; give each input one label")
+    if targets.dtype != torch.int64 or targets.dim() != 1:
         other = "; other tasks than classification are named: federation.task" if targets.dim() != 1 else ""
         raise DataError(
             f"{where}: expected {count} int64 targets, one an input, "

@@ -340,7 +340,10 @@ def _assigned(assignments: Assignments) -> Tree:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10")
+            torn = (
+                '; quotes keep a value with spaces whole: "key=[1, 2]"' if assignment.endswith(("]", "}", ",")) else ""
+            )
+            raise ConfigError(f"{assignment!r}: expected key=value, such as run.rounds=10{torn}")
         found[key.strip()] = _listed(text) if key.strip() in _LISTS else _value(text)
     return found
 

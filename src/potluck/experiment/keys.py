@@ -79,7 +79,12 @@ def options_of(function: Callable[..., Any], without: tuple[str, ...] = ()) -> l
         **_entries(function.__doc__, "Args"),
     }
     return [
-        _setting(option.name, hints.get(option.name, Any), option.default, meanings.get(option.name, ""))
+        _setting(
+            option.name,
+            hints.get(option.name, Any),
+            MISSING if option.default is option.empty else option.default,
+            meanings.get(option.name, ""),
+        )
         for option in inspect.signature(function).parameters.values()
         if option.kind is option.KEYWORD_ONLY and option.name not in without
     ]

@@ -3,6 +3,8 @@
 import inspect
 from typing import Any, Literal
 
+from torch import nn
+
 from potluck.core.discovery import own_part
 from potluck.core.errors import ConfigError
 from potluck.core.method import Method
@@ -10,8 +12,8 @@ from potluck.core.method import Method
 Kind = Literal["method", "model", "partition", "data set", "metric"]
 
 FORMS = (
-    "a class that derives from Method, or a function of (num_classes, input_shape) for a model, of (targets, clients,"
-    " key) for a partition, of (outputs, targets) for a metric, or without arguments for data"
+    "a class that derives from Method, a class or function of num_classes and input_shape for a model, a function of"
+    " (targets, clients, key) for a partition, of (outputs, targets) for a metric, or without arguments for data"
 )
 
 
@@ -24,11 +26,16 @@ def kind_of(reference: str) -> tuple[Any, Kind]:
     found = own_part(reference, f"one part: {FORMS}", _is_part)
     if isinstance(found, type) and issubclass(found, Method):
         return found, "method"
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return found, "model"
     if isinstance(found, type):
         return found, "metric" if hasattr(found, "sums") else "partition"
+    parameters = inspect.signature(found).parameters
+    if "num_classes" in parameters or "input_shape" in parameters:
+        return found, "model"
     taken = [
         one.name
-        for one in inspect.signature(found).parameters.values()
+        for one in parameters.values()
         if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
     ]
     if len(taken) == 2:
@@ -43,4 +50,4 @@ def _is_part(value: object) -> bool:
     """Whether a value may be a part: a function, or a class with the methods of one."""
     if not isinstance(value, type):
         return inspect.isfunction(value)
-    return issubclass(value, Method) or "__call__" in vars(value) or hasattr(value, "sums")
+    return issubclass(value, Method | nn.Module) or "__call__" in vars(value) or hasattr(value, "sums")

@@ -37,7 +37,9 @@ def experiment_for(target: str | None, assignments: Assignments) -> Experiment:
 
 
 def experiment_on(target: str, assignments: Assignments, on: Path | None) -> Experiment:
-    """A target's experiment, on the federation and with the run of a file if one is given.
+    """A target's experiment, with the federation, the run and the local training of a file if one is given.
+
+    What else the file sets of its method is for this method alone.
 
     Raises:
         ConfigError: as `experiment_for`, or the target is a file with a federation of its own.
@@ -48,8 +50,13 @@ def experiment_on(target: str, assignments: Assignments, on: Path | None) -> Exp
         raise ConfigError(f"{target}: with --on name methods; this file has a federation of its own")
     tree = read_experiment(on)
     method = tree.get("method", {})
-    own = method if isinstance(method, dict) and method.get("name") == target else {"name": target}
-    return resolve(override({**tree, "method": own}, assignments), f"{on}, {target}")
+    if not isinstance(method, dict) or method.get("name") != target:
+        trains = any(spec.name == "training" for spec in fields(get_method(target)))
+        shared = (
+            {"training": method["training"]} if trains and isinstance(method, dict) and "training" in method else {}
+        )
+        method = {"name": target, **shared}
+    return resolve(override({**tree, "method": method}, assignments), f"{on}, {target}")
 
 
 def seeded(experiment: Experiment, number: int) -> Experiment:

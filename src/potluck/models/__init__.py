@@ -7,14 +7,14 @@
 number. Families whose slices are no networks of theirs refuse any width but 1. The depth of `scale` goes to
 `potluck.models.contract.of_depth`, which leaves out the last blocks. Installed distributions add
 families of their own through the entry-point group `potluck.models`: an entry point names a module that has a
-`VARIANTS`. A function of the same form in your own file is named `path/to/file.py:function`.
+`VARIANTS`. A class or function in your own file is named `path/to/file.py:name`; see `get_model`.
 """
 
 import importlib
 import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from potluck.core.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
 from potluck.core.errors import ConfigError
@@ -31,7 +31,10 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def get_model(name: str) -> Callable[..., "StagedNet"]:
-    """The function that builds the variant of this name, or a function of a Python file: `path/to/nets.py:small`.
+    """The function that builds the variant of this name, or what a Python file has: `path/to/nets.py:small`.
+
+    A class or function of a file is called with those of `num_classes`, `input_shape` and `scale` that it takes by
+    these names; what else it takes are options.
 
     Raises:
         ConfigError: no family has such a variant, or the file no such function.
@@ -39,7 +42,10 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
     if name in (own := given(_GROUP)):
         return own[name]
     if named_file(name):
-        return own_part(name, "a function that builds a network")
+        from potluck.core.builders import called_by_name  # loads torch
+
+        build = called_by_name(own_part(name, "a function that builds a network"), name)
+        return cast("Callable[..., StagedNet]", build)  # any network, which those ask about that split it
     variants = _variants()
     if name not in variants:
         raise unknown("model", name, variants, "potluck list models")
@@ -53,7 +59,8 @@ def image_size(input_shape: tuple[int, ...], smallest: int = 1) -> tuple[int, in
         ConfigError: the shape is not that of an image, or a side is shorter than `smallest`.
     """
     if len(input_shape) != 3:
-        raise ConfigError(f"input shape {input_shape}; expected an image (channels, height, width)")
+        advice = "; give grey images an axis for their one channel: x[:, None]" if len(input_shape) == 2 else ""
+        raise ConfigError(f"input shape {input_shape}; expected an image (channels, height, width){advice}")
     channels, height, width = input_shape
     if min(height, width) < smallest:
         raise ConfigError(f"image of {height} x {width}; expected at least {smallest} x {smallest} for this model")

@@ -129,6 +129,6 @@ def _found(name_or_path: str | Path) -> Source:
         return NpzSource(path)
     if _URL.match(name):
         raise DataError(f"{name}: an address on the web; download the data, and give the path of the folder or file")
-    if isinstance(name_or_path, Path) or path.suffix or len(path.parts) > 1:
+    if isinstance(name_or_path, Path) or path.suffix or "/" in name:
         raise DataError(f"{path}: no such file or folder; expected a folder of images, an .npz file or a name")
     raise unknown("data set", name, list_datasets(), "potluck list datasets")

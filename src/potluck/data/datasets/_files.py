@@ -225,7 +225,9 @@ def _names(path: Path) -> tuple[str, ...]:
 def _list_images(path: Path, part: str) -> list[tuple[Path, int]]:
     """Image files of one part and the class of each, sorted by class and file name."""
     if not (path / part).is_dir():
-        raise DataError(f"{path}: no folder {part}; {_LAYOUT}")
+        names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+        shown = ", ".join([*names[:3], "..."] if len(names) > 4 else names) or "nothing"
+        raise DataError(f"{path}: no folder {part}; {_LAYOUT}, found {shown}")
     number = {name: position for position, name in enumerate(_class_names(path / "train"))}
     found: list[tuple[Path, int]] = []
     for name in _class_names(path / part):
