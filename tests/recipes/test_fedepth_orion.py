@@ -217,3 +217,11 @@ def test_fedorion_methods_without_a_model_of_the_server_are_measured_by_their_cl
         assert {row for row, measure in by.items() if measure == "common"} == {"FedMD", "KT-pFL"}
         for one in whole(name):
             assert one.experiment.run.common_test == (by[one.row] == "common")
+
+
+@pytest.mark.parametrize("name", ["fedorion-table1", "fedorion-table2", "fedorion-table3-homogeneous"])
+def test_fedorion_rivals_have_enough_public_images_for_batchnorm_at_the_smallest_scale(name):
+    methods = [one.experiment.method for one in plan(load_recipe(name), 1e-6, 1)]
+    counts = [method.public_examples for method in methods if hasattr(method, "public_examples")]
+    assert counts
+    assert min(counts) >= 2
