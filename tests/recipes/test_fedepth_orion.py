@@ -191,7 +191,7 @@ def test_fedorion_rivals_learn_from_all_public_images_as_long_as_the_server_does
             training = one.experiment.method.server_training
             assert training.steps == 5 * math.ceil(50_000 / training.batch_size)
             assert training.clip_norm == 5  # FedDF's own
-        if one.experiment.method_name in ("dsfl", "fedkemf"):
+        if one.experiment.method_name in ("dsfl", "fedkemf", "fedmd", "ktpfl"):
             assert one.experiment.method.public_examples == 50_000
         assert (one.experiment.federation.public == "none") == (one.experiment.method_name == "fedorion")
 
@@ -207,3 +207,21 @@ def test_fedorion_figure_3_has_the_shares_of_its_rows_in_both_columns_and_all_ot
         strong = Counter(name for name, alone in zip(names, weak, strict=True) if not alone)
         assert "wrn40_1" not in strong
         assert not strong or max(strong.values()) - min(strong.values()) <= 2
+
+
+def test_fedorion_methods_without_a_model_of_the_server_are_measured_by_their_clients_models():
+    """`run.common_test` is what measures these."""
+    for name in ("fedorion-table1", "fedorion-table2", "fedorion-table3-homogeneous"):
+        recipe = load_recipe(name)
+        by = {row.name: recipe.by(row) for row in recipe.rows}
+        assert {row for row, measure in by.items() if measure == "common"} == {"FedMD", "KT-pFL"}
+        for one in whole(name):
+            assert one.experiment.run.common_test == (by[one.row] == "common")
+
+
+@pytest.mark.parametrize("name", ["fedorion-table1", "fedorion-table2", "fedorion-table3-homogeneous"])
+def test_fedorion_rivals_have_enough_public_images_for_batchnorm_at_the_smallest_scale(name):
+    methods = [one.experiment.method for one in plan(load_recipe(name), 1e-6, 1)]
+    counts = [method.public_examples for method in methods if hasattr(method, "public_examples")]
+    assert counts
+    assert min(counts) >= 2

@@ -13,6 +13,7 @@ from potluck.experiment.presets import seeded
 from potluck.experiment.several import Ended, found, rounds_done
 from potluck.recipes.contents import Column, Printed, Recipe, Row
 from potluck.recipes.scaling import Size, changes, scaled, size_of
+from potluck.records import Measure
 
 NOTHING = "–"
 _BYTES_PER_MILLION = 4 * 10**6
@@ -98,14 +99,13 @@ class Reproduced:
         if column.millions:
             return self._millions(printed, runs)
         if column.rounds_to is None:
-            return self._score(printed, runs)
-        return self._rounds(printed, runs, column.rounds_to)
+            return self._score(printed, runs, self.recipe.by(row))
+        return self._rounds(printed, runs, column.rounds_to, self.recipe.by(row))
 
     def _planned(self, row: Row, column: Column) -> list[Planned]:
         return [one for one in self.plan if (one.row, one.setting) == (row.name, column.setting)]
 
-    def _score(self, printed: Printed | None, runs: Sequence[StoredRun]) -> Beside:
-        by = self.recipe.measured.by
+    def _score(self, printed: Printed | None, runs: Sequence[StoredRun], by: Measure) -> Beside:
         records = [(record, run.metric.name) for run in runs if (record := last(run))]
         ours = spread(record.value(by, metric) for record, metric in records)
         if ours is None:
@@ -114,8 +114,8 @@ class Reproduced:
         gap = None if printed is None else 100 * ours.mean - printed.value
         return Beside(printed, f"{100 * ours.mean:.1f}{half}{self._of_seeds(ours.count)}", gap)
 
-    def _rounds(self, printed: Printed | None, runs: Sequence[StoredRun], target: float) -> Beside:
-        reached = [rounds_to(run, target / 100, self.recipe.measured.by) for run in runs]
+    def _rounds(self, printed: Printed | None, runs: Sequence[StoredRun], target: float, by: Measure) -> Beside:
+        reached = [rounds_to(run, target / 100, by) for run in runs]
         ours = spread(reached)
         if ours is None:
             return Beside(printed, f">{min(len(run.rounds) for run in runs)}", None)

@@ -8,6 +8,7 @@ from potluck.analysis.export import Table, markdown
 from potluck.analysis.read import StoredRun
 from potluck.recipes.beside import Reproduced
 from potluck.recipes.contents import Column, Recipe
+from potluck.records import Measure
 
 
 def groups(recipe: Recipe) -> dict[str, tuple[Column, ...]]:
@@ -50,14 +51,24 @@ def _spread(recipe: Recipe) -> str:
 def _how_ours(recipe: Recipe) -> str:
     """How our numbers are measured."""
     counts = [column.millions for column in recipe.columns]
-    what = [] if all(counts) else [f"{_MEASURES[recipe.measured.by]}, after the last evaluated round, in percent"]
+    what = [] if all(counts) else [f"{_models_of(recipe)}, after the last evaluated round, in percent"]
     what += ["± the standard deviation over seeds"] if what else []
     what += ["gaps in points"] if what else []
     what += ["million numbers of 32 bits that a client sent in a round, mean over clients"] if any(counts) else []
     return "; ".join(what)
 
 
-_MEASURES = {
+def _models_of(recipe: Recipe) -> str:
+    """Which models are measured, and on what; with the rows that are measured in another way."""
+    others: dict[Measure, list[str]] = {}
+    for row in recipe.rows:
+        if (by := recipe.by(row)) != recipe.measured.by:
+            others.setdefault(by, []).append(row.name)
+    apart = [f"{', '.join(names)}: {_MEASURES[by]}" for by, names in others.items()]
+    return _MEASURES[recipe.measured.by] + (f" ({'; '.join(apart)})" if apart else "")
+
+
+_MEASURES: dict[Measure, str] = {
     "common": "mean over all clients' models on the whole test set",
     "personal": "mean over all clients' models, each on its own test part",
     "pooled": "all clients' models, on all own test parts as if they were one",

@@ -161,6 +161,7 @@ class Row(Checked):
         scales: dotted keys of whole numbers, or lists of them, that a scaled run reduces too, such as the examples of a
             distillation or the rounds before one.
         settings: the settings in which it is run; None for all.
+        by: the measure of its runs that is compared, where it is not that of the table.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Row(Checked):
     note: str | None = None
     scales: tuple[str, ...] = ()
     settings: tuple[str, ...] | None = None
+    by: Measure | None = None
 
     def __post_init__(self) -> None:
         if (self.method is None) != (self.missing is not None):
@@ -249,6 +251,10 @@ class Recipe(Checked):
         if found is None:
             return None
         return Printed(text, float(found[1]), float(found[2]) if found[2] else None)
+
+    def by(self, row: Row) -> Measure:
+        """The measure of a row's runs that is compared."""
+        return row.by or self.measured.by
 
     def why_missing(self, row: Row, setting: str) -> str | None:
         """Why a row cannot be run in a setting; None if it can."""

@@ -12,7 +12,7 @@ With a scale s below 1:
   sixteenth, not below a quarter of the paper's nor below `CHANNELS`. Networks without such an option stay whole;
 - models are evaluated `EVALUATIONS` times or a little less often, instead of after every round;
 - whole numbers that a recipe names in `scales`, such as the batches of a distillation, are s times the paper's; those
-  that count rounds fall as the rounds do.
+  that count rounds fall as the rounds do, and those of examples are at least `IMAGES`.
 
 Depths, numbers of local epochs, batch sizes, learning rates and capacities stay: they are what the papers vary or fix.
 A scaled run answers how the methods order on a small budget. It is not the paper's experiment.
@@ -31,7 +31,7 @@ from potluck.models import get_model
 CLIENTS = 4
 """The fewest clients, also of those that are drawn each round."""
 IMAGES = 32
-"""The fewest training images of a client, on average."""
+"""The fewest training images of a client, on average, and the fewest that a distillation learns from."""
 CHANNELS = 16
 """Networks are not made narrower than this, in their first layer."""
 EVALUATIONS = 20
@@ -184,5 +184,6 @@ def _shrink(tree: Tree, key: str, share: float) -> None:
     numbers: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise ConfigError(f"scales: {key}: expected a whole number to make smaller, found {value!r}")
-    small = [max(1, round(share * number)) for number in numbers]
+    fewest = IMAGES if last.endswith("examples") else 1  # BatchNorm cannot learn from one
+    small = [min(number, max(fewest, round(share * number))) for number in numbers]
     place[last] = sorted(set(small)) if isinstance(value, list) else small[0]
