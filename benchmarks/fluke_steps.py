@@ -115,12 +115,11 @@ STEPS = (
             (
                 KILLED.format(command="potluck run exp.toml run.seed=7", sign="runs/*-s7-*/rounds.jsonl"),
                 "potluck run --resume runs/*-s7-* | grep digest",
-                "potluck run exp.toml run.seed=7 | grep digest",
             ),
         ),
         Side(
             (
-                KILLED.format(command="fluke federation saved.yaml fedavg.yaml", sign="saved/run_*/r0003_server.pth"),
+                KILLED.format(command="fluke federation saved.yaml fedavg.yaml", sign="saved/run_*/r0003_client_9.pth"),
                 "fluke federation saved.yaml fedavg.yaml --resume=$(echo saved/run_*)",
             ),
             (("saved.yaml", "exp.yaml"),),

@@ -1,6 +1,5 @@
 """A page for each of Potluck's methods, made of its documentation, its hyper-parameters and its file; and an index."""
 
-import importlib.util
 import inspect
 import re
 import sys
@@ -15,6 +14,7 @@ from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.experiment.keys import Setting, settings_of
 from potluck.methods import get_method
+from potluck.recipes import list_recipes, load_recipe
 from potluck.testing.facts import Facts, facts_of, stated
 from potluck.testing.limits import limits_of
 from sitegen.text import code, fenced, prose, settings, table
@@ -144,10 +144,7 @@ def reproduction(name: str, cards: Container[str] = ()) -> str:
         name: of the method.
         cards: names of the recipes that have a page in `reproduction/`.
     """
-    if importlib.util.find_spec("potluck.recipes") is None:
-        return ""
-    recipes = importlib.import_module("potluck.recipes")
-    found = {one: recipe for one in recipes.list_recipes() if name in (recipe := recipes.load_recipe(one)).methods}
+    found = {one: recipe for one in list_recipes() if name in (recipe := load_recipe(one)).methods}
     if not found:
         return ""
     lines = [
