@@ -5,9 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,10 +90,8 @@ def test_reproduction__lists_the_recipes_in_which_a_method_stands(monkeypatch):
     """As `potluck.recipes` has them: names, and recipes with a title, a paper and methods."""
     paper = SimpleNamespace(place="Table 1")
     recipes = {name: SimpleNamespace(title="Accuracy", paper=paper, methods=("fedin",)) for name in ("one", "two")}
-    module = ModuleType("potluck.recipes")
-    module.__spec__ = ModuleSpec("potluck.recipes", None)
-    module.list_recipes, module.load_recipe = lambda: list(recipes), recipes.__getitem__
-    monkeypatch.setitem(sys.modules, "potluck.recipes", module)
+    monkeypatch.setattr(methods, "list_recipes", lambda: list(recipes))
+    monkeypatch.setattr(methods, "load_recipe", recipes.__getitem__)
     lines = methods.reproduction("fedin", cards={"two"}).split("\n\n")[1].split("\n")
     assert lines[0] == "- `potluck reproduce one`: Accuracy, Table 1"
     assert lines[1] == "- `potluck reproduce two`: Accuracy, Table 1 ([card](../reproduction/two.md))"
