@@ -178,6 +178,16 @@ def test_the_generator_learns_the_public_data_once(play, clouds):
     assert_close(run.states[2].generator, run.states[1].generator, **EXACTLY)
 
 
+def test_public_data_are_not_augmented_for_the_generator(play, clouds):
+    plain = clouds("mlp2", public=30)
+    public = replace(plain.public, preprocess=lambda inputs, rng: inputs if rng is None else 100 * inputs)
+    one, other = (
+        play(FedKTL(STILL, **SMALL), federation).state.generator
+        for federation in (plain, replace(plain, public=public))
+    )
+    assert_close(one, other, **EXACTLY)
+
+
 def test_pairs_are_what_the_stored_generator_makes_of_the_centres_of_transformed_prototypes(play, clouds):
     run = play(FedKTL(FULL, **SMALL), clouds("mlp2", "norm3", public=40, labels=((0, 2), (2, 0))), rounds=2)
     prototypes, labels = gathered(run)
@@ -209,6 +219,17 @@ def test_clients_are_sent_the_last_rounds_pairs_and_none_in_the_first(play, clou
     for message in sent(run).values():
         assert_close(message["pairs"], run.states[1].pairs, **EXACTLY)
     assert message["pairs"]["images"].shape == (CLASSES, FEATURES)
+
+
+def test_without_transfer_no_pairs_are_sent(play, clouds):
+    run = play(FedKTL(STILL, transfer=0.0, **SMALL), clouds("mlp2", public=30), rounds=2)
+    assert all("pairs" not in message for message in sent(run).values())
+
+
+def test_clients_keep_no_projector(play, clouds):
+    run = play(FedKTL(FULL, **SMALL), clouds("mlp2", public=30), rounds=2)
+    assert all("pairs" in message for message in sent(run).values())
+    assert not run.kept(0).get("modules")
 
 
 def test_prototypes_come_to_lie_by_their_class_among_the_latent_vectors(play, clouds):
