@@ -206,13 +206,12 @@ def test_pages__takes_up_new_pages_by_themselves(tmp_path):
         (tmp_path / place).symlink_to(ROOT / place)
     (tmp_path / "docs").unlink()
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build"))
-    (tmp_path / "docs/guides/reproduce.md").write_text("# Reproduce\n")
+    (tmp_path / "docs/guides/new.md").write_text("# New\n")
     (tmp_path / "docs/comparison.md").write_text("# Beside others\n")
-    (tmp_path / "docs/reproduction").mkdir(exist_ok=True)
     (tmp_path / "docs/reproduction/fedin.md").write_text("# Cards of FedIN\n")
     found = pages(tmp_path)
-    assert "\nreproduce\n" in found["guides/index.md"]
-    assert "- [Cards of FedIN](fedin.md)" in found["reproduction/index.md"]
+    assert "\nnew\n" in found["guides/index.md"]
+    assert "\nfedin\n" in found["reproduction/index.md"]
     assert "\ncomparison\n" in found["index.md"]
     assert "\nreproduction/index\n" in found["index.md"]
 

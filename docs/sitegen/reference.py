@@ -202,6 +202,7 @@ MODULES = (
     "potluck.data.datasets",
     "potluck.data.partition",
     "potluck.models",
+    "potluck.recipes",
     "potluck.testing",
 )
 """Public modules beside these names."""

@@ -22,14 +22,14 @@ class Net(nn.Module):
     def forward(self, x):
         return self.after(self.layers(x))
 
-def named(classes, shape): return Net(classes, lambda logits: {"logits": logits})
-def paired(classes, shape): return Net(classes, lambda logits: (logits, None))
-def broken(classes, shape): return Net(classes, lambda logits: logits / 0)
-def narrow(classes, shape): return Net(7, lambda logits: logits)
-def lazy(classes, shape): return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
-def wide(classes, shape): return nn.Sequential(nn.Flatten(), nn.Linear(65, classes))
-def nothing(classes, shape): Net(classes, None)
-def refuses(classes, shape): raise RuntimeError("no such thing")
+def named(num_classes, input_shape): return Net(num_classes, lambda logits: {"logits": logits})
+def paired(num_classes, input_shape): return Net(num_classes, lambda logits: (logits, None))
+def broken(num_classes, input_shape): return Net(num_classes, lambda logits: logits / 0)
+def narrow(num_classes, input_shape): return Net(7, lambda logits: logits)
+def lazy(num_classes, input_shape): return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+def wide(num_classes, input_shape): return nn.Sequential(nn.Flatten(), nn.Linear(65, num_classes))
+def nothing(num_classes, input_shape): Net(num_classes, None)
+def refuses(num_classes, input_shape): raise RuntimeError("no such thing")
 
 class Rows(nn.Module):
     def __init__(self, outputs):
@@ -39,7 +39,7 @@ class Rows(nn.Module):
     def forward(self, x):
         return self.out(self.rows(x[:, 0])[0][:, -1])
 
-def recurrent(classes, shape): return Rows(classes)
+def recurrent(num_classes, input_shape): return Rows(num_classes)
 """
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_meant_is_one_line_and_leaves_nothing(potluck, tmp_path, 
 def test_a_model_file_that_imports_its_neighbour_is_played(potluck, tmp_path):
     (tmp_path / "nets.py").write_text(
         "from layers import last\nfrom torch import nn\n"
-        "def net(classes, shape): return nn.Sequential(nn.Flatten(), last(classes))\n"
+        "def net(num_classes, input_shape): return nn.Sequential(nn.Flatten(), last(num_classes))\n"
     )
     (tmp_path / "layers.py").write_text("from torch import nn\ndef last(classes): return nn.Linear(64, classes)\n")
     line = "run local 'federation.models=[\"nets.py:net\"]' federation.clients=2 run.rounds=1 run.executor=sequential"

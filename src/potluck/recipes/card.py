@@ -69,10 +69,10 @@ def _models_of(recipe: Recipe) -> str:
 
 
 _MEASURES: dict[Measure, str] = {
-    "common": "mean over all clients' models on the whole test set",
+    "common": "mean over all clients' models on the common test set",
     "personal": "mean over all clients' models, each on its own test part",
     "pooled": "all clients' models, on all own test parts as if they were one",
-    "global": "the server's model on the whole test set",
+    "global": "the server's model on the common test set",
     "validation": "mean over all clients' models, each on its own validation part",
 }
 
