@@ -201,6 +201,7 @@ def test_pages__has_every_written_page_and_its_links_lead_to_places_on_the_site(
                 assert os.path.normpath(os.path.join(os.path.dirname(home), target)) in places, f"{home}: {target}"
 
 
+@pytest.mark.slow
 def test_pages__takes_up_new_pages_by_themselves(tmp_path):
     for place in ("docs", "benchmarks", "CITATION.cff", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         (tmp_path / place).symlink_to(ROOT / place)

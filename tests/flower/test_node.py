@@ -120,7 +120,8 @@ def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
 
 def test_a_node_whose_model_cannot_be_trained_says_so_before_it_introduces_itself(tmp_path):
     (tmp_path / "nets.py").write_text(
-        "from torch import nn\ndef narrow(num_classes, input_shape): return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))\n"
+        "from torch import nn\ndef narrow(num_classes, input_shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))\n"
     )
     home = NodeConfig(tmp_path, digits_in(tmp_path / "own.npz"), f"{tmp_path / 'nets.py'}:narrow")
     with pytest.raises(ConfigError, match=r"nets\.py:narrow: returns a tensor of shape \(batch, 7\); expected logits"):
