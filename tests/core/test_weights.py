@@ -233,6 +233,12 @@ def test_pick_matches_by_name_and_shape():
     assert list(pick(weights, shapes)) == ["same"]
 
 
+def test_pick_refuses_tensors_as_shapes_which_would_match_nothing():
+    weights = {"same": torch.zeros(2)}
+    with pytest.raises(TypeError, match="found a tensor as the shape of 'same'"):
+        pick(weights, weights)
+
+
 PAIRS = st.tuples(finite, finite).map(torch.tensor)
 
 

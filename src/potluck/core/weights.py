@@ -123,7 +123,14 @@ def minus(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
 
 
 def pick(weights: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> Weights:
-    """The tensors that a model with these shapes owns, matched by name and shape."""
+    """The tensors that a model with these shapes owns, matched by name and shape.
+
+    Raises:
+        TypeError: a shape is a tensor, which would match nothing.
+    """
+    for name, shape in shapes.items():
+        if isinstance(shape, Tensor):
+            raise TypeError(f"pick: found a tensor as the shape of {name!r}; expected its shape: tensor.shape")
     return {name: tensor for name, tensor in weights.items() if name in shapes and shapes[name] == tensor.shape}
 
 
