@@ -25,6 +25,7 @@ from statistics import median
 
 FILES = Path(__file__).with_name("fluke_steps")
 SIDES = ("potluck", "fluke")
+TEMPLATE = Path(__file__).parents[1] / "src/potluck/cli/templates/method.py"  # what `potluck new method` copies
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
 
 
@@ -90,7 +91,7 @@ STEPS = (
     ),
     Step(
         "own method",
-        Side(("potluck run exp.toml method.name=prox.py",), (("prox.py", "prox_template.py"),)),
+        Side(("potluck run exp.toml method.name=prox.py",), (("prox.py", str(TEMPLATE)),)),
         Side(("fluke federation exp.yaml prox.yaml",), (("prox.py", None), ("prox.yaml", "fedavg.yaml"))),
     ),
     Step(
@@ -134,7 +135,7 @@ STEPS = (
 def _written(file: Path, start: Path | None) -> int:
     """The lines of a file that are not in the one that it began as."""
     lines = file.read_text().splitlines()
-    before = start.read_text().splitlines() if start else []
+    before = start.read_text().replace("TemplateName", file.stem.capitalize()).splitlines() if start else []
     added = (line[2:] for line in difflib.ndiff(before, lines) if line.startswith("+ "))
     return sum(bool(line.strip()) for line in added)
 

@@ -47,6 +47,8 @@ TITLES_OF_A_CLIENT: Mapping[Measure, str] = {
     "validation": "validation part",
 }
 """The same of a single client."""
+MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
+"""Those that tables and summaries show where there is room for a few."""
 Values = dict[str, float | None]
 """Values by the name of the metric."""
 

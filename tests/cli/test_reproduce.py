@@ -318,6 +318,13 @@ def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
     assert max(len(re.findall("\n# ", f"\n{card}")), 1) == 1
 
 
+@pytest.mark.usefixtures("runs")
+def test_a_cards_command_makes_the_same_part_of_the_table(potluck, tmp_path):
+    part = "--scale 0.01 --seeds 1 --only 'Fed*' --columns IID"
+    potluck(f"reproduce mine.toml {part} --finished --card card.md")
+    assert f"`potluck reproduce mine {part}`" in (tmp_path / "card.md").read_text()
+
+
 @pytest.mark.slow
 def test_a_failed_row_stops_nothing_and_stays_visible_and_the_rest_is_not_run_again(potluck, tmp_path, recipe):
     (tmp_path / "mine.toml").write_text(RECIPE + BROKEN)

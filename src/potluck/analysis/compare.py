@@ -12,7 +12,7 @@ from potluck.analysis.read import StoredRun, chosen, last, seconds
 from potluck.analysis.settings import differing, settings
 from potluck.analysis.tables import BYTES_PER_MEGABYTE, rounds_to
 from potluck.core.errors import ConfigError, nearest
-from potluck.records import Measure, RoundRecord
+from potluck.records import MAIN_MEASURES, Measure, RoundRecord
 
 At = Literal["last", "chosen"]
 """The last evaluated round of each run, or the one that is best on validation parts."""
@@ -113,7 +113,7 @@ def compare(
             label=members.label,
             seeds=members.seeds,
             rounds=members.rounds,
-            scores={of: interval(_scores(members, of, at).values()) for of in _SHOWN},
+            scores={of: interval(_scores(members, of, at).values()) for of in MAIN_MEASURES},
             difference=None if members is reference else _difference(members, reference, measure, at),
             megabytes=_certain(sum(_sent(run)) for run in members.runs),
             seconds=interval([sum(spent) if (spent := seconds(run)) else None for run in members.runs]),
@@ -122,9 +122,6 @@ def compare(
         for members in groups
     ]
     return _adjusted(rows)
-
-
-_SHOWN: tuple[Measure, ...] = ("personal", "common", "global")
 
 
 def unequal(runs: Sequence[StoredRun]) -> dict[str, dict[str, str]]:

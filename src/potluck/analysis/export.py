@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck.analysis.compare import ComparedRow, Interval, Reached
 from potluck.core.errors import ConfigError
-from potluck.records import TITLES, Measure, Metric
+from potluck.records import MAIN_MEASURES, TITLES, Measure, Metric
 
 _NOTHING = "–"
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
@@ -23,13 +23,12 @@ class Table:
 
 
 _TAKEN = ("rounds", "megabytes", "seconds")
-_SHOWN: tuple[Measure, ...] = ("personal", "common", "global")
 
 
 def table_of(rows: Sequence[ComparedRow], metric: Metric) -> Table:
     """A comparison as cells: values with the half widths of their intervals; p below 0.05 has a star."""
     unit = " (%)" if metric.percent else ""
-    measured: list[Measure] = [of for of in _SHOWN if any(row.scores[of] for row in rows)]
+    measured: list[Measure] = [of for of in MAIN_MEASURES if any(row.scores[of] for row in rows)]
     compared, timed = any(row.difference for row in rows), any(row.seconds for row in rows)
     columns = ["", "seeds", *(f"{TITLES[of]}{unit}" for of in measured)]
     columns += [*(["difference", "p"] if compared else []), "MB", *(["seconds"] if timed else [])]

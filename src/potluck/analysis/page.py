@@ -31,12 +31,11 @@ from potluck.analysis.tables import (
     target_table,
     traffic_table,
 )
-from potluck.records import TITLES, Measure, Metric
+from potluck.records import MAIN_MEASURES, TITLES, Measure, Metric
 
 LARGEST = 2_000_000
 """Bytes that a page has at most, as long as its tables leave its curves any room."""
 _ROOM_FOR_CURVES = 200_000
-_CARDS: tuple[Measure, ...] = ("personal", "common", "global")
 _SCRIPTS = ("chart.js", "tables.js", "classes.js", "page.js")
 
 
@@ -145,7 +144,7 @@ def _counted(count: int, word: str) -> str:
 def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metric) -> list[Card]:
     """The best value of each measure; of a single experiment also what training sent and took."""
     cards: list[Card] = []
-    for measure in _CARDS:
+    for measure in MAIN_MEASURES:
         found = [(row.label, value) for row in rows if (value := row.scores[measure])]
         if found:
             best = max(found, key=lambda item: item[1].mean if metric.higher_is_better else -item[1].mean)

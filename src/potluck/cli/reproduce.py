@@ -50,6 +50,12 @@ class Asked:
     card: Path | None
     note: str = ""
 
+    @property
+    def part(self) -> tuple[str, ...]:
+        """The options that choose rows and columns, if they leave any out."""
+        patterns = {"--only": self.rows, "--columns": self.columns}
+        return tuple(word for option, pattern in patterns.items() if pattern != "*" for word in (option, pattern))
+
     def check(self) -> None:
         """Refuse what would only be refused once everything has run.
 
@@ -115,7 +121,15 @@ def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
     _say(console, [*words(empty), _ahead(planned, sum(end is not None for end in before))])
     ends = _run(planned, before, asked) if asked.run else before
     stages.clear()
-    found = beside(recipe, planned, ends, scale=asked.scale, seeds=asked.seeds, assignments=assignments)
+    found = beside(
+        recipe,
+        planned,
+        ends,
+        scale=asked.scale,
+        seeds=asked.seeds,
+        assignments=assignments,
+        options=asked.part,
+    )
     _print_tables(console, found)
     _say(console, [f"Known deviations from the paper:\n{_listed(recipe.deviations)}"])
     _say(console, failures(found))

@@ -21,6 +21,7 @@ from potluck.records import (
     ACCURACY,
     CONFIG,
     LOCK,
+    MAIN_MEASURES,
     MANIFEST,
     ROUNDS,
     TIMINGS,
@@ -291,9 +292,8 @@ def _overview(seen: Sequence[Seen]) -> Table:
 
 def _rounds(run: Seen) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    measures: tuple[Measure, ...] = ("personal", "common", "global")
     used: list[Measure] = [
-        m for m in measures if any(record.value(m, run.metric.name) is not None for record in run.records)
+        m for m in MAIN_MEASURES if any(record.value(m, run.metric.name) is not None for record in run.records)
     ]
     for column in ("round", "loss", *(f"{run.metric.label}, {TITLES[measure]}" for measure in used), "sent", "took"):
         table.add_column(column, justify="right")

@@ -77,6 +77,7 @@ class Reproduced:
         scale: of the runs.
         seeds: how many were asked for.
         assignments: the user's changes, as text.
+        options: those of the command that chose the part, as text.
         plan: all runs.
         runs: those that are finished, by row and setting.
         problems: by name of the run, why it is not finished, where it was tried.
@@ -86,6 +87,7 @@ class Reproduced:
     scale: float
     seeds: int
     assignments: tuple[str, ...]
+    options: tuple[str, ...]
     plan: tuple[Planned, ...]
     runs: Mapping[tuple[str, str], tuple[StoredRun, ...]]
     problems: Mapping[str, str]
@@ -210,6 +212,7 @@ def beside(
     scale: float,
     seeds: int,
     assignments: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> Reproduced:
     """The table of what became of planned runs, in their order; None for a run that was not tried."""
     runs: dict[tuple[str, str], tuple[StoredRun, ...]] = {}
@@ -219,4 +222,4 @@ def beside(
             runs[one.row, one.setting] = (*runs.get((one.row, one.setting), ()), read_run(end.folder))
         elif end is not None:
             problems[one.name] = end.problem or "it never began"
-    return Reproduced(recipe, scale, seeds, tuple(assignments), tuple(planned), runs, problems)
+    return Reproduced(recipe, scale, seeds, tuple(assignments), tuple(options), tuple(planned), runs, problems)

@@ -1,5 +1,6 @@
 """The reproduction card: ours beside a paper's numbers, with what one must know to read them, as Markdown."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -124,8 +125,8 @@ def _list(points: Iterable[str]) -> str:
 
 
 def _command(found: Reproduced) -> str:
-    changed = "".join(f" {one}" for one in found.assignments)
-    return f"`potluck reproduce {found.recipe.name} --scale {found.scale:g} --seeds {found.seeds}{changed}`"
+    more = "".join(f" {shlex.quote(one)}" for one in (*found.options, *found.assignments))
+    return f"`potluck reproduce {found.recipe.name} --scale {found.scale:g} --seeds {found.seeds}{more}`"
 
 
 def _origin(found: Reproduced) -> list[str]:
