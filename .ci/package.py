@@ -2,9 +2,9 @@
 
     python .ci/package.py
 
-Dependencies are resolved and installed as pip does it for a user, from where pip is configured to look. The Python that
-runs this script is the one that is tested; for the others that the metadata name, dependencies are only resolved.
-Needs the extra `release` and git.
+Dependencies are resolved and installed as pip does it for a user, from where pip is configured to look. That happens
+with each Python that the metadata name and this machine has; for the others dependencies are only resolved. Needs the
+extra `release` and git.
 """
 
 import os
@@ -69,17 +69,21 @@ def main() -> None:
         place = Path(scratch)
         sdist, wheel = timed("build", build, place / "dist")
         timed("contents and metadata", check_contents, sdist, wheel)
-        timed("dependencies for other Pythons", check_resolution, wheel)
-        python = timed(f"install on Python {sys.version.split()[0]}", install, place / "environment", wheel)
-        timed("use", use, python, place / "empty", metadata(wheel)["Version"])
+        for version in supported(wheel):
+            interpreter = found(version)
+            if interpreter is None:
+                timed(f"dependencies for Python {version}, which is not here", check_resolution, version)
+                continue
+            python = timed(f"install on Python {version}", install, interpreter, place / version, wheel)
+            timed(f"use on Python {version}", use, python, place / f"empty-{version}", metadata(wheel)["Version"])
 
 
 def timed(what, step, *given):
     """What a step returns; prints how long it took."""
     begun = time.monotonic()
-    found = step(*given)
+    result = step(*given)
     print(f"{what}: {time.monotonic() - begun:.0f} s", flush=True)
-    return found
+    return result
 
 
 def build(to: Path) -> tuple[Path, Path]:
@@ -137,15 +141,33 @@ def metadata(wheel: Path) -> Message:
         return BytesParser().parsebytes(files.read(name))
 
 
-def check_resolution(wheel: Path) -> None:
-    """For each other Python in the metadata there are ready-made wheels of all dependencies that go together."""
-    found = metadata(wheel).get_all("Classifier") or []
-    versions = [line.rpartition(" ")[2] for line in found if re.search(r"Python :: 3\.\d+$", line)]
+def supported(wheel: Path) -> list[str]:
+    """The Pythons that the metadata name, such as 3.11; the one that runs this is among them."""
+    lines = metadata(wheel).get_all("Classifier") or []
+    versions = [line.rpartition(" ")[2] for line in lines if re.search(r"Python :: 3\.\d+$", line)]
     ours = "{}.{}".format(*sys.version_info)
     expect(ours in versions, f"this Python is not one of {', '.join(versions)}")
-    for version in (version for version in versions if version != ours):
-        command = [uv(), "pip", "compile", "--no-config", "--quiet", "--python-version", version]
-        ran([*command, "--only-binary", ":all:", ROOT / "pyproject.toml"])
+    return versions
+
+
+def found(version: str) -> Path | None:
+    """An interpreter of this version on this machine: the one that runs this, on the path, or one of pyenv's."""
+    if version == "{}.{}".format(*sys.version_info):
+        return Path(sys.executable)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    asked = "import ensurepip, sys; print('{}.{}'.format(*sys.version_info))"
+    for candidate in filter(None, candidates):  # pyenv also puts names on the path that lead nowhere
+        answer = subprocess.run([candidate, "-c", asked], capture_output=True, text=True, check=False)
+        if answer.stdout.strip() == version:
+            return Path(candidate)
+    return None
+
+
+def check_resolution(version: str) -> None:
+    """For this Python there are ready-made wheels of all dependencies that go together."""
+    command = [uv(), "pip", "compile", "--no-config", "--quiet", "--python-version", version]
+    ran([*command, "--only-binary", ":all:", ROOT / "pyproject.toml"])
 
 
 def uv() -> Path:
@@ -153,9 +175,9 @@ def uv() -> Path:
     return Path(sys.executable).with_name("uv")
 
 
-def install(environment: Path, wheel: Path) -> Path:
+def install(interpreter: Path, environment: Path, wheel: Path) -> Path:
     """The Python of a new environment that holds the wheel and what it declares."""
-    ran([sys.executable, "-m", "venv", environment])
+    ran([interpreter, "-m", "venv", environment])
     python = environment / "bin" / "python"
     ran([python, "-m", "pip", "install", "--quiet", "--no-compile", wheel])
     return python

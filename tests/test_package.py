@@ -68,3 +68,17 @@ def test_a_file_that_git_does_not_know_is_noticed_in_the_wheel(package, tmp_path
         files.writestr("potluck/runs/notes.txt", "mine")
     with pytest.raises(SystemExit, match=r"should not hold potluck/runs/notes\.txt"):
         package.check_contents(sdist, wheel)
+
+
+def test_a_name_on_the_path_that_leads_to_no_python_is_passed_over(package, tmp_path, monkeypatch):
+    (tmp_path / "path").mkdir()
+    (broken := tmp_path / "path" / "python3.99").write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"), prepend=":")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert package.found("3.99") is None
+    working = tmp_path / "pyenv" / "versions" / "3.99.1" / "bin" / "python"
+    working.parent.mkdir(parents=True)
+    working.write_text("#!/bin/sh\necho 3.99\n")
+    working.chmod(0o755)
+    assert package.found("3.99") == working

@@ -332,6 +332,16 @@ def test_npz_labels_that_are_no_labels(tmp_path: Path) -> None:
             read(path)
 
 
+def test_labels_that_begin_with_1_make_no_class_more(tmp_path: Path) -> None:
+    labels = np.array([1, 2, 3, 1, 2, 3])
+    path = write_arrays(tmp_path / "mine.npz", y_train=labels)
+    for read in (load, describe):
+        with pytest.raises(DataError, match=r"y_train: the smallest label is 1, .* subtract 1 .* an array 'classes'"):
+            read(path)
+    path = write_arrays(tmp_path / "named.npz", y_train=labels, classes=np.array(["none", "cat", "dog", "owl"]))
+    assert load(path).num_classes == 4
+
+
 def damaged(whole: bytes) -> Iterator[bytes]:
     rng = np.random.default_rng(0)
     for _ in range(120):

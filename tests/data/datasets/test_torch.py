@@ -54,6 +54,13 @@ def test_a_torch_data_set_of_features() -> None:
     assert torch.equal(mine.train_targets, targets)
 
 
+def test_labels_that_begin_with_1_make_no_class_more() -> None:
+    mine = items(PIXELS, [1, 2, 3, 1])
+    with pytest.raises(DataError, match=r"mine: training part: the smallest label is 1, .* give num_classes"):
+        from_torch(mine, mine, name="mine")
+    assert from_torch(mine, mine, num_classes=4).num_classes == 4
+
+
 def test_own_preprocessing() -> None:
     mine = from_torch(items(PIXELS), items(PIXELS), preprocess=Pipeline((Normalise((0.5,), (0.5,)),)))
     torch.testing.assert_close(mine.train.batch(torch.arange(4))[0], CHANNELS_FIRST / 127.5 - 1)

@@ -17,7 +17,7 @@ from potluck.core.errors import DataError
 from potluck.core.machine import check_fits
 from potluck.core.task import CLASSIFICATION, Task
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, opened, plain, stacked
+from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, classes_in, opened, plain, stacked
 
 _LAYOUT = "expected train/<class>/<image> and test/<class>/<image>"
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -210,7 +210,7 @@ def _counted(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[int, tuple[s
     targets = as_targets(arrays["y_train"], f"{path}: y_train")
     if len(targets) == 0:
         raise DataError(f"{path}: training part: no examples; give at least one")
-    return max(int(targets.max()), 0) + 1, None  # loading reports it if all are negative
+    return classes_in(targets, f"{path}: y_train", f"name all classes in an array {NAMES!r}"), None
 
 
 def _class_names(folder: Path) -> list[str]:

@@ -107,6 +107,21 @@ def as_targets(labels: np.ndarray, where: str) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
+def classes_in(targets: Tensor, where: str, otherwise: str) -> int:
+    """How many classes the training labels (n,) stand for, from 0 to the largest one.
+
+    Raises:
+        DataError: none is 0. Labels counted from 1 would otherwise make a class that no example has; `otherwise` says
+            how to name one that is meant.
+    """
+    if (smallest := int(targets.min())) > 0:
+        raise DataError(
+            f"{where}: the smallest label is {smallest}, but classes are counted from 0; subtract {smallest} from all"
+            f" labels, or, if class 0 has no examples, {otherwise}"
+        )
+    return max(int(targets.max()), 0) + 1  # who loads labels that are all negative is told so later
+
+
 def plain(inputs: Tensor) -> Pipeline | None:
     """Preprocessing of data that is in no paper: images are scaled to 0 .. 1, features unchanged."""
     return Pipeline(prepare=(Normalise(),)) if inputs.dtype == torch.uint8 else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from potluck.core.errors import DataError
 from potluck.core.examples import Preprocess
 from potluck.data.dataset import Dataset
-from potluck.data.datasets._images import as_inputs, plain, stacked
+from potluck.data.datasets._images import as_inputs, classes_in, plain, stacked
 
 
 class MapStyle(Protocol):
@@ -40,17 +40,20 @@ def from_torch(
         preprocess: by default images are scaled to 0 .. 1 and features unchanged.
 
     Raises:
-        DataError: there are no items, inputs differ in shape or are of another type, or a label is not a class.
+        DataError: there are no items, inputs differ in shape or are of another type, or a label is not a class; or
+            labels begin with 1 and `num_classes` is not given.
     """
     train_inputs, train_targets = _read(train, f"{name}: training part")
     test_inputs, test_targets = _read(test, f"{name}: test part")
+    if num_classes is None:
+        num_classes = classes_in(train_targets, f"{name}: training part", "give num_classes")
     return Dataset(
         name=name,
         train_inputs=train_inputs,
         train_targets=train_targets,
         test_inputs=test_inputs,
         test_targets=test_targets,
-        num_classes=int(train_targets.max()) + 1 if num_classes is None else num_classes,
+        num_classes=num_classes,
         preprocess=plain(train_inputs) if preprocess is None else preprocess,
     )
 
