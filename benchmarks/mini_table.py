@@ -1,10 +1,10 @@
 """Play the mini table: every row of `mini_table.toml` with every seed, each a run that goes on where it was stopped.
 
-    POTLUCK_DATA=... python benchmarks/mini_table.py [--roles method ablation] [--processes 2] [--only 'FedIN*']
+    POTLUCK_DATA=... python benchmarks/mini_table.py [--roles method ablation] [--processes 2] [--only 'FedIN*'] [--new]
 
 The methods come first with all their seeds, then their ablations, other precisions, references, and rows that look for
 the cause of what does not order as in the papers. Finished runs are not played again; a row whose settings change gets
-new runs. At the end, or with `--processes 0` at once, the results of all finished runs go to
+new runs; `--new` also leaves out runs that have a line in the results, from whatever folder or machine. At the end, or with `--processes 0` at once, the results of all finished runs go to
 `benchmarks/results/mini_table.csv` and the table is printed.
 """
 
@@ -43,6 +43,11 @@ class MiniEntry(Entry):
     family: str
     role: str
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Its name among the lines of the results."""
+        return self.family, self.row, str(self.seed)
+
 
 def entries(table: dict[str, Any]) -> Iterator[MiniEntry]:
     """Role by role all rows with the first seed, then all with the second, and so on."""
@@ -68,14 +73,18 @@ def accuracy(rounds: Sequence[RoundRecord], field: str) -> float | None:
 def write_results(everything: list[MiniEntry], runs: Path, families: Sequence[str]) -> None:
     """One line a run, family by family; runs that lie in other folders keep their lines."""
     RESULTS.parent.mkdir(exist_ok=True)
-    known = {(line["family"], line["row"], line["seed"]): line for line in read_results()}
-    for entry, folder in finished(everything, runs):
-        known[entry.family, entry.row, str(entry.seed)] = result_of(entry, folder)
-    wanted = [(entry.family, entry.row, str(entry.seed)) for entry in everything]
+    known = {key_of(line): line for line in read_results()}
+    known |= {entry.key: result_of(entry, folder) for entry, folder in finished(everything, runs)}
+    wanted = [entry.key for entry in everything]
     with RESULTS.open("w", newline="") as file:
         out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         out.writeheader()
         out.writerows(known[key] for key in sorted(wanted, key=lambda key: families.index(key[0])) if key in known)
+
+
+def key_of(line: dict[str, str]) -> tuple[str, str, str]:
+    """The name of a line of the results."""
+    return line["family"], line["row"], line["seed"]
 
 
 def read_results() -> list[dict[str, str]]:
@@ -121,12 +130,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="runs at a time; 0 plays nothing")
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_table"), help="folder of the runs")
     parser.add_argument("--only", default="*", help="rows to play, such as 'FedIN*'")
+    parser.add_argument("--new", action="store_true", help="only runs without a line in the results")
     parser.add_argument("--roles", nargs="+", choices=ROLES, default=ROLES, help="kinds of rows to play")
     options = parser.parse_args()
     table = tomllib.loads((HERE / "mini_table.toml").read_text())
     everything = list(entries(table))
     if options.processes:
         wanted = [entry for entry in everything if entry.role in options.roles and fnmatch(entry.row, options.only)]
+        if options.new:
+            known = {key_of(line) for line in read_results()}
+            wanted = [entry for entry in wanted if entry.key not in known]
         play_all(wanted, options.runs, options.processes)
     write_results(everything, options.runs, list(table["families"]))
     print_table(table)

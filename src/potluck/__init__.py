@@ -16,6 +16,7 @@ _HOMES = {
     "report": "api.compare",
     "RunResult": "api.result",
     "open_run": "api.result",
+    "resume": "api.run",
     "run": "api.run",
     "BATCH_NORMS": "core.batchnorm",
     "batch_norms": "core.batchnorm",
@@ -223,6 +224,7 @@ if TYPE_CHECKING:
     from potluck.api.export import Exported as Exported
     from potluck.api.result import RunResult as RunResult
     from potluck.api.result import open_run as open_run
+    from potluck.api.run import resume as resume
     from potluck.api.run import run as run
     from potluck.core.batchnorm import BATCH_NORMS as BATCH_NORMS
     from potluck.core.batchnorm import batch_norms as batch_norms

@@ -125,6 +125,59 @@ def test_open_run__models_after_the_chosen_round_are_that_round_s(here):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_resume__ends_as_without_the_interruption(here):
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        small("fedprox", rounds=3, to="runs", observers=stop)
+    (folder,) = Path("runs").iterdir()
+    heard = []
+    resumed = potluck.resume(str(folder), observers=lambda record: heard.append(record.round))
+    assert heard == [2, 3]
+    assert resumed.folder == folder
+    assert resumed.digest == small("fedprox", rounds=3, to="whole").digest
+    assert [record.round for record in resumed.rounds] == [1, 2, 3]
+    theirs = potluck.open_run(folder).model(0).state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in resumed.model(0).state_dict().items())
+
+
+def test_resume__goes_further_and_branches(here):
+    made = small("fedprox", rounds=1, to="runs")
+    longer = potluck.resume(made.folder, rounds=2, settings={"run.workers": 1})
+    assert longer.digest == small("fedprox", rounds=2, to="whole").digest
+    other = potluck.resume(longer.folder, rounds=3, settings={"method.mu": 0.5}, branch=True)
+    assert other.folder is not None
+    assert other.folder != longer.folder
+    assert other.folder.parent == made.folder.parent
+    assert len(other.rounds) == 3
+    assert potluck.open_run(made.folder).digest == longer.digest
+
+
+def test_resume__refuses_what_would_change_finished_rounds(here):
+    made = small("fedprox", rounds=2, to="runs")
+    with pytest.raises(ConfigError, match=r"potluck.resume\(.*\): found method.mu; .* only run.rounds .* branch=True"):
+        potluck.resume(made.folder, settings={"method.mu": 0.5})
+    with pytest.raises(CheckpointError, match="found 1, expected at least 2"):
+        potluck.resume(made.folder, rounds=1)
+    with pytest.raises(CheckpointError, match="is not a run"):
+        potluck.resume(here)
+    with pytest.raises(ConfigError, match="federation"):
+        potluck.resume(made.folder, rounds=3, settings={"federation.clients": 5}, branch=True)
+
+
+def test_resume__says_on_the_callers_line_that_code_has_changed(here):
+    Path("nets.py").write_text(
+        "from torch import nn\n\n\ndef small(num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    made = small(models="nets.py:small", rounds=1, to="runs")
+    Path("nets.py").write_text(Path("nets.py").read_text() + "\n\nMORE = 1\n")
+    with pytest.warns(PotluckWarning, match="has changed since the run was started") as warned:
+        potluck.resume(made.folder, rounds=2)
+    assert {warning.filename for warning in warned} == {__file__}
+
+
 def test_open_run__refuses_what_is_no_run(here):
     with pytest.raises(CheckpointError, match="is not a run"):
         potluck.open_run(here)
@@ -310,7 +363,7 @@ def test_run__refuses_arrays_that_are_no_data_set(arrays, expected):
 
 
 def test_dir__lists_and_every_name_is_there():
-    assert {"run", "open_run", "compare", "report", "RunResult", "Method", "Observer"} <= set(dir(potluck))
+    assert {"run", "resume", "open_run", "compare", "report", "RunResult", "Method", "Observer"} <= set(dir(potluck))
     for name in potluck._HOMES:
         assert getattr(potluck, name) is not None
 

@@ -1,5 +1,6 @@
-"""`potluck.run`: one run from Python, with the keys, presets and refusals of the command line."""
+"""`potluck.run` and `potluck.resume`: one run from Python, with the keys, presets and refusals of the command line."""
 
+import inspect
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from potluck.core.errors import ConfigError, PotluckWarning, StorageError
 from potluck.core.federation import Federation
 from potluck.core.method import Method
 from potluck.data.dataset import Dataset
+from potluck.experiment.again import ENDING, branching, check_free, resuming
 from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.config import Experiment, override, resolve
 from potluck.experiment.evaluate import Evaluation
@@ -105,6 +107,52 @@ def run(
         return _in_folder(experiment, Path(to), watching)
 
 
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    branch: bool = False,
+    observers: Watching | Iterable[Watching] = (),
+    progress: bool | None = None,
+) -> RunResult:
+    """Go on with the run in a folder, as `potluck run --resume` does: to the same bytes as without the interruption.
+
+        result = potluck.resume("runs/fedin-digits-seed0", rounds=50)
+
+    Args:
+        folder: of a run that the command line, or `potluck.run` with `to`, has started. A finished run goes on if it
+            gets more rounds.
+        rounds: the number of rounds in all. None for the run's own.
+        settings: other keys by their dotted names; of a run that is resumed only those that change no finished round,
+            which are `run.workers`, `run.memory_gib` and `run.track`.
+        branch: whether to leave this run as it is, and to continue from its last round in a new folder beside it, with
+            any settings of the method and the run.
+        observers: as of `potluck.run`.
+        progress: as of `potluck.run`.
+
+    Raises:
+        ConfigError: a key or a value is wrong, or may not change.
+        CheckpointError: the folder is not a run, or is damaged, or its data, configuration or code have changed.
+        StorageError: the folder cannot be written to.
+        PotluckError: the run failed.
+    """
+    values = given(None, {"rounds": rounds}, settings).values
+    watching = _observers(observers, progress)
+    place = Path(folder)
+    if branch:
+        with branching(place, values) as (experiment, place):
+            assembly = assemble(experiment)
+    else:
+        check_free(
+            f"potluck.resume({str(folder)!r})", values, "with branch=True a new run continues from it with another"
+        )
+        with resuming(place, values) as (experiment, notes):
+            assembly = assemble(experiment)
+        _say(notes)
+    return _carried_on(experiment, assembly, place, watching)
+
+
 def _in_folder(experiment: Experiment, parent: Path, observers: Sequence[Observer]) -> RunResult:
     """Run in a new folder, as `potluck run` does."""
     stored = resolve(tomllib.loads(experiment.toml()), "configuration")
@@ -112,14 +160,19 @@ def _in_folder(experiment: Experiment, parent: Path, observers: Sequence[Observe
         raise ConfigError("to: these settings cannot be written to a config.toml; run without a folder")
     assembly = assemble(experiment)
     with started(parent, experiment) as folder:
-        try:
-            with holding(folder):
-                run = prepare(experiment, assembly, folder)
-                _say(run.notes)
-                result, _ = execute(run, experiment, folder, *observers)
-        except StorageError as error:
-            onward = f"resume with: potluck run --resume {folder}"
-            raise StorageError(f"{error}; finished rounds are kept: fix this and {onward}") from error
+        return _carried_on(experiment, assembly, folder, observers)
+
+
+def _carried_on(experiment: Experiment, assembly: Assembly, folder: Path, observers: Sequence[Observer]) -> RunResult:
+    """Run the rounds that are left of the run in this folder."""
+    try:
+        with holding(folder, ENDING):
+            run = prepare(experiment, assembly, folder)
+            _say(run.notes)
+            result, _ = execute(run, experiment, folder, *observers)
+    except StorageError as error:
+        onward = f"go on with potluck.resume({str(folder)!r})"
+        raise StorageError(f"{error}; finished rounds are kept: fix this and {onward}") from error
     return of_stored(read_run(folder), lambda: result.evaluation, lambda: run.trained(assembly.classes))
 
 
@@ -206,5 +259,9 @@ def _observers(given: Watching | Iterable[Watching], show: bool | None) -> list[
 
 
 def _say(notes: Iterable[str]) -> None:
+    """Warn, as from the caller's own line."""
+    level, frame = 1, inspect.currentframe()
+    while frame and frame.f_code.co_filename == __file__:
+        level, frame = level + 1, frame.f_back
     for note in notes:
-        warnings.warn(note, PotluckWarning, stacklevel=4)
+        warnings.warn(note, PotluckWarning, stacklevel=level)

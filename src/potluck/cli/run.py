@@ -14,18 +14,13 @@ import typer
 from potluck.cli import stages
 from potluck.cli.display import Display, print_result
 from potluck.core.errors import ConfigError, StorageError
+from potluck.experiment.again import ENDING, branching, check_free, resuming
 from potluck.experiment.assemble import Assembly, assemble
-from potluck.experiment.branch import branch
-from potluck.experiment.code import as_started
-from potluck.experiment.config import Experiment, override, read_toml, resolve
+from potluck.experiment.config import Experiment
 from potluck.experiment.execute import execute, holding, note_end, prepare
-from potluck.experiment.folder import open_folder, started
+from potluck.experiment.folder import started
 from potluck.experiment.presets import experiment_for
-from potluck.experiment.run import FREE, check_continues, what_matters
 from potluck.experiment.trackers.names import check_installed
-from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
-
-_ENDING = 2.0  # seconds that a killed process may take to release its lock
 
 
 def start_run(target: str | None, assignments: Sequence[str], parent: Path) -> None:
@@ -43,21 +38,12 @@ def resume_run(folder: Path, target: str | None, assignments: Sequence[str]) -> 
         ConfigError: another setting was given.
         CheckpointError: the folder is not a run, or is damaged, or its data, configuration or code have changed.
     """
-    manifest = open_folder(folder)
-    free = {f"run.{name}" for name in FREE}
-    changed = [given for given in assignments if given.partition("=")[0].strip() not in free]
-    if target is not None or changed:
-        raise ConfigError(
-            f"--resume {folder}: found {' '.join([*filter(None, [target]), *changed])}; a run is resumed with its own"
-            f" configuration and only run.rounds may be given, or {' or '.join(sorted(free - {'run.rounds'}))}; with"
-            " --branch a new run continues from this one with another"
-        )
-    home = folder.resolve()
-    with as_started(folder, manifest) as notes:
-        experiment = resolve(override(read_toml(home / CONFIG), assignments), str(folder / CONFIG))
-        last = Checkpoint.read(home / CHECKPOINT / LAST)
-        if last:
-            check_continues(folder, last, what_matters(experiment.settings()), experiment.run.rounds)
+    check_free(
+        f"--resume {folder}",
+        [*filter(None, [target]), *assignments],
+        "with --branch a new run continues from this one with another",
+    )
+    with resuming(folder, assignments) as (experiment, notes):
         assembly = _assembled(experiment)
     _say(notes)
     _execute(folder, experiment, assembly)
@@ -70,15 +56,9 @@ def branch_run(folder: Path, target: str | None, assignments: Sequence[str]) -> 
         ConfigError: a target was given, or the federation or the method would change.
         CheckpointError: the folder is not a run, or is damaged.
     """
-    manifest = open_folder(folder)
     if target is not None:
         raise ConfigError(f"--branch: found {target}; a branch keeps its run's method; expected dotted keys")
-    home = folder.resolve()
-    with as_started(folder, manifest, with_copies=False):
-        experiment = resolve(override(read_toml(home / CONFIG), assignments), str(folder / CONFIG))
-        with holding(home, _ENDING):
-            place = branch(home, experiment, home.parent)
-        place = folder.parent / place.name
+    with branching(folder, assignments) as (experiment, place):
         assembly = _assembled(experiment)
     _execute(place, experiment, assembly)
 
@@ -92,7 +72,7 @@ def _assembled(experiment: Experiment) -> Assembly:
 def _execute(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
     onward = f"resume with: potluck run --resume {folder}"
     try:
-        with holding(folder, _ENDING), _ending_in_order(folder, onward):
+        with holding(folder, ENDING), _ending_in_order(folder, onward):
             stages.show("trying the models on their data")
             run = prepare(experiment, assembly, folder)
             stages.clear()
