@@ -4,8 +4,9 @@
 
 The methods come first with all their seeds, then their ablations, other precisions, references, and rows that look for
 the cause of what does not order as in the papers. Finished runs are not played again; a row whose settings change gets
-new runs; `--new` also leaves out runs that have a line in the results, from whatever folder or machine. At the end, or with `--processes 0` at once, the results of all finished runs go to
-`benchmarks/results/mini_table.csv` and the table is printed.
+new runs; `--new` also leaves out runs that have a line in the results, from whatever folder or machine. At the end,
+or with `--processes 0` at once, the results of all finished runs go to `benchmarks/results/mini_table.csv`, and the
+table is printed.
 """
 
 import argparse
