@@ -1,11 +1,12 @@
-"""Play the MNIST-1D table: every row of `mnist1d.toml`, tuned with one seed and played with ten.
+"""Play the MNIST-1D table: every row of `mnist1d.toml`, tuned with three seeds and played with ten others.
 
     python benchmarks/mnist1d.py [--processes 2] [--only 'Fed*'] [--seeds 0 1 2]
 
-Each row is first played once for each learning rate, with a seed of its own; the rate with which the clients' models do
-best on their own validation parts is the row's. Test examples have no part in it. Finished runs are not played again; a
-row whose settings change gets new runs. At the end, or with `--processes 0` at once, all finished runs go to
-`benchmarks/results/mnist1d.csv`, the trials of tuning among them, and the table is printed.
+Each row is first played with each learning rate, with the seeds of tuning; the rate with which the clients' models do
+best on their own validation parts, on average over these seeds, is the row's. Test examples have no part in it.
+Finished runs are not played again; a row whose settings change gets new runs. At the end, or with `--processes 0` at
+once, all finished runs go to `benchmarks/results/mnist1d.csv`, the trials of tuning among them, and the table is
+printed.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,10 +58,9 @@ def trial(table: dict[str, Any], row: dict[str, Any], lr: float, seed: int) -> T
 
 
 def tuning(table: dict[str, Any]) -> Iterator[Trial]:
-    """Every row with every learning rate, and the seed of tuning."""
-    for row in table["rows"]:
-        for lr in table["tuning"]["learning_rates"]:
-            yield trial(table, row, lr, table["tuning"]["seed"])
+    """Every row with every learning rate and every seed of tuning."""
+    for seed, row, lr in product(table["tuning"]["seeds"], table["rows"], table["tuning"]["learning_rates"]):
+        yield trial(table, row, lr, seed)
 
 
 def tuned(table: dict[str, Any], lines: Sequence[Line]) -> Iterator[Trial]:
@@ -73,13 +74,13 @@ def tuned(table: dict[str, Any], lines: Sequence[Line]) -> Iterator[Trial]:
 
 def choices(table: dict[str, Any], lines: Sequence[Line]) -> dict[str, float]:
     """By row, the best learning rate; the smaller one of two that are equally good. Only rows that have all trials."""
-    rates = sorted(table["tuning"]["learning_rates"])
-    found: dict[str, dict[float, float]] = {}
-    for line in lines:
-        if line["seed"] == str(table["tuning"]["seed"]):
-            found.setdefault(line["row"], {})[float(line["lr"])] = float(line["validation"])
-    complete = {row: tried for row, tried in found.items() if set(rates) <= tried.keys()}
-    return {row: max(rates, key=lambda lr, tried=tried: tried[lr]) for row, tried in complete.items()}
+    rates, seeds = sorted(table["tuning"]["learning_rates"]), table["tuning"]["seeds"]
+    best: dict[str, float] = {}
+    tried = {(line["row"], float(line["lr"]), int(line["seed"])): float(line["validation"]) for line in lines}
+    for row in dict.fromkeys(line["row"] for line in lines):
+        if all((row, lr, seed) in tried for lr, seed in product(rates, seeds)):
+            best[row] = max(rates, key=lambda lr, row=row: fmean(tried[row, lr, seed] for seed in seeds))
+    return best
 
 
 def result_of(entry: Trial, folder: Path) -> Line:
@@ -130,7 +131,7 @@ def print_table(table: dict[str, Any], lines: Sequence[Line]) -> None:
 
     "Over Local" is the difference on own test parts in points, seed by seed.
     """
-    lines = [line for line in lines if line["seed"] != str(table["tuning"]["seed"])]
+    lines = [line for line in lines if int(line["seed"]) not in table["tuning"]["seeds"]]
     baseline = {line["seed"]: float(line["personal"]) for line in lines if line["row"] == BASELINE}
     names = ("row", "lr", "seeds", "common", "personal", "over Local", *FAMILIES, "MB", "seconds")
     print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")

@@ -4,6 +4,7 @@ import json
 import sys
 import tomllib
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -128,17 +129,16 @@ def test_rows_of_mnist1d_have_equal_trials_and_differ_in_nothing_but_their_metho
         if entry.row == "FedH2L":  # which learns from labels of the public examples
             assert federation.pop("public_labels")
             federation["public_labels"] = False
-        return federation, training, tree["run"]
+        return federation, training, tree["run"] | {"seed": None}
 
     trials = list(mnist1d.tuning(rows))
     assert len({digest_of(entry) for entry in trials}) == len(trials)
     first, *others = map(common, trials)
     assert all(other == first for other in others)
     for row in rows["rows"]:
-        own = [entry for entry in trials if entry.row == row["name"]]
-        assert [entry.experiment.method.training.lr for entry in own] == rows["tuning"]["learning_rates"]
-        assert {entry.seed for entry in own} == {rows["tuning"]["seed"]}
-    assert rows["tuning"]["seed"] not in rows["seeds"]
+        own = [(entry.seed, entry.experiment.method.training.lr) for entry in trials if entry.row == row["name"]]
+        assert own == list(product(rows["tuning"]["seeds"], rows["tuning"]["learning_rates"]))
+    assert not set(rows["tuning"]["seeds"]) & set(rows["seeds"])
 
 
 def line_of(row, lr, seed, validation, personal="0.5"):
@@ -148,11 +148,15 @@ def line_of(row, lr, seed, validation, personal="0.5"):
 
 
 def test_the_learning_rate_is_chosen_on_validation_examples_and_only_when_all_are_tried(mnist1d, rows):
-    rates, seed = rows["tuning"]["learning_rates"], rows["tuning"]["seed"]
-    lines = [line_of("Local", lr, seed, best, "0.9") for lr, best in zip(rates, ("0.3", "0.5", "0.4"), strict=True)]
-    lines += [line_of("FD", lr, seed, "0.5") for lr in rates]  # all the same
-    lines += [line_of("FML", rates[0], seed, "0.9")]
-    lines += [line_of("FML", lr, 0, "0.9") for lr in rates]  # not the seed of tuning
+    rates, seeds = rows["tuning"]["learning_rates"], rows["tuning"]["seeds"]
+
+    def trials(row, validation, seeds=seeds):
+        return [line_of(row, *of, found, "0.9") for of, found in zip(product(rates, seeds), validation, strict=True)]
+
+    lines = trials("Local", ["0.9", "0.1", "0.2", "0.5", "0.5", "0.5", "0.4", "0.4", "0.6"])  # means 0.4, 0.5, 0.47
+    lines += trials("FD", ["0.5"] * 9)
+    lines += trials("FML", ["0.9"] * 9)[:-1]
+    lines += trials("FML", ["0.9"] * 3, seeds=[0])  # not one of tuning
     assert mnist1d.choices(rows, lines) == {"Local": rates[1], "FD": rates[0]}
     rows["seeds"] = [4, 7]
     played = list(mnist1d.tuned(rows, lines))
@@ -174,7 +178,7 @@ def test_a_row_of_mnist1d_is_tuned_and_played_once_and_measured_by_family(mnist1
     rows["common"]["federation"].update(clients=4, train_fraction=0.1)
     rows["common"]["run"].update(rounds=2, evaluate_every=2)
     rows.update(seeds=[3], rows=rows["rows"][:1])
-    rows["tuning"]["learning_rates"] = [0.0, 0.01]
+    rows["tuning"].update(learning_rates=[0.0, 0.01], seeds=[100])
     mnist1d.play_all(list(mnist1d.tuning(rows)), tmp_path, processes=1)
     (entry,) = mnist1d.tuned(rows, mnist1d.lines_of(list(mnist1d.tuning(rows)), tmp_path))
     mnist1d.play_all([entry], tmp_path, processes=1)
