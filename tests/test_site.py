@@ -17,6 +17,7 @@ from potluck.experiment.config import TABLES
 from potluck.experiment.keys import options_of, settings_of
 from potluck.methods import get_method
 from potluck.models import get_model, list_models
+from potluck.recipes import list_recipes, load_recipe
 from sitegen import methods, reference
 from sitegen.assemble import linked_files, pages, written
 from sitegen.docstrings import as_rst
@@ -159,6 +160,17 @@ def test_parts__have_their_places(site):
         assert [name for name in names if code(name) not in site[f"reference/{page}.md"]] == []
 
 
+def test_recipes__have_their_methods_deviations_and_cards(site):
+    found = sections(site["reference/recipes.md"])
+    assert list(found) == [code(name) for name in list_recipes()]
+    recipe = load_recipe("fedin-table3")
+    text = found[code("fedin-table3")]
+    assert all(f"](../methods/{name}.md)" in text for name in recipe.methods)
+    assert all(f"- {prose(deviation)}" in text for deviation in recipe.deviations)
+    cards = {path.stem for path in (ROOT / "docs/reproduction").glob("*.md")} - {"README"}
+    assert {name for name, text in found.items() if "../reproduction/" in text} == {code(card) for card in cards}
+
+
 def test_models__have_each_its_own_defaults(site):
     text = site["reference/models.md"]
     for name in list_models():
@@ -292,6 +304,9 @@ def test_the_site_reads_well_in_a_browser_without_a_network(tmp_path):
                 page.goto((html / f"{name}.html").as_uri())
                 wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
                 assert wider <= 0, f"{name} is {wider} px wider than {width}"
+        page.goto((html / "reference/python/running.html").as_uri())
+        page.goto(page.locator("a[href$='_modules/potluck/api/run.html#run']").evaluate("link => link.href"))
+        assert "def run(" in page.locator("pre").inner_text()
         page.goto((html / "tutorials/first-run.html").as_uri())
         assert page.locator("a[href='../methods/fedin.html']").count() >= 1  # `fedin` leads to its page
         assert page.locator("a[href*='configuration.html#confval-run.rounds']").count() >= 1

@@ -56,7 +56,7 @@ OUTSIDE = {
 NAMED = {"readme": "README <readme>", "security": "Security <security>"}
 """Entries of the side bar whose titles are too long for it, or say too little there."""
 
-REFERENCE = ("configuration", "command-line", "models", "datasets", "partitions", "tasks", "python/index")
+REFERENCE = ("configuration", "command-line", "models", "datasets", "partitions", "tasks", "recipes", "python/index")
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -143,6 +143,7 @@ def _generated(root: Path) -> dict[str, str]:
         "reference/datasets.md": reference.datasets(),
         "reference/partitions.md": reference.partitions(),
         "reference/tasks.md": reference.tasks(),
+        "reference/recipes.md": reference.recipes(cards),
         "cite.md": reference.citation((root / "CITATION.cff").read_text()),
     }
     return found | reference.python_names()

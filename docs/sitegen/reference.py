@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from potluck.data.partition import get_partition
 from potluck.experiment.config import TABLES
 from potluck.experiment.keys import Setting, options_of, settings_of
 from potluck.models import get_model, list_models
+from potluck.recipes import list_recipes, load_recipe
 from sitegen.text import code, default, definitions, fenced, kind, prose, settings, table
 
 
@@ -73,6 +74,32 @@ def datasets() -> str:
             table(("name", "examples"), rows),
         ]
     ) + "\n"  # fmt: skip
+
+
+def recipes(cards: Container[str] = ()) -> str:
+    """Every table of a paper that can be run again.
+
+    Args:
+        cards: names of the recipes that have a page in `reproduction/`.
+    """
+    parts = [
+        "# Recipes",
+        "Tables and figures of papers, run by `potluck reproduce NAME`: the settings, the paper's numbers and what"
+        " is known to differ. [How](../guides/reproduce.md), and [what a card says](../reproduction/index.md).",
+    ]
+    for name in list_recipes():
+        recipe = load_recipe(name)
+        version = f", {recipe.paper.version}" if recipe.paper.version else ""
+        facts = [
+            ("Paper", f"[{prose(recipe.paper.title)}]({recipe.paper.url}){version}, {recipe.paper.place}"),
+            ("Methods", ", ".join(f"[{code(one)}](../methods/{one}.md)" for one in recipe.methods)),
+            ("Data", ", ".join(map(code, recipe.datasets))),
+            ("Measured", prose(recipe.measured.words)),
+            *([("Card", f"[made](../reproduction/{name}.md)")] if name in cards else []),
+        ]
+        known = "\n".join(f"- {prose(one)}" for one in recipe.deviations)
+        parts += [f"## {code(name)}", f"{prose(recipe.title)}.", table(("", ""), facts), "Known to differ:", known]
+    return "\n\n".join(parts) + "\n"
 
 
 def models() -> str:
