@@ -308,7 +308,7 @@ def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
         "- The paper is made up.",
         "- Local: Shares nothing.",
         "Note: Digits of another pen.",
-        "`potluck reproduce mine --scale 0.01 --seeds 1`",
+        "`potluck reproduce mine.toml --scale 0.01 --seeds 1`",
         "4 of 4 runs finished, started 20",
         run.manifest["machine"],
         f"Potluck {run.manifest['packages']['potluck']}, commit {run.manifest['potluck_commit'][:12]}",
@@ -322,7 +322,7 @@ def test_a_card_says_what_one_must_know_to_read_it(potluck, tmp_path, runs):
 def test_a_cards_command_makes_the_same_part_of_the_table(potluck, tmp_path):
     part = "--scale 0.01 --seeds 1 --only 'Fed*' --columns IID"
     potluck(f"reproduce mine.toml {part} --finished --card card.md")
-    assert f"`potluck reproduce mine {part}`" in (tmp_path / "card.md").read_text()
+    assert f"`potluck reproduce mine.toml {part}`" in (tmp_path / "card.md").read_text()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from potluck.core.builders import called_by_name, lacking_values
+from potluck.core.builders import called_by_name, lacking_values, lacks
 from potluck.core.discovery import giving
 from potluck.core.errors import ConfigError
 from potluck.core.method import Method
@@ -220,8 +220,5 @@ def _builder(given: Any, name: str) -> Callable[..., nn.Module]:
         )
     build = called_by_name(cast(Callable[..., Any], given), name)
     if lacking := lacking_values(build):
-        raise ConfigError(
-            f"models: {name} needs an argument {lacking[0]}; expected none but num_classes and input_shape, by these"
-            " names; give it its value with functools.partial"
-        )
+        raise lacks(name, lacking[0], "give it its value with functools.partial")
     return build

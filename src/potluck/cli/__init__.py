@@ -502,8 +502,8 @@ def _of_the_machine(error: OSError | MemoryError) -> str:
         errno.ENOSPC: "make room on the disk",
         errno.EDQUOT: "make room within your quota",
         errno.EROFS: "name a folder that can be written",
-        errno.EACCES: "name a place that you may use",
-        errno.EPERM: "name a place that you may use",
+        errno.EACCES: "name one in which you may read and write",
+        errno.EPERM: "name one in which you may read and write",
         errno.ENOTDIR: "a part of this path is a file; name a folder",
     }.get(error.errno or 0)
     return "; ".join(filter(None, [f"{places}: {error.strerror}" if places else str(error), advice]))

@@ -38,10 +38,8 @@ def called_by_name(model: Callable[..., Any], name: str) -> Callable[..., nn.Mod
 
     def build(num_classes: int, input_shape: tuple[int, ...], **given: Any) -> nn.Module:
         if lacking := [one.name for one in options if one.default is one.empty and one.name not in {"scale", *given}]:
-            raise ConfigError(
-                f"models: {name} needs an argument {lacking[0]}; expected none but num_classes and input_shape, by"
-                f" these names; give it a default, or its value in a table: {{name = '{name}', {lacking[0]} = ...}}"
-            )
+            table = f"{{name = '{name}', {lacking[0]} = ...}}"
+            raise lacks(name, lacking[0], f"give it a default, or its value in a table: {table}")
         known = {"num_classes": num_classes, "input_shape": input_shape}
         return cast(nn.Module, model(**{fact: known[fact] for fact in facts}, **given))
 
@@ -53,6 +51,12 @@ def called_by_name(model: Callable[..., Any], name: str) -> Callable[..., nn.Mod
         [*positions, *(one.replace(kind=Parameter.KEYWORD_ONLY) for one in options)]
     )
     return build
+
+
+def lacks(name: str, argument: str, advice: str) -> ConfigError:
+    """The refusal of a model whose argument has no value."""
+    expected = "expected none but num_classes and input_shape, by these names"
+    return ConfigError(f"models: {name} needs an argument {argument}; {expected}; {advice}")
 
 
 def lacking_values(build: Callable[..., nn.Module]) -> list[str]:

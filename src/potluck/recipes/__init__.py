@@ -37,7 +37,7 @@ def load_recipe(name: str) -> Recipe:
         ConfigError: there is no such recipe, or something in it is unknown, of the wrong type, or contradictory.
     """
     if name.endswith(_ENDING):
-        return read_recipe(read_toml(Path(name)), Path(name).stem, name)
+        return read_recipe(read_toml(Path(name)), Path(name).stem, name, name)
     if name not in list_recipes():
         raise unknown("recipe", name, list_recipes(), "potluck reproduce")
     with as_file(files(__name__) / f"{name}{_ENDING}") as path:

@@ -126,7 +126,8 @@ def _list(points: Iterable[str]) -> str:
 
 def _command(found: Reproduced) -> str:
     more = "".join(f" {shlex.quote(one)}" for one in (*found.options, *found.assignments))
-    return f"`potluck reproduce {found.recipe.name} --scale {found.scale:g} --seeds {found.seeds}{more}`"
+    recipe = shlex.quote(found.recipe.path or found.recipe.name)
+    return f"`potluck reproduce {recipe} --scale {found.scale:g} --seeds {found.seeds}{more}`"
 
 
 def _origin(found: Reproduced) -> list[str]:

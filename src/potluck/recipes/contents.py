@@ -187,6 +187,7 @@ class Recipe(Checked):
 
     Attributes:
         name: of its file.
+        path: of its file as it was given, of one that does not come with Potluck.
         title: what is compared.
         paper: the paper.
         measured: how it measures.
@@ -214,6 +215,7 @@ class Recipe(Checked):
     scales: tuple[str, ...] = ()
     keep_clients: bool = False
     name: str = ""
+    path: str = ""
 
     def __post_init__(self) -> None:
         for column in self.columns:
@@ -322,10 +324,10 @@ def _selects(pattern: str, *names: str) -> bool:
     return any(fnmatch(name.lower(), pattern.lower()) for name in names)
 
 
-def read_recipe(tree: Mapping[str, Any], name: str, source: str) -> Recipe:
-    """The recipe in the tables of a file.
+def read_recipe(tree: Mapping[str, Any], name: str, source: str, path: str = "") -> Recipe:
+    """The recipe in the tables of a file, which has a path if it does not come with Potluck.
 
     Raises:
         ConfigError: something in it is unknown, of the wrong type, or contradictory.
     """
-    return replace(typed(Recipe, dict(tree), "recipe", source), name=name)
+    return replace(typed(Recipe, dict(tree), "recipe", source), name=name, path=path)
