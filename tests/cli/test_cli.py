@@ -182,6 +182,10 @@ def test_report_writes_a_page_a_picture_and_a_summary_and_opens_it_only_when_ask
     assert opened == [(folder / "report.html").resolve().as_uri()]
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "cnn2(width=4)" in (folder / "report.md").read_text()
+    nowhere = {**os.environ, "HOME": "/dev/null", "MPLCONFIGDIR": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
+    command = [sys.executable, "-m", "potluck", "report", str(folder)]
+    homeless = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False)
+    assert (homeless.returncode, homeless.stderr) == (0, "")
 
 
 NEW_METHOD = '''"""Twice: FedAvg under another name.

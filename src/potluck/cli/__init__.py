@@ -1,6 +1,7 @@
 """The command line: each command parses, then imports what it needs."""
 
 import errno
+import logging
 import os
 import sys
 import warnings
@@ -468,6 +469,7 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("default", PotluckWarning)
             warnings.showwarning = _showing(warnings.showwarning)
+            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of folders for its cache
             code = app(prog_name="potluck", standalone_mode=False) or 0
         sys.stdout.flush()
     except PotluckError as error:
