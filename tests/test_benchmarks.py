@@ -13,6 +13,7 @@ import torch
 from potluck.core.needs import Need
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.experiment.config import override, read_toml, resolve
+from potluck.methods import list_methods
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -190,6 +191,11 @@ def test_a_row_of_mnist1d_is_tuned_and_played_once_and_measured_by_family(mnist1
     capsys.readouterr()
     mnist1d.play_all([entry], tmp_path, processes=1)
     assert capsys.readouterr().out == "1 of 1 runs are finished\n"
+
+
+def test_the_report_that_is_measured_is_on_every_method():
+    sweep = tomllib.loads((BENCHMARKS / "report_size.toml").read_text())["sweep"]
+    assert sweep["method.name"] == sorted(list_methods())
 
 
 @pytest.fixture
