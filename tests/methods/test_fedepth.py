@@ -597,7 +597,8 @@ def test_a_clients_whole_round_stays_within_its_budget(play, method, build, capa
     # too. And some whole numbers for each example, which say in what order they come.
     weights = sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
     examples = 600  # the last batch has 24
-    peak = most_in_a_round(play, method, build, capacity, examples) - 5 * 8 * examples
+    measured = [most_in_a_round(play, method, build, capacity, examples) for _ in range(2)]
+    peak = max(measured) - 5 * 8 * examples  # the profiler was seen to lose most of the events, once
     assert weights < peak < max(budget + 2 * weights, 4 * weights)
 
 

@@ -257,7 +257,8 @@ def test_banks_are_the_mean_over_all_and_the_rest_over_those_of_one_width(play):
                         assert torch.equal(new[name], old[name])
                     elif old[name].is_floating_point():
                         assert_close(new[name], torch.stack([replies[id][entry][name] for id in who]).mean(0))
-                        assert torch.equal(new[name], old[name]) == (name == "stages.body.0.bias")  # before a BatchNorm
+                        moved = not torch.allclose(new[name], old[name], rtol=0, atol=1e-7)
+                        assert moved == (name != "stages.body.0.bias")  # before a BatchNorm its gradient is rounding
 
 
 def test_all_widths_have_the_same_banks_and_move_all_filters(play):
