@@ -95,9 +95,9 @@ def recipes(cards: Container[str] = ()) -> str:
             ("Methods", ", ".join(f"[{code(one)}](../methods/{one}.md)" for one in recipe.methods)),
             ("Data", ", ".join(map(code, recipe.datasets))),
             ("Measured", prose(recipe.measured.words)),
-            *([("Card", f"[made](../reproduction/{name}.md)")] if name in cards else []),
+            *([("Card", f"[ours beside the paper's](../reproduction/{name}.md)")] if name in cards else []),
         ]
-        known = "\n".join(f"- {prose(one)}" for one in recipe.deviations)
+        known = "\n".join(f"- {prose(one)}" for one in recipe.deviations or ("Nothing.",))
         parts += [f"## {code(name)}", f"{prose(recipe.title)}.", table(("", ""), facts), "Known to differ:", known]
     return "\n\n".join(parts) + "\n"
 
