@@ -89,9 +89,9 @@ def recipes(cards: Container[str] = ()) -> str:
     ]
     for name in list_recipes():
         recipe = load_recipe(name)
-        version = f", {recipe.paper.version}" if recipe.paper.version else ""
+        paper = recipe.paper
         facts = [
-            ("Paper", f"[{prose(recipe.paper.title)}]({recipe.paper.url}){version}, {recipe.paper.place}"),
+            ("Paper", f"[{prose(paper.title)}]({paper.url}){paper.edition}, {paper.place}"),
             ("Methods", ", ".join(f"[{code(one)}](../methods/{one}.md)" for one in recipe.methods)),
             ("Data", ", ".join(map(code, recipe.datasets))),
             ("Measured", prose(recipe.measured.words)),

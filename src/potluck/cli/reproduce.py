@@ -93,8 +93,7 @@ def print_recipes() -> None:
 
 def _source(recipe: Recipe) -> str:
     paper = recipe.paper
-    version = f" ({paper.version})" if paper.version else ""
-    return f"{paper.short or paper.title.split(':')[0]}{version}, {paper.place}"
+    return f"{paper.short or paper.title.split(':')[0]}{paper.edition}, {paper.place}"
 
 
 def _rounds_of(recipe: Recipe) -> str:

@@ -26,8 +26,7 @@ def _headings(columns: Sequence[Column]) -> list[str]:
 def words(found: Reproduced) -> list[str]:
     """What is compared, and how far the runs are from the paper's experiment; a paragraph each."""
     recipe, paper = found.recipe, found.recipe.paper
-    version = f" ({paper.version})" if paper.version else ""
-    lines = [f"{recipe.title}. {paper.title}{version}, {paper.place}: {paper.url}"]
+    lines = [f"{recipe.title}. {paper.title}{paper.edition}, {paper.place}: {paper.url}"]
     for (size, changed), settings in found.sizes.items():
         of = f" ({', '.join(settings)})" if len(found.sizes) > 1 else ""
         lines.append(f"Size{of}: {size}." + (f" Paper → here: {'; '.join(changed)}." if changed else ""))

@@ -90,6 +90,11 @@ class Paper(Checked):
     version: str = ""
     short: str = ""
 
+    @property
+    def edition(self) -> str:
+        """Its version as it follows the title, in brackets after a space; "" if it has one text."""
+        return f" ({self.version})" if self.version else ""
+
 
 @dataclass(frozen=True)
 class Measured(Checked):
