@@ -17,7 +17,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +28,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import potluck
-from potluck.core import discovery
 from potluck.core.tree import pack, unpack
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
@@ -655,7 +653,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("potluck").setLevel(logging.CRITICAL)
-    discovery.entry_points = cache(discovery.entry_points)  # what is installed does not change, and takes long to list
     watch = Watch()
     references, rows, bad = References(watch), list[str](), 0
     play("fedavg", "reply", honest, watch)  # what is imported late is imported now

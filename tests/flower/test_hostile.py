@@ -105,6 +105,22 @@ def test_where_the_server_builds_nobodys_model_an_architectures_name_is_a_label(
     assert {row["client"] for row in attacked.clients} == {0, 1, 2}
 
 
+@pytest.mark.slow
+def test_the_command_writes_the_table_of_what_it_tried(hostile, tmp_path, monkeypatch):
+    table, logger = tmp_path / "table.md", logging.getLogger("potluck")
+    level = logger.level
+    monkeypatch.setattr(sys, "argv", ["hostile.py", "--only", "a list where entries belong", "--out", str(table)])
+    try:
+        with pytest.raises(SystemExit) as end:
+            hostile.main()
+    finally:
+        logger.setLevel(level)
+    assert end.value.code == 0
+    method = list_methods()[0]  # what is not tried on all is tried on the next in turn
+    row = f"| reply | a list where entries belong | {method} | its reply | nothing |"
+    assert table.read_text().splitlines()[-1] == row
+
+
 def test_the_comparison_sees_what_others_would_lose(hostile):
     """The table's own evaluate: each thing that it looks at is a difference, if it differs."""
     attack = hostile.Attack("reply", "", hostile.honest)
