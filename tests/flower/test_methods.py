@@ -8,6 +8,7 @@ from flwr.app import Message
 
 from potluck.core.examples import Examples
 from potluck.core.federation import Site
+from potluck.core.needs import Offer
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.engine import Engine
 from potluck.flower.elsewhere import KeptElsewhere
@@ -38,7 +39,10 @@ def at_home(subject, federation, client, folder):
 
 
 def as_the_server_sees(federation, builds):
-    """The same clients, with as many examples and nothing in them; their networks are known if the method says so."""
+    """The same clients, with as many examples and nothing in them.
+
+    Their networks are known if the method says that it builds them; that of the common or global model always is.
+    """
 
     def empty(examples):
         return Examples(torch.empty(len(examples), 0), torch.empty(len(examples), 0))
@@ -47,9 +51,10 @@ def as_the_server_sees(federation, builds):
         client: Site(client, site.architecture, empty(site.train), empty(site.validation), empty(site.test))
         for client, site in federation.sites.items()
     }
+    known = federation.architectures if builds else {federation.server_architecture}
     return RemoteFederation(
         sites=sites,
-        architectures=federation.architectures if builds else dict.fromkeys(federation.architectures, unknown_here),
+        architectures={name: of if name in known else unknown_here for name, of in federation.architectures.items()},
         server_architecture=federation.server_architecture,
         num_classes=federation.num_classes,
         public=federation.public,
@@ -59,8 +64,11 @@ def as_the_server_sees(federation, builds):
     )
 
 
+BUILT = "the server has built a client's network"
+
+
 def unknown_here(**options):
-    raise AssertionError("a method that says that the server builds no client's network has it build one")
+    raise AssertionError(BUILT)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +88,43 @@ def test_no_option_notices_where_the_clients_are(name, variant, tmp_path):
     compare_here_and_there(subject, False, tmp_path)
 
 
-def compare_here_and_there(subject, frozen, tmp_path):
-    """A run in one process and one over messages have the same states, evaluations and clients' stores."""
+@pytest.mark.parametrize("name", list_methods())
+def test_a_method_says_whether_the_server_builds_clients_networks(name, tmp_path):
+    """Where it need not, nodes with networks of their own can take part."""
+    method = get_method(name)
+    options = [(), *(assigned(variant) for variant in method.variants.values())]
+    builds = any(asks_about_networks(quick(method, option)) for option in options)
+    try:
+        compare_here_and_there(quick(method), False, tmp_path, builds=False)
+    except AssertionError as error:
+        if BUILT not in str(error):
+            raise
+        builds = True
+    assert method.builds_clients_models == builds
+
+
+def asks_about_networks(subject):
+    """Whether something that a method needs can only be found in clients' networks."""
+    names = ("one", "other")
+    offer = Offer(
+        dict.fromkeys(names, unknown_here),
+        dict(enumerate(names)),
+        "one",
+        public=True,
+        unvalidated=(),
+        public_labels=True,
+    )
+    try:
+        return any(need.check(offer) for need in subject.needs())
+    except AssertionError:
+        return True
+
+
+def compare_here_and_there(subject, frozen, tmp_path, builds=None):
+    """A run in one process and one over messages have the same states, evaluations and clients' stores.
+
+    There, the server knows clients' networks if the method builds them, by what it says unless it is given.
+    """
     federation = toy_federation(World(batchnorm=True, frozen=frozen).fit_for(subject))
     here = Engine(subject, federation)
     nodes = {
@@ -89,7 +132,7 @@ def compare_here_and_there(subject, frozen, tmp_path):
     }
     names = Nodes(Loopback(nodes), {client: f"node{client}" for client in federation.sites})
     executor = GridExecutor(names, {}, timeout=60.0, poll=0.0)
-    seen = as_the_server_sees(federation, subject.builds_clients_models)
+    seen = as_the_server_sees(federation, subject.builds_clients_models if builds is None else builds)
     there = Engine(subject, seen, store=KeptElsewhere(), executor=executor)
     states = [run_rounds(engine, ROUNDS) for engine in (here, there)]
     assert packed(states[0]) == packed(states[1])

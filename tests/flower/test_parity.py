@@ -1,5 +1,8 @@
 """The same experiment in process and over Flower's messages gives the same bytes."""
 
+import json
+
+import numpy as np
 import pytest
 
 from potluck.experiment.assemble import assemble
@@ -68,6 +71,32 @@ def over_flower(grid, tree, folder, **options):
 def test_records_and_checkpoints_are_the_same(name, grid, tmp_path):
     tree = experiment_of(name)
     assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
+
+
+OWN = """
+from math import prod
+from torch import nn
+
+
+def mine(num_classes, input_shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 12), nn.Tanh(), nn.Linear(12, num_classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in list_methods() if not get_method(name).builds_clients_models])
+def test_a_node_brings_a_network_that_the_server_has_never_seen(name, tmp_path):
+    (tmp_path / "nets.py").write_text(OWN)
+    images, labels = np.random.default_rng(0).random((40, 1, 8, 8), dtype=np.float32), np.arange(40) % 10
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    own = {"model": f"{tmp_path / 'nets.py'}:mine", "data": str(tmp_path / "own.npz")}
+    homes = [{"state": str(tmp_path / f"node{n}"), **(own if n == 0 else {})} for n in range(3)]
+    nodes = {f"node{n}": through(client_app, home) for n, home in enumerate(homes)}
+    rounds, clients, _ = over_flower(Loopback(nodes), experiment_of(name), tmp_path / "flower")
+    assert all(json.loads(line)["replied"] == [0, 1, 2] for line in rounds.splitlines())
+    last = {row["client"]: row for row in map(json.loads, clients.splitlines())}
+    assert last[0]["architecture"] == own["model"]
+    assert 0 <= last[0]["accuracy_personal"] <= 1
 
 
 @pytest.mark.slow

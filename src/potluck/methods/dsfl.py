@@ -114,6 +114,7 @@ class DSFL(Method[State]):
         "lasting optimisers": {"training.persist": True, "distillation.persist": True},
     }
 
+    builds_clients_models = False
     training: LocalTraining = LocalTraining()
     distillation: LocalTraining = LocalTraining(batch_size=128)
     server_training: LocalTraining = LocalTraining(batch_size=128)

@@ -113,6 +113,7 @@ class FedKEMF(Method[State]):
         "without mutual learning": {"mutual": False},
     }
 
+    builds_clients_models = False
     training: LocalTraining = LocalTraining()
     server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     public_examples: Annotated[int, at_least(1)] = 5000

@@ -100,6 +100,7 @@ class FML(Method[State]):
         "lasting optimisers": {"training.persist": True},
     }
 
+    builds_clients_models = False
     training: LocalTraining = LocalTraining()
     alpha: Annotated[float, at_least(0), at_most(1)] = 0.5
     beta: Annotated[float, at_least(0), at_most(1)] = 0.5

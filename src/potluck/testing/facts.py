@@ -37,6 +37,7 @@ class Facts:
         exchanges: handlers that the server asks in a round, by name.
         down: formula of each entry that a client is sent in a round.
         up: formula of each entry that it answers.
+        any_network: whether clients on other machines may have networks unknown to the server.
         limits: how many limits and fixed points the documentation states, which the suite carries out.
         stated: the lines of the Facts section by their first word; empty if there is none.
     """
@@ -45,6 +46,7 @@ class Facts:
     exchanges: tuple[str, ...]
     down: dict[str, str]
     up: dict[str, str]
+    any_network: bool
     limits: int
     stated: dict[str, str]
 
@@ -57,6 +59,7 @@ class Facts:
         for head in ("keeps", "stacks"):
             if head in self.stated:
                 yield head, self.stated[head]
+        yield "nodes", "with any network" if self.any_network else "with networks of the experiment"
         yield "verified", f"theory: {self.limits} stated limits"
         for head, what in {"code": "code", "table": "tables"}.items():
             if head in self.stated:
@@ -76,6 +79,7 @@ def facts_of(method: type[Method[Any]]) -> Facts:
         exchanges=handlers(method),
         down=wire.down,
         up=wire.up,
+        any_network=not method.builds_clients_models,
         limits=len(limits_of(method)),
         stated=stated(method),
     )
