@@ -149,6 +149,8 @@ def test_lists_show_every_method_with_its_title(potluck):
     outcome = potluck("list methods")
     assert [line.split()[0] for line in outcome.out.splitlines() if line[:1].strip()] == list_methods()
     assert "federated averaging" in outcome.out
+    for name, networks in (("fml", "with any network"), ("fedavg", "with networks of the experiment")):
+        assert f"nodes      {networks}" in potluck(f"list methods {name}").out
     everything = potluck("list").out
     for name in ("fedin", "resnet26", "cifar10", "balanced_dirichlet"):
         assert name in everything

@@ -126,6 +126,12 @@ def test_margin_of__one_class_asks_for_none(margin):
     assert margin_of(rows, 3, margin) == 0
 
 
+@pytest.mark.parametrize("margin", ["nearest", "farthest"])
+def test_margin_of__two_classes_ask_for_their_distance(margin):
+    first = {name: column[:3] for name, column in ROWS.items()}
+    assert margin_of(first, 4, margin) == 4.0
+
+
 def test_the_margin_is_no_larger_than_the_threshold_and_is_noted(play, clouds):
     federation = clouds("mlp2", "mlp3")
     free = play(FedTGP(STILL, STILL, threshold=1e6), federation)
