@@ -98,8 +98,9 @@ def test_an_entry_that_nobody_asked_for_costs_its_reply_whatever_the_method(host
 
 
 @pytest.mark.slow
-def test_where_the_server_builds_nobodys_model_an_architectures_name_is_a_label(hostile, references, canary):
-    attacked = hostile.play("fedmd", "introduction", hostile.replaced(architecture=canary), references._watch)
+@pytest.mark.parametrize("method", [name for name in list_methods() if not get_method(name).builds_clients_models])
+def test_where_the_server_builds_nobodys_model_an_architectures_name_is_a_label(hostile, references, canary, method):
+    attacked = hostile.play(method, "introduction", hostile.replaced(architecture=canary), references._watch)
     assert attacked.error is None
     assert not [what for what in attacked.touched if str(Path(canary).parent) in what]
     assert {row["client"] for row in attacked.clients} == {0, 1, 2}
