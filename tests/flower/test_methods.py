@@ -123,7 +123,7 @@ def asks_about_networks(subject):
 def compare_here_and_there(subject, frozen, tmp_path, builds=None):
     """A run in one process and one over messages have the same states, evaluations and clients' stores.
 
-    There, the server knows clients' networks if the method builds them, by what it says unless it is given.
+    In the second one the server knows clients' networks if it `builds` them; None for what the method says.
     """
     federation = toy_federation(World(batchnorm=True, frozen=frozen).fit_for(subject))
     here = Engine(subject, federation)
