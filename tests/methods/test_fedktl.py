@@ -363,7 +363,7 @@ def test_pairs_help_a_clients_features_to_tell_the_vectors(play, clouds):
         h = features(net, pairs["images"]).detach()
         built = run.engine.server(0).module("projector", lambda: nn.Linear(8, LATENT))
         centred = ((rows - rows.mean(0)).double() for rows in (h, pairs["vectors"]))
-        # One feature is 0 everywhere, and torch's usual driver for the CPU then gives one of several answers.
+        # One feature is the same everywhere, and torch's usual driver for the CPU then gives one of several answers.
         spread = torch.linalg.lstsq(*centred, driver="gelsd")
         assert built.weight.shape == (LATENT, 8)
         stretches.append(float(spread.solution.square().sum()))
