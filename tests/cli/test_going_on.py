@@ -37,6 +37,16 @@ MODEL = """from potluck.models import get_model
 def small(num_classes, input_shape, *, width=2):
     return get_model("cnn2")(num_classes, input_shape, width=width)
 """
+SLOW_EXIT = """import atexit, time
+
+
+@atexit.register
+def clean_up():
+    print("cleaning up", flush=True)
+    for _ in range(600):
+        time.sleep(0.1)
+    print("cleaned up")
+"""
 
 
 @pytest.fixture
@@ -204,17 +214,21 @@ def test_an_unexpected_error_is_in_the_log_with_its_traceback(potluck, tmp_path,
     assert json.loads((folder / "manifest.json").read_text())["reason"] == "RuntimeError: a bug"
 
 
-def command(*words):
+def command(*words, first="pass"):
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs are deaf
-    return [sys.executable, "-c", f"{heard}; from potluck.cli import main; main()", "run", *words]
+    return [sys.executable, "-c", f"{heard}; {first}; from potluck.cli import main; main()", "run", *words]
 
 
-def long_run(folder, *more, **options):
+def long_run(folder, *more, first="pass", **options):
     """A run with workers in a process of its own, and in a group of its own as a terminal would have it."""
     words = ["local", "run.rounds=100000", "run.executor=workers", "run.workers=2", "run.common_test=false"]
     words += ["federation.models=[{name='cnn2',width=2}]", "federation.clients=2", "--to", str(folder), *more]
     process = subprocess.Popen(
-        command(*words), env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True, **options
+        command(*words, first=first),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        start_new_session=True,
+        **options,
     )
     while not list(folder.glob("*/checkpoint/last.json")):
         assert process.poll() is None, process.stderr and process.stderr.read()
@@ -272,6 +286,25 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.splitlines()[-1] == f"potluck: interrupted; resume with: potluck run --resume {run}"
+    assert status(run) == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_second_signal_while_python_cleans_up_is_no_error(tmp_path):
+    (tmp_path / "slow_exit.py").write_text(SLOW_EXIT)
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import slow_exit"
+    process, run = long_run(tmp_path / "runs", first=first, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "cleaning up\n"  # what a run prints besides comes when it has finished
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert out == ""  # it ended there
+    last = [line for line in err.splitlines() if not line.startswith("round ")]
+    assert last == [f"potluck: interrupted; resume with: potluck run --resume {run}"]
     assert status(run) == "interrupted"
 
 

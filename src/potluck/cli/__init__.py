@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from potluck.records import TITLES
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_SIGNAL = 128  # plus the signal's number is the exit code of what a signal ended, as in shells
 
 app = typer.Typer(
     cls=Commands,
@@ -478,12 +480,14 @@ def main() -> None:
         code = _refuse(option_advice(error, sys.argv[1:]))
     except (typer.Abort, KeyboardInterrupt):
         stages.clear()
-        code = 130
+        code = _SIGNAL + signal.SIGINT
     except BrokenPipeError:  # the reader of our output has closed the pipe
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports an error when it flushes
     except (OSError, MemoryError) as error:
         code = _refuse(_of_the_machine(error))
+    if code > _SIGNAL:  # all is said and saved: while Python cleans up, Ctrl-C again is no error to report
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(_SIGNAL + number))
     sys.exit(code)
 
 
