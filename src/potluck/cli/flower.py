@@ -11,7 +11,7 @@ from rich.console import Console
 
 from potluck.analysis.read import read_run
 from potluck.cli.display import Display, print_result
-from potluck.core.errors import ConfigError, PotluckError
+from potluck.core.errors import ConfigError
 from potluck.experiment.assemble import assemble_server, task_of
 from potluck.experiment.config import Experiment, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
@@ -75,6 +75,7 @@ def host(
     Raises:
         ConfigError: something is missing, or the experiment cannot be run.
         FlowerError: Flower failed.
+        typer.Exit: it was interrupted; with 128 plus the signal's number, as in shells.
     """
     from potluck.flower.deploy.gate import Gate
     from potluck.flower.deploy.keys import check_served
@@ -114,7 +115,8 @@ def host(
                     else:
                         display.show(news)
     except KeyboardInterrupt:
-        raise PotluckError(f"interrupted; resume with: potluck serve --folder {run}") from None
+        say(f"potluck: interrupted; resume with: potluck serve --folder {run}")
+        raise typer.Exit(128 + signal.SIGINT) from None
     _print_stored(run, experiment)
 
 
