@@ -17,7 +17,9 @@ KIT = ROOT / "deploy"
 
 def commands():
     """Every `potluck ...` line of guides and kit, as (where, words)."""
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    docs = ROOT / "docs"
+    written = sorted(page for page in docs.rglob("*.md") if not page.is_relative_to(docs / "_build"))
+    for page in [ROOT / "README.md", *written]:
         for block in re.findall(r"^ *```bash\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
