@@ -1,7 +1,6 @@
-"""What `keys`, `serve`, `join` and `simulate` refuse, in one line, before anything starts; a server interrupted."""
+"""What `keys`, `serve`, `join` and `simulate` refuse, in one line, before anything starts."""
 
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -70,25 +69,3 @@ class TestWithFlower:
         code, said = outcome(monkeypatch, capsys, "keys", "--revoke", "a")
         assert (code, said.out) == (0, "a is revoked\n")
         assert not (tmp_path / "keys/registered/a.pub").exists()
-
-    @pytest.mark.slow
-    def test_an_interrupted_server_says_how_to_go_on_and_that_works(self, tmp_path):
-        from potluck.flower.deploy.processes import free_port
-
-        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        command = [sys.executable, "-c", f"{heard}; from potluck.cli import main; main()", "serve", "--insecure"]
-        words = ["fedavg", "federation.clients=2", "federation.models=['cnn2']"]
-        for _ in range(2):
-            listen = ["--listen", f"127.0.0.1:{free_port()}"]
-            server = subprocess.Popen([*command, *listen, *words], stderr=subprocess.PIPE, text=True)
-            try:
-                assert any("nodes join by" in line for line in iter(server.stderr.readline, ""))
-                server.send_signal(signal.SIGINT)
-                _, err = server.communicate()
-            finally:
-                server.kill()
-            assert server.returncode == 130
-            (folder,) = (tmp_path / "runs").iterdir()
-            words = ["--folder", str(folder.relative_to(tmp_path))]
-            assert err.splitlines()[-1] == f"potluck: interrupted; resume with: potluck serve {' '.join(words)}"
-            assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""`potluck run --resume` and `--branch`, and how a run ends when it is told to, or has nobody to tell, or no room."""
+"""`potluck run --resume` and `--branch`, and how a run or a server ends when told to, with nobody to tell, or no room."""
 
 import json
 import os
@@ -216,12 +216,12 @@ def test_an_unexpected_error_is_in_the_log_with_its_traceback(potluck, tmp_path,
 
 def command(*words, first="pass"):
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs are deaf
-    return [sys.executable, "-c", f"{heard}; {first}; from potluck.cli import main; main()", "run", *words]
+    return [sys.executable, "-c", f"{heard}; {first}; from potluck.cli import main; main()", *words]
 
 
 def long_run(folder, *more, first="pass", **options):
     """A run with workers in a process of its own, and in a group of its own as a terminal would have it."""
-    words = ["local", "run.rounds=100000", "run.executor=workers", "run.workers=2", "run.common_test=false"]
+    words = ["run", "local", "run.rounds=100000", "run.executor=workers", "run.workers=2", "run.common_test=false"]
     words += ["federation.models=[{name='cnn2',width=2}]", "federation.clients=2", "--to", str(folder), *more]
     process = subprocess.Popen(
         command(*words, first=first),
@@ -309,8 +309,30 @@ def test_a_second_signal_while_python_cleans_up_is_no_error(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_interrupted_server_says_how_its_folder_is_served_again_and_it_is(tmp_path):
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from potluck.flower.deploy.processes import free_port
+
+    words = ["fedavg", "federation.clients=2", "federation.models=['cnn2']", "--to", str(tmp_path / "runs")]
+    for _ in range(2):
+        listen = ["--insecure", "--listen", f"127.0.0.1:{free_port()}"]
+        server = subprocess.Popen(command("serve", *listen, *words), stderr=subprocess.PIPE, text=True)
+        try:
+            assert any("nodes join by" in line for line in iter(server.stderr.readline, ""))
+            server.send_signal(signal.SIGINT)
+            _, err = server.communicate()
+        finally:
+            server.kill()
+        assert server.returncode == 130
+        (run,) = (tmp_path / "runs").iterdir()
+        words = ["--folder", str(run)]
+        assert err.splitlines()[-1] == f"potluck: interrupted; resume with: potluck serve {' '.join(words)}"
+        assert "Traceback" not in err
+
+
+@pytest.mark.slow
 def test_a_run_whose_reader_has_gone_goes_on_to_its_end(tmp_path):
-    words = ["local", *TINY.split(), NET.strip('"'), "run.rounds=3", "--to", str(tmp_path / "runs")]
+    words = ["run", "local", *TINY.split(), NET.strip('"'), "run.rounds=3", "--to", str(tmp_path / "runs")]
     process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout.readline().startswith("round 1")
     process.stdout.close()
