@@ -1,4 +1,4 @@
-"""`potluck run --resume` and `--branch`, and how a run or a server ends when told to, with nobody to tell, or no room."""
+"""`potluck run --resume` and `--branch`, and how a run or server ends when told to, with nobody to tell, or no room."""
 
 import json
 import os

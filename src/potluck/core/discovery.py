@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from potluck.core.access import entered
 from potluck.core.errors import ConfigError, PotluckError, explained, is_users, nearest
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ def load_file(path: Path) -> ModuleType:
     """Import a Python file outside any package; its top-level code may import modules from its own folder.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be imported.
+        ConfigError: there is no such file, it cannot be imported, or the owner of this node did not name it.
     """
-    source = (_copies.get() or {}).get(path, path)
+    source = (_copies.get() or {}).get(entered(path), path)
     if not source.is_file() or path.suffix != ".py":
         found = "not Python" if source.is_file() else "no such file"
         raise ConfigError(f"{path}: {found}; expected a Python file")

@@ -39,4 +39,4 @@ def _alone(config: Mapping[str, object], message: Message, envelope: Envelope) -
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.service import NodeService
 
-    return NodeService(NodeConfig.of(config, envelope[0])).answer(message.metadata.message_type, envelope)
+    return NodeService(NodeConfig.of(config)).answer(message.metadata.message_type, envelope)

@@ -13,6 +13,7 @@ from potluck.experiment.config import Experiment
 from potluck.experiment.observers import Observer
 from potluck.flower.clientapp import client_app
 from potluck.flower.deploy.processes import environment
+from potluck.flower.node.config import SIMULATION
 from potluck.flower.server.serve import serve
 
 _TIMEOUT = 3600.0
@@ -24,7 +25,7 @@ def simulate(experiment: Experiment, folder: Path, *observers: Observer) -> None
     Raises:
         ConfigError: Ray is not installed.
     """
-    os.environ.update(environment(folder / "flower"))
+    os.environ.update({**environment(folder / "flower"), SIMULATION: str(folder.resolve() / "nodes")})
     failures: list[BaseException] = []
     server_app = ServerApp()
 
@@ -39,7 +40,6 @@ def simulate(experiment: Experiment, folder: Path, *observers: Observer) -> None
                 patience=60.0,
                 observers=observers,
                 say=lambda line: None,
-                header={"simulated": str(folder.resolve() / "nodes")},
             )
         except BaseException as error:
             failures.append(error)

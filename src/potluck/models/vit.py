@@ -32,6 +32,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from potluck.core.access import entered
 from potluck.core.errors import ConfigError
 from potluck.core.scale import FULL, Scale
 from potluck.core.weights import load, pick
@@ -224,7 +225,7 @@ def _pretrained(net: StagedNet, path: Path) -> StagedNet:
         ConfigError: the file cannot be read, or lacks a tensor of a block or of the last norm.
     """
     try:
-        found = load_file(path)
+        found = load_file(entered(path))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"pretrained_path: {path}: {error}; expected a safetensors file") from error
     shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}

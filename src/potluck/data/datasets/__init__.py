@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from potluck.core.access import entered
 from potluck.core.discovery import given, matching, module_names, named_file, plugins, unknown
 from potluck.core.errors import ConfigError, DataError
 from potluck.core.task import Task
@@ -116,7 +117,7 @@ def _found(name_or_path: str | Path) -> Source:
         offered = plugins(_GROUP)
         if name in offered:
             return offered[name].load()
-    path = Path(name).expanduser()
+    path = entered(Path(name).expanduser())
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError) as error:  # a name that no file can have, or missing permission

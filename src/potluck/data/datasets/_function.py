@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from potluck.core.access import entered
 from potluck.core.digest import digest
 from potluck.core.discovery import named_file, own_part
 from potluck.core.errors import DataError, PotluckError, explained
@@ -40,8 +41,9 @@ class FunctionSource:
         """What the function returns; it is not augmented."""
         place = named_file(self.name)
         assert place is not None
-        content = place[0].read_bytes() if place[0].is_file() else b""
-        return _loaded(self.name, str(place[0].resolve()), digest(content), self.task)
+        file = entered(place[0])
+        content = file.read_bytes() if file.is_file() else b""
+        return _loaded(self.name, str(file.resolve()), digest(content), self.task)
 
 
 @lru_cache(maxsize=1)  # a run describes its data more than once before it loads them

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from potluck.core.discovery import named_file
 from potluck.core.errors import ConfigError, DataError
 from potluck.core.task import TASKS
 from potluck.data.dataset import Dataset
@@ -13,6 +14,9 @@ from potluck.data.datasets import load
 from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.assemble import builder_of
 from potluck.experiment.config import ModelSpec
+
+SIMULATION = "POTLUCK_SIMULATION"
+"""The environment variable by which a simulation tells its nodes' processes the folder of their states."""
 
 NOTHING_OF_ITS_OWN = "--model and --capacity need --data: a node with a model of its own has its own data"
 
@@ -40,16 +44,17 @@ class NodeConfig:
     simulated: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> "NodeConfig":
+    def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
         """From a node's configuration, scalars by name.
 
-        A node in Flower's simulation has no owner but a number, and the server's header names the folder for its state.
+        A node in Flower's simulation has no owner but a number; the process that simulates names the folder for its
+        state. No message can: everything is permitted there.
 
         Raises:
             ConfigError: it has no folder for the client's state.
         """
-        if "state" not in config and "partition-id" in config and header and "simulated" in header:
-            return cls(Path(header["simulated"]) / str(config["partition-id"]), simulated=True)
+        if "state" not in config and "partition-id" in config and SIMULATION in os.environ:
+            return cls(Path(os.environ[SIMULATION]) / str(config["partition-id"]), simulated=True)
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
@@ -82,6 +87,13 @@ class NodeConfig:
             builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
         if self.capacity is not None and not 0 < self.capacity <= 1:
             raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
+
+    @property
+    def named(self) -> list[Path]:
+        """The files and folders of which the node's processes make code and data."""
+        references = [str(place) for place in (self.data, self.model) if place is not None]
+        files = [found[0] if (found := named_file(name)) else None for name in references]
+        return [*self.code, *filter(None, [self.data, *files])]
 
     def as_config(self) -> dict[str, str | float]:
         """The configuration in the form that `of` reads."""

@@ -19,6 +19,7 @@ from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.deploy.processes import PYTHON, free_port, lines_after, start, stop
 from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.confined import environment_of
 from potluck.flower.node.resident import socket_in
 from potluck.flower.ourapp import stand_in_front
 
@@ -127,12 +128,13 @@ def _live(credentials: Credentials, home: NodeConfig, say: Say) -> str:
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**words, "resident": True}.items())
     arguments = [*credentials.options(), "--port", str(free_port()), "--node-config", config]
     # A node with its own data needs no other: the server's common test set is not downloaded for it.
-    more = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    offline = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    more = {**environment_of(home), **offline}
     ours_first = stand_in_front(home.state / "flower")
 
     def move_in() -> subprocess.Popen[bytes]:
         return start(
-            PYTHON, ["-m", "potluck.flower.node.resident", json.dumps(words)], home.state / "flower", log, more
+            PYTHON, ["-P", "-m", "potluck.flower.node.resident", json.dumps(words)], home.state / "flower", log, more
         )
 
     resident = move_in()

@@ -62,10 +62,12 @@ def serve_forever(config: Mapping[str, Any]) -> None:
     """Run the resident worker of a node with this configuration until terminated."""
     from potluck.engine.numerics.allocator import keep_freed_memory
     from potluck.flower.node.config import NodeConfig
+    from potluck.flower.node.confined import confine
     from potluck.flower.node.service import NodeService
 
     keep_freed_memory()
     home = NodeConfig.of(config)
+    confine(home)
     service, path = NodeService(home), socket_in(home.state)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as door:

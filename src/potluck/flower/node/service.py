@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ConfigDict
 
+from potluck.core.access import only
 from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.modes import threads
@@ -17,11 +19,11 @@ from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
 from potluck.engine.inspection import check_inputs, check_targets
 from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
-from potluck.experiment.config import Experiment, ModelSpec, resolve
+from potluck.experiment.config import Experiment, ModelSpec
 from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, Envelope
+from potluck.flower.node.asked import asked
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
-from potluck.flower.node.permitted import permitted
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import Client, Header, from_outcome, read, to_job
@@ -103,6 +105,14 @@ class NodeService:
 
     def answer(self, kind: str, envelope: Envelope) -> Envelope:
         """The node's answer to a message, whatever it contains."""
+        with self._door():
+            return self._answer(kind, envelope)
+
+    def _door(self) -> AbstractContextManager[None]:
+        """Whatever a message names, no file is opened by its word but those that the owner has named."""
+        return nullcontext() if self._config.simulated else only(self._config.named)
+
+    def _answer(self, kind: str, envelope: Envelope) -> Envelope:
         try:
             if kind != JOB:
                 return self._node(envelope[0])[1].header(), b""
@@ -140,8 +150,7 @@ def node_at(config: NodeConfig, header: Mapping[str, Any]) -> tuple[Node, Introd
     """
     said = read(_Setting, header, "not a message of Potluck's")
     store = NodeStore(config.state / _safe(said.run))
-    tree = permitted(said.experiment, config, said.client, said.code)
-    experiment = resolve(tree, "the server's experiment")
+    experiment = asked(said.experiment, config, said.client, said.code)
     federation, data = federation_at(config, experiment, said.client)
     check_inputs(federation)
     check_targets(federation)

@@ -46,7 +46,6 @@ def serve(
     patience: float,
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
-    header: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -58,7 +57,6 @@ def serve(
         patience: seconds to wait for nodes.
         observers: are told how the run goes.
         say: called with the progress of waiting.
-        header: further entries for the header of every message.
 
     Raises:
         NodesMissing: too few nodes joined, or one cannot take part.
@@ -69,8 +67,8 @@ def serve(
     with holding(folder, _OLD_SERVER_ENDS_WITHIN):
         met = _again(grid, folder / NODES, patience, say) if (folder / NODES).is_file() else None
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
-        header = {**(header or {}), "experiment": experiment.tree(), "run": name, "code": _code_of(experiment)}
         base = assemble_server(experiment)
+        header = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
         if met is None:
             met = _Meeting(grid, experiment, base, header, timeout, say).first(patience)
             write_atomically(folder / NODES, met.to_json())
@@ -208,6 +206,14 @@ def _difference(name: str, ours: Network, theirs: Network) -> str | None:
     if ours.parameters != theirs.parameters:
         return f"its {name} is not the experiment's: it trains other tensors"
     return None
+
+
+def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
+    """The experiment's tables for nodes, with the common model by name: a node need not know all models to find it."""
+    tree = experiment.tree()
+    common = next(spec for spec in experiment.named_models if str(spec) == base.server_architecture)
+    tree["federation"]["server_model"] = {**common.options, "name": common.name}
+    return tree
 
 
 def _code_of(experiment: Experiment) -> str | None:

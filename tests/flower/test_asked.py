@@ -155,12 +155,15 @@ def test_permitted_is_no_method_that_is_not_installed(tmp_path, name):
 
 def test_permitted_experiments_resolve_to_what_the_server_meant(tmp_path):
     """A node plays with its own model and the common one; all else is as the server has it."""
-    from potluck.flower.node.permitted import permitted
+    from potluck.experiment.assemble import assemble_server
+    from potluck.flower.node.asked import asked as read
+    from potluck.flower.server.serve import _told
 
-    tree = resolve({"federation": {"dataset": "digits", "clients": 7}, "method": {"name": "fedin"}}).tree()
-    here = resolve(permitted(tree, NodeConfig(tmp_path), 4, None)).tree()
-    assert here["federation"].pop("models") == [tree["federation"]["models"][4]]
-    assert here["federation"].pop("server_model") == tree["federation"].pop("models")[0]
+    experiment = resolve({"federation": {"dataset": "digits", "models": ["cnn4", "cnn2"]}, "method": {"name": "fml"}})
+    tree = _told(experiment, assemble_server(experiment))
+    here = read(tree, NodeConfig(tmp_path), 4, None).tree()
+    assert here["federation"].pop("models") == [tree["federation"].pop("models")[0]]
+    assert here["federation"]["server_model"] == {"name": "cnn2"}  # the smallest, though this node never sees cnn4's
     assert here == tree
 
 
