@@ -19,6 +19,7 @@ from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port
 from potluck.flower.deploy.superlink import SuperLink
 from potluck.flower.server.hosting import run_app, write_app
+from potluck.methods import list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint, RoundRecord
 
 pytestmark = pytest.mark.slow
@@ -140,7 +141,8 @@ def main(grid, context):
             asked.remove(reply.metadata.reply_to_message_id)
             heard.append(str(reply.error) if reply.has_error() else "an answer")
         time.sleep(0.5)
-    Path(context.run_config["out"]).write_text(json.dumps(heard))
+    Path(context.run_config["out"]).with_suffix(".part").write_text(json.dumps(heard))
+    Path(context.run_config["out"]).with_suffix(".part").rename(context.run_config["out"])
 """
 THEIR_NODE = """
 from pathlib import Path
@@ -158,24 +160,105 @@ def hello(message, context):
 """
 
 
-def test_real_nodes_run_no_app_but_potlucks(deployment, tmp_path):
-    """Whoever can submit a run to the SuperLink runs code on its machine, and none on the nodes'."""
-    link, _ = deployment
-    app, ran, out = tmp_path / "theirs", tmp_path / "ran", tmp_path / "out.json"
+def heard_by(link, app, server, node, **config):
+    """What a server of somebody else's, submitted to the SuperLink, wrote down of the nodes' answers."""
     app.mkdir()
-    (app / "their_server.py").write_text(THEIR_SERVER)
-    (app / "their_node.py").write_text(THEIR_NODE.replace("RAN", str(ran)))
+    (app / "their_server.py").write_text(server)
+    (app / "their_node.py").write_text(node)
     components = {"serverapp": "their_server:server_app", "clientapp": "their_node:client_app"}
     project = {"name": "theirs", "version": "0.1.0", "description": "x", "license": "Apache-2.0", "dependencies": []}
-    flower = {"app": {"publisher": "theirs", "components": components, "config": {"out": str(out)}}}
+    flower = {"app": {"publisher": "theirs", "components": components, "config": {"out": str(app / "out"), **config}}}
     (app / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": flower}}))
     run = link.submit(app)
     deadline = time.monotonic() + 240
-    while not out.is_file():
+    while not (app / "out").is_file():
         status, why = link.status(run)
         assert time.monotonic() < deadline and status != "finished:failed", f"{status}: {why}"  # noqa: PT018
-        time.sleep(2.0)
-    heard = json.loads(out.read_text())
+        time.sleep(1.0)
+    return json.loads((app / "out").read_text())
+
+
+def test_real_nodes_run_no_app_but_potlucks(deployment, tmp_path):
+    """Whoever can submit a run to the SuperLink runs code on its machine, and none on the nodes'."""
+    ran = tmp_path / "ran"
+    heard = heard_by(deployment[0], tmp_path / "theirs", THEIR_SERVER, THEIR_NODE.replace("RAN", str(ran)))
     assert len(heard) == len(NODES)
     assert all("not a message of Potluck's" in reply for reply in heard), heard
     assert not ran.exists()
+
+
+ASKING_SERVER = """
+import json
+import time
+from pathlib import Path
+
+from flwr.app import Message
+from flwr.serverapp import ServerApp
+
+from potluck.flower.wire.envelope import unwrap, wrap
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid, context):
+    nodes = []
+    while len(nodes) < 3:
+        nodes = list(grid.get_node_ids())
+        time.sleep(0.5)
+    headers = json.loads(Path(context.run_config["headers"]).read_text())
+    asked = dict.fromkeys(
+        grid.push_messages(
+            [
+                Message(wrap(header), nodes[number % 3], kind, ttl=200)
+                for number, (kind, header) in enumerate(headers)
+            ]
+        )
+    )
+    heard, waiting = [], set(asked)
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            heard.append(unwrap(reply.content)[0])
+        time.sleep(0.5)
+    out = Path(context.run_config["out"])
+    out.with_suffix(".part").write_text(json.dumps(heard))
+    out.with_suffix(".part").rename(out)
+"""
+PLANTED = """
+from pathlib import Path
+
+Path(__file__).with_name("ran").touch()
+
+
+def thing(*args, **options):
+    Path(__file__).with_name("called").touch()
+"""
+
+
+def test_real_nodes_open_no_file_and_run_no_command_that_a_server_names(deployment, tmp_path, touched):
+    """A server that anybody could write, by `serve`'s own messages: one key of each method's experiment is a path."""
+    link, _ = deployment
+    place = tmp_path / "planted"
+    place.mkdir()
+    (place / "code.py").write_text(PLANTED)
+    (place / "weights.safetensors").write_bytes(b"")
+    code, command = f"{place}/code.py:thing", {"name": f"{subprocess.__file__}:getoutput", "cmd": f"touch {place}/ran"}
+    vit = {"name": "vit", "pretrained_path": f"{place}/weights.safetensors"}
+    asked = []
+    for number, method in enumerate(list_methods()):
+        known = resolve({"federation": {"models": ["cnn2"], "clients": 3}, "method": {"name": method}}).tree()
+        named = [{"server_model": command}, {"models": [vit]}, {"server_model": vit}, {"models": [code]}]
+        named += [{"partition": {"name": code}}, {"metrics": [code]}, {"public": str(place)}, {"task": {"name": code}}]
+        tree = {**known, "federation": {**known["federation"], **named[number % len(named)]}}
+        if number % len(named) == 0:
+            del tree["federation"]["models"]
+        header = {"experiment": tree, "run": f"theirs-{number}", "client": number % 3, "code": None}
+        job = {**header, "handler": "local_update", "key": [0, 0, 0, 0, 0], "round": 1, "record": None}
+        asked.append(("train.job", job) if number % 2 else ("query.hello", header))
+    (tmp_path / "headers.json").write_text(json.dumps(asked))
+    with touched(place) as found:
+        heard = heard_by(link, tmp_path / "app", ASKING_SERVER, THEIR_NODE, headers=str(tmp_path / "headers.json"))
+    assert len(heard) == len(list_methods())
+    assert all("refusal" in answer or "failure" in answer for answer in heard), heard
+    assert found == []

@@ -1,7 +1,6 @@
 """Lines of docs/security.md that no other file of tests holds."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -140,6 +139,6 @@ def test_what_is_not_protected_a_server_sets_the_work(tmp_path):
     assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (header, b""))[0]["train"] > 100
 
 
-def test_a_node_that_is_asked_for_nothing_known_writes_nothing(tmp_path):
+def test_a_node_that_is_asked_for_nothing_known_writes_no_more_than_that_it_was_asked(tmp_path):
     NodeService(NodeConfig(tmp_path / "state")).answer("train.job", ({"run": "x"}, b""))
-    assert not Path(tmp_path / "state").exists()
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["audit.jsonl"]

@@ -400,6 +400,10 @@ def join(
         list[Path] | None,
         typer.Option(help="Own copy of a Python file that the server may name as method or model."),
     ] = None,
+    policy: Annotated[Path | None, typer.Option(help="A TOML file with what the server may ask of this node.")] = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="File of the audit log, a line for each request. Default: in the state folder.")
+    ] = None,
     state: Annotated[Path, typer.Option(help="Folder for the node's state.")] = Path("node"),
 ) -> None:
     """Take part in a federation as a node, until interrupted."""
@@ -415,6 +419,8 @@ def join(
         capacity=capacity,
         device=device,
         code=allow_code or [],
+        policy=policy,
+        audit=audit,
     )
 
 

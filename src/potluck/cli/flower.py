@@ -130,6 +130,8 @@ def take_part(
     capacity: float | None,
     device: str,
     code: Sequence[Path],
+    policy: Path | None,
+    audit: Path | None,
 ) -> None:
     """Run a node until interrupted.
 
@@ -137,17 +139,20 @@ def take_part(
         ConfigError: there is no such device, the data cannot be read, the model cannot be built, keys are missing.
         Refused: the server refuses this node.
     """
+    from potluck.flower.node.audit import last_digest
     from potluck.flower.node.config import NodeConfig
     from potluck.flower.node.join import Credentials, run_node
 
     _address(address)
-    credentials, home = Credentials(address, keys), NodeConfig(state, data, model, capacity, device, tuple(code))
+    credentials = Credentials(address, keys)
+    home = NodeConfig(state, data, model, capacity, device, tuple(code), policy, audit)
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
     try:
         run_node(credentials, home, lambda line: typer.echo(line, err=True))
     finally:
         signal.signal(signal.SIGTERM, before)
+        typer.echo(f"audit log: {home.audit_log} ends in {last_digest(home.audit_log)}", err=True)
 
 
 def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> None:

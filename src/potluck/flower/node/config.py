@@ -14,6 +14,8 @@ from potluck.data.datasets import load
 from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.assemble import builder_of
 from potluck.experiment.config import ModelSpec
+from potluck.flower.node.audit import last_digest
+from potluck.flower.node.policy import Policy
 
 SIMULATION = "POTLUCK_SIMULATION"
 """The environment variable by which a simulation tells its nodes' processes the folder of their states."""
@@ -32,6 +34,9 @@ class NodeConfig:
         capacity: share of the full model that it can train; None for the experiment's.
         device: where its network is computed; see `potluck.engine.numerics.numerics.Numerics`.
         code: Python files that the server may have this node run, besides its own model's.
+        policy: a TOML file with what the server may ask; None for whatever is installed. See
+            `potluck.flower.node.policy.Policy`.
+        audit: the file of the audit log; None for `audit.jsonl` in the state folder.
         simulated: whether server and node are one user's simulation, in which everything is permitted.
     """
 
@@ -41,6 +46,8 @@ class NodeConfig:
     capacity: float | None = None
     device: str = "cpu"
     code: tuple[Path, ...] = ()
+    policy: Path | None = None
+    audit: Path | None = None
     simulated: bool = False
 
     @classmethod
@@ -57,10 +64,13 @@ class NodeConfig:
             return cls(Path(os.environ[SIMULATION]) / str(config["partition-id"]), simulated=True)
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
-        data, model, capacity = config.get("data"), config.get("model"), config.get("capacity")
+        model, capacity = config.get("model"), config.get("capacity")
+        data, policy, audit = (Path(str(config[key])) if key in config else None for key in ("data", "policy", "audit"))
         return cls(
             state=Path(str(config["state"])),
-            data=None if data is None else Path(str(data)),
+            data=data,
+            policy=policy,
+            audit=audit,
             model=None if model is None else str(model),
             capacity=None if capacity is None else float(capacity),
             device=str(config.get("device", "cpu")),
@@ -68,16 +78,19 @@ class NodeConfig:
         )
 
     def check(self) -> None:
-        """Check that device, data, model and code are available, before a server asks for them.
+        """Check that device, data, model, code, policy and audit log are sound, before a server asks for them.
 
         Raises:
             ConfigError: there is no such device; the model cannot be built, or there is one without data; a file is
-                missing.
+                missing; the policy speaks of something that there is not.
             DataError: the data cannot be read.
+            CheckpointError: the audit log was changed.
         """
         _ = Numerics(device=self.device).place
         if missing := [str(place) for place in self.code if not place.is_file()]:
             raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
+        Policy.read(self.policy)
+        last_digest(self.audit_log)
         if self.data is None:
             if self.model is not None or self.capacity is not None:
                 raise ConfigError(NOTHING_OF_ITS_OWN)
@@ -89,6 +102,11 @@ class NodeConfig:
             raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
 
     @property
+    def audit_log(self) -> Path:
+        """The file of the audit log."""
+        return self.state / "audit.jsonl" if self.audit is None else self.audit
+
+    @property
     def named(self) -> list[Path]:
         """The files and folders of which the node's processes make code and data."""
         references = [str(place) for place in (self.data, self.model) if place is not None]
@@ -97,7 +115,8 @@ class NodeConfig:
 
     def as_config(self) -> dict[str, str | float]:
         """The configuration in the form that `of` reads."""
-        places = {"state": self.state.resolve(), "data": self.data and self.data.resolve()}
+        files = {"data": self.data, "policy": self.policy, "audit": self.audit}
+        places = {"state": self.state.resolve(), **{name: place and place.resolve() for name, place in files.items()}}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
         found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "device": self.device, "code": code}

@@ -66,9 +66,10 @@ def confine(home: NodeConfig) -> None:
         [Path(os.environ[name]).expanduser() for name in names if os.environ.get(name)]
         for names in (_CACHES, [_COPIES])
     )
-    written = [home.state, *caches, *map(Path, _DEVICES)]
+    written = [home.state, home.audit_log, *caches, *map(Path, _DEVICES)]
     folders = [path.parent if path.suffix == ".py" else path for path in home.named]  # code imports what lies beside it
-    read = [*written, *copies, *folders, *_installed(), *map(Path, (*_SYSTEM, *_SYSTEM_FILES))]
+    policy = [] if home.policy is None else [home.policy]
+    read = [*written, *policy, *copies, *folders, *_installed(), *map(Path, (*_SYSTEM, *_SYSTEM_FILES))]
     sys.addaudithook(_wall(_below(read), _below(written)))
 
 

@@ -18,6 +18,7 @@ from potluck.flower import EVALUATION, GREETING
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.deploy.processes import PYTHON, free_port, lines_after, start, stop
+from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.confined import environment_of
 from potluck.flower.node.resident import socket_in
@@ -124,7 +125,7 @@ def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
 def _live(credentials: Credentials, home: NodeConfig, say: Say) -> str:
     """Run Flower's program beside the node's own worker until one ends; return why."""
     log, words = home.state / "node.log", home.as_config()
-    position = log.stat().st_size if log.is_file() else 0
+    position, noted = (place.stat().st_size if place.is_file() else 0 for place in (log, home.audit_log))
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**words, "resident": True}.items())
     arguments = [*credentials.options(), "--port", str(free_port()), "--node-config", config]
     # A node with its own data needs no other: the server's common test set is not downloaded for it.
@@ -151,6 +152,9 @@ def _live(credentials: Credentials, home: NodeConfig, say: Say) -> str:
                     say("connected")
                 if found := _GROUP.search(line):
                     say(_AT_WORK.get(found[1], f"at work on round {found[1]}"))
+            entries, noted = lines_after(home.audit_log, noted)
+            for words in filter(None, map(in_words, entries)):
+                say(words)
             if ended:
                 return reason
             if resident.poll() is not None:

@@ -3,17 +3,20 @@
 import json
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ConfigDict
 
 from potluck.core.access import only
-from potluck.core.errors import ConfigError
+from potluck.core.digest import digest
+from potluck.core.errors import ConfigError, WireError
 from potluck.core.federation import ClientId, Federation, Site
+from potluck.core.message import Message
 from potluck.core.modes import threads
 from potluck.core.rng import Key
+from potluck.core.text import one_line
 from potluck.data.datasets import list_datasets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
@@ -23,10 +26,12 @@ from potluck.experiment.config import Experiment, ModelSpec
 from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, Envelope
 from potluck.flower.node.asked import asked
+from potluck.flower.node.audit import Audit
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
+from potluck.flower.node.policy import Policy, Tally
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.introduction import Introduction, Network
-from potluck.flower.wire.schemas import Client, Header, from_outcome, read, to_job
+from potluck.flower.wire.schemas import LONGEST_NAME, Client, Header, from_outcome, read, to_job
 
 
 class Node:
@@ -96,54 +101,114 @@ class NodeService:
 
     Args:
         config: the node's configuration.
+
+    Raises:
+        ConfigError: its policy cannot be read.
+        CheckpointError: its audit log was changed, or its tally is damaged.
     """
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._setting: str | None = None
-        self._found: tuple[Node, Introduction] | None = None
+        self._found: NodeInRun | None = None
+        self._policy = Policy.read(config.policy)
+        self._tally = Tally(config.state / "tally.json", self._policy)
+        self._audit = None if config.simulated else Audit(config.audit_log)
+        self._logged = ""
 
     def answer(self, kind: str, envelope: Envelope) -> Envelope:
-        """The node's answer to a message, whatever it contains."""
-        with self._door():
-            return self._answer(kind, envelope)
-
-    def _door(self) -> AbstractContextManager[None]:
-        """Whatever a message names, no file is opened by its word but those that the owner has named."""
-        return nullcontext() if self._config.simulated else only(self._config.named)
+        """The node's answer to a message, whatever it contains; the audit log has it before it is returned."""
+        with nullcontext() if self._config.simulated else only(self._config.named):
+            answer = self._answer(kind, envelope)
+        if self._audit is not None:
+            self._audit.note(self._facts(kind, envelope[0], answer))
+        return answer
 
     def _answer(self, kind: str, envelope: Envelope) -> Envelope:
         try:
             if kind != JOB:
-                return self._node(envelope[0])[1].header(), b""
+                return self._node(envelope[0]).introduction.header(), b""
             job = to_job(envelope)
         except Exception as error:
             return refusal(error), b""
         try:
-            return from_outcome(self._node(envelope[0])[0].execute(job))
+            return self._done(job, envelope[0])
         except Exception as error:
             return from_outcome(failure(job.client, "the node", error))
 
-    def _node(self, header: Mapping[str, Any]) -> tuple[Node, Introduction]:
+    def _done(self, job: Job, header: Mapping[str, Any]) -> Envelope:
+        """The outcome of a job that the owner's policy allows, of a size that it allows."""
+        node = self._node(header).node
+        self._tally.begin(str(header["run"]), job.round)
+        said, payload = from_outcome(node.execute(job))
+        self._tally.leave(_size(said, payload))
+        return said, payload
+
+    def _node(self, header: Mapping[str, Any]) -> "NodeInRun":
         """The node in this run; that of the previous run is dropped."""
         said = read(_Setting, header, "not a message of Potluck's")
         setting = json.dumps([said.experiment, said.run, said.client, said.code])
         if self._found is None or setting != self._setting:
             self._found = None
-            self._found, self._setting = node_at(self._config, header), setting
+            self._found, self._setting = node_at(self._config, header, self._policy), setting
         return self._found
 
+    def _facts(self, kind: str, header: Mapping[str, Any], answer: Envelope) -> dict[str, Any]:
+        """The audit log's line on a message and its answer; the experiment's settings if they were not the last."""
+        said, payload = answer
+        refused = said.get("refusal") or said.get("failure", {}).get("reason")
+        asked = "introduction" if kind != JOB else one_line(str(header.get("handler", "evaluation")), LONGEST_NAME)
+        facts: dict[str, Any] = {"asked": asked, "run": one_line(str(header.get("run")), LONGEST_NAME)}
+        facts |= {"round": header.get("round") if isinstance(header.get("round"), int) else None, "refused": refused}
+        if self._found is not None:
+            found = self._found.experiment
+            settings = found.settings()
+            name = digest(json.dumps(settings, sort_keys=True).encode())
+            facts |= {"method": found.method_name, "experiment": name}
+            facts |= {} if name == self._logged else {"settings": settings}
+            self._logged = name
+        left = {"header": _size(said, b""), **_entries(payload)}
+        return {**facts, "left": left, "bytes": _size(said, payload), "digest": digest(payload)}
 
-def node_at(config: NodeConfig, header: Mapping[str, Any]) -> tuple[Node, Introduction]:
+
+@dataclass(frozen=True)
+class NodeInRun:
+    """A node, as a run's server has asked for it.
+
+    Attributes:
+        introduction: what the server is told of it.
+        experiment: the server's, as this node carries it out.
+    """
+
+    node: Node
+    introduction: Introduction
+    experiment: Experiment
+
+
+def _size(said: Mapping[str, Any], payload: bytes) -> int:
+    """The bytes of an answer: of its header as JSON, and of its payload."""
+    return len(json.dumps(dict(said))) + len(payload)
+
+
+def _entries(payload: bytes) -> dict[str, int]:
+    """By name, the bytes of the entries of a packed reply."""
+    try:
+        return Message.decode(payload, views=True).sizes() if payload else {}
+    except WireError:
+        return {"payload": len(payload)}
+
+
+def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None = None) -> NodeInRun:
     """The node described by the header of the server's messages, and its introduction.
 
     Args:
         config: the node's configuration.
         header: the experiment's tables, the run's name, which client this is, and a digest of the method's file.
+        policy: what its owner lets servers ask.
 
     Raises:
-        ConfigError: owner and server disagree on the client or on what this node may run and read, or its model cannot
-            be trained on its data.
+        ConfigError: owner and server disagree on the client or on what this node may run and read, its policy forbids
+            it, or its model cannot be trained on its data.
         DataError: the data cannot be read, are of another task, or hold NaN.
         CheckpointError: data or model have changed since the run began.
         WireError: the header is not Potluck's.
@@ -152,6 +217,7 @@ def node_at(config: NodeConfig, header: Mapping[str, Any]) -> tuple[Node, Introd
     store = NodeStore(config.state / _safe(said.run))
     experiment = asked(said.experiment, config, said.client, said.code)
     federation, data = federation_at(config, experiment, said.client)
+    (policy or Policy()).check(experiment, len(federation.sites[said.client].train))
     check_inputs(federation)
     check_targets(federation)
     rehearse(federation)
@@ -159,7 +225,7 @@ def node_at(config: NodeConfig, header: Mapping[str, Any]) -> tuple[Node, Introd
     node = Node(said.client, federation, host, store, experiment.run.threads)
     model, introduction = model_of(config, experiment, said.client), node.introduce()
     store.pin({"client": said.client, "data": data, "model": str(model), "capacity": introduction.capacity})
-    return node, introduction
+    return NodeInRun(node, introduction, experiment)
 
 
 def federation_at(config: NodeConfig, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
