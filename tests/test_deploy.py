@@ -3,6 +3,8 @@
 import configparser
 import re
 import shlex
+import textwrap
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,21 @@ def test_the_federation_of_the_kit_is_one():
     assert resolve(read_toml(KIT / "federation.toml")).federation.clients == 3
 
 
+def tables_of_the_guide():
+    """The federation and the policy that the guide shows."""
+    page = (ROOT / "docs/guides/across-machines.md").read_text()
+    return [textwrap.dedent(block) for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
+
+
+def test_the_guides_policy_is_one(tmp_path):
+    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+    from potluck.flower.node.policy import Policy
+
+    (tmp_path / "policy.toml").write_text(tables_of_the_guide()[1])
+    policy = Policy.read(tmp_path / "policy.toml")
+    assert all(getattr(policy, spec.name) != spec.default for spec in fields(Policy)), "it shows every line"
+
+
 def test_the_guides_federation_is_that_of_the_kit():
-    (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/guides/across-machines.md").read_text(), flags=re.DOTALL)
+    shown, _ = tables_of_the_guide()
     assert shown == (KIT / "federation.toml").read_text()
