@@ -362,6 +362,9 @@ def serve(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until a node that does not answer is given up.")] = 600.0,
     patience: Annotated[float, typer.Option(help="Seconds to wait for nodes to join.")] = 3600.0,
+    largest_reply: Annotated[
+        float, typer.Option(min=0.0, max=16.0, help="The most GiB of one reply of a node; a larger one is refused.")
+    ] = 4.0,
 ) -> None:
     """Run a federation whose clients are nodes on other machines."""
     from potluck.cli.flower import host, require_flower
@@ -379,6 +382,7 @@ def serve(
         superlink=superlink,
         timeout=timeout,
         patience=patience,
+        largest_reply=largest_reply,
     )
 
 

@@ -58,6 +58,7 @@ def host(
     superlink: str | None,
     timeout: float,
     patience: float,
+    largest_reply: float,
 ) -> None:
     """Serve a run until it ends.
 
@@ -71,6 +72,7 @@ def host(
         superlink: the address of a running one; None starts one behind a gate.
         timeout: seconds until a job that is not answered counts as failed.
         patience: seconds to wait for nodes.
+        largest_reply: the most GiB of one reply of a node.
 
     Raises:
         ConfigError: something is missing, or the experiment cannot be run.
@@ -84,7 +86,7 @@ def host(
     from potluck.flower.server.serve import NODES
 
     console = Console(stderr=True)
-    place = _address(address)
+    place, largest = _address(address), int(largest_reply * 2**30)
     if keys is not None and superlink is None:
         check_served(keys)
     if keys is None and folder is not None and (folder / NODES).is_file():
@@ -102,11 +104,11 @@ def host(
         with ExitStack() as stack:
             link = stack.enter_context(SuperLink(inner, keys, superlink))
             if superlink is None:
-                stack.enter_context(Gate(place, link.address, keys, say))
+                stack.enter_context(Gate(place, link.address, keys, say, largest))
                 for line in link.register():
                     say(line)
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
-            app = write_app(inner / "app", experiment, run, timeout, patience)
+            app = write_app(inner / "app", experiment, run, timeout, patience, largest)
             with Display() as display:
                 display.on_run_start(_start(experiment, run))
                 for news in run_app(link, app, run, say):

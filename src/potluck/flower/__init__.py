@@ -10,3 +10,7 @@ JOB, HELLO = "train.job", "query.hello"
 
 GREETING, EVALUATION = "hello", "evaluation"
 """Groups of messages other than a round's, which Flower's logs call rounds."""
+
+LARGEST_REPLY = 2**32
+"""The most bytes of a node's reply, unless the operator or the method sets another limit: 4 GiB, the weights of a
+network of a thousand million parameters."""

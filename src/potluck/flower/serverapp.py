@@ -30,6 +30,7 @@ def _main(grid: Grid, context: Context) -> None:
             folder,
             timeout=float(config["timeout"]),
             patience=float(config["patience"]),
+            largest=int(config["largest-reply"]),
             say=events.say,
         )
     except BaseException as error:

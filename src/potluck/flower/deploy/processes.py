@@ -6,9 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from potluck.flower.deploy.logs import copy
 
 PYTHON = Path(sys.executable).name
 """Python, as a program beside Flower's."""
@@ -34,9 +37,9 @@ def environment(home: Path) -> dict[str, str]:
 def start(
     program: str, arguments: Sequence[str], home: Path, log: Path, more: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start one of Flower's programs; its output is appended to a file.
+    """Start one of Flower's programs; its output is appended to a file, which is kept short.
 
-    A pipe would not work: orphaned children would keep it open.
+    Whoever waited for the output's end might wait for orphaned children, which keep it open, so nobody does.
 
     Args:
         program: the program's name.
@@ -45,16 +48,19 @@ def start(
         log: the file.
         more: further environment variables.
     """
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [str(_BIN / program), *arguments],
-            env=environment(home) | dict(more or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_dying_with_parent(),
-            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
-        )
+    process = subprocess.Popen(
+        [str(_BIN / program), *arguments],
+        bufsize=0,
+        env=environment(home) | dict(more or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=_dying_with_parent(),
+        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+    )
+    assert process.stdout is not None
+    threading.Thread(target=copy, args=(process.stdout, log), name=f"log of {program}", daemon=True).start()
+    return process
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
@@ -76,10 +82,11 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def lines_after(log: Path, position: int) -> tuple[list[str], int]:
-    """The whole lines of a log after a position, and the position after them."""
+    """The whole lines of a log after a position, and the position after them; all lines of a log begun anew."""
     if not log.is_file():
         return [], position
     with log.open("rb") as file:
+        position = position if position <= file.seek(0, os.SEEK_END) else 0
         file.seek(position)
         content = file.read()
     whole = content[: content.rfind(b"\n") + 1]

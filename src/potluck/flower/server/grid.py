@@ -14,9 +14,9 @@ from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Executor, Task
 from potluck.engine.executors.held import Held
-from potluck.flower import EVALUATION, JOB
+from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
 from potluck.flower.server.nodes import Nodes
-from potluck.flower.server.pulling import LONGEST_REPLY, Pulling
+from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import packed, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, to_outcome
 
@@ -47,20 +47,29 @@ class GridExecutor(Executor):
         header: what every node needs to know to carry out jobs.
         timeout: seconds until a job that is not answered counts as failed.
         poll: seconds between polls.
+        largest: the most bytes of a reply, where the method sets no limit.
     """
 
     trusted = False
 
-    def __init__(self, nodes: Nodes, header: Mapping[str, Any], timeout: float, poll: float = 0.25) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        header: Mapping[str, Any],
+        timeout: float,
+        poll: float = 0.25,
+        largest: int = LARGEST_REPLY,
+    ) -> None:
         self._nodes = nodes
         self._header = header
         self._timeout = timeout
         self._poll = poll
+        self._largest = largest
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
         self._nodes.refresh()
-        exchange = _Exchange(self._nodes, host, self._timeout, tasks)
+        exchange = _Exchange(self._nodes, host, self._timeout, tasks, self._largest)
         exchange.send(self._header)
         exchange.wait(self._poll)
         return (exchange.outcomes.pop(place) for place in range(len(tasks)))
@@ -79,12 +88,13 @@ class _Sent:
 class _Exchange:
     """The jobs of one exchange."""
 
-    def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float, tasks: Sequence[Task]) -> None:
+    def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float, tasks: Sequence[Task], largest: int) -> None:
         self.outcomes = Held(lambda place, outcome: tasks[place].arrived(outcome))
         self._tasks = tasks
         self._nodes = nodes
         self._host = host
         self._timeout = timeout
+        self._largest = largest
         self._deadline = time.monotonic() + timeout
         self._out: dict[str, _Sent] = {}
 
@@ -110,7 +120,7 @@ class _Exchange:
         numbers = list(self._nodes.grid.push_messages(messages)) or [""] * len(messages)  # none, if one is too large
         for (place, job), number in zip(going, numbers, strict=True):
             if number:
-                longest = most_bytes[place] or LONGEST_REPLY
+                longest = most_bytes[place] or self._largest
                 self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), longest)
             else:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from potluck.experiment.config import Experiment
+from potluck.flower import LARGEST_REPLY
 from potluck.flower.deploy.processes import lines_after
 from potluck.flower.deploy.superlink import FlowerError, SuperLink
 from potluck.records import ROUNDS, Progress, RoundRecord
@@ -20,7 +21,9 @@ _LOOK_EVERY = 0.5
 _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
 
 
-def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, patience: float) -> Path:
+def write_app(
+    place: Path, experiment: Experiment, run: Path, timeout: float, patience: float, largest: int = LARGEST_REPLY
+) -> Path:
     """Write the app to submit: a Flower app that names Potluck's and contains no code.
 
     Args:
@@ -29,6 +32,7 @@ def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, pa
         run: the run's folder.
         timeout: seconds until a job that is not answered counts as failed.
         patience: seconds to wait for nodes to come.
+        largest: the most bytes of a node's reply, where the method sets no limit.
     """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -37,6 +41,7 @@ def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, pa
         "folder": str(run.resolve()),
         "timeout": float(timeout),
         "patience": float(patience),
+        "largest-reply": largest,
     }
     app = {
         "publisher": "potluck",

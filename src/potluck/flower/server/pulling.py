@@ -3,14 +3,14 @@
 Flower pulls replies together and assembles each from the parts that its node has uploaded. A damaged reply makes the
 whole call raise, and the others are lost; one whose parts are missing keeps the call waiting, for hours if they trickle
 in; one that names the same part a million times grows to a million parts. So every reply is pulled by its own call, in
-a thread that can be abandoned, and none that is longer than the limit is assembled.
+a thread that can be abandoned, and none that is longer than the limit is fetched or assembled.
 """
 
 import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,44 +20,80 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
 )
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.superlink.grid import http_grid
 
 from potluck.core.errors import WireError
 from potluck.core.text import one_line
-
-LONGEST_REPLY = 2**32
-"""The most bytes of an assembled reply, if the method sets no limit: 4 GiB, the weights of a network of a thousand
-million parameters."""
+from potluck.flower import LARGEST_REPLY
+from potluck.flower.wire.envelope import LONGEST_HEADER, MOST_BESIDE_PARTS, PART
 
 CALLS_PER_SECOND = 32.0
 """The most polls of the SuperLink, over all awaited replies; each takes both sides some milliseconds."""
 
 
-class _Bounded:
-    """Flower's assembly of an array, after a check of its length.
+_BESIDE = LONGEST_HEADER + 2**20
+"""The most bytes of a reply beside its payload: its header, and what Flower adds."""
+
+
+class _Limit(threading.local):
+    """What this thread may read.
 
     Attributes:
-        of_thread: its `longest` is the most bytes that this thread may assemble.
+        longest: the most bytes of the payload.
+        excess: what was wrong with the reply that it began to fetch.
     """
 
-    def __init__(self) -> None:
-        self._whole = Array.inflate
-        self.of_thread = threading.local()
-
-    def __call__(self, object_content: bytes, children: dict[str, Any] | None = None) -> Array:
-        """As `Array.inflate`.
-
-        Raises:
-            WireError: the array would be longer than the limit.
-        """
-        parts = get_object_children_ids_from_object_content(object_content)
-        places = json.loads(get_object_body(object_content, Array))["arraychunk_ids"]
-        length = sum(len((children or {})[parts[place]].data) for place in places)
-        if length > (longest := getattr(self.of_thread, "longest", LONGEST_REPLY)):
-            raise WireError(f"{length} bytes long; expected at most {longest}")
-        return self._whole(object_content, children)
+    longest = LARGEST_REPLY
+    excess: str | None = None
 
 
-_BOUNDED = _Bounded()
+_LIMIT = _Limit()
+_fetched_by_flower, _assembled_by_flower = pull_objects, Array.inflate
+
+
+def _fetched(object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
+    """As Flower's `pull_objects`, but no more bytes than the reply may have: nothing, if it has more.
+
+    Flower then tells the SuperLink that the reply was received, so that the rest of it is thrown away there too.
+    """
+    most = _LIMIT.longest + _BESIDE
+    names = list(dict.fromkeys(object_ids))
+    left, counting, over = most, threading.Lock(), threading.Event()
+
+    def pull(name: str) -> bytes:
+        nonlocal left
+        if over.is_set():
+            return b""
+        part = pull_object_fn(name)
+        with counting:
+            left -= len(part)
+            if left < 0:
+                over.set()
+        return b"" if over.is_set() else part
+
+    if len(names) > most // PART + MOST_BESIDE_PARTS:
+        _LIMIT.excess = f"{len(names)} parts of up to {PART} bytes; expected at most {most} bytes"
+        return {}
+    found = _fetched_by_flower(names, pull, **options)
+    if over.is_set():
+        _LIMIT.excess = f"more than {most} bytes long; expected at most {_LIMIT.longest}"
+        return {}
+    return found
+
+
+def _assembled(object_content: bytes, children: dict[str, Any] | None = None) -> Array:
+    """As Flower's `Array.inflate`, after a check of the length.
+
+    Raises:
+        WireError: the array would be longer than the limit.
+    """
+    parts = get_object_children_ids_from_object_content(object_content)
+    places = json.loads(get_object_body(object_content, Array))["arraychunk_ids"]
+    length = sum(len((children or {})[parts[place]].data) for place in places)
+    if length > _LIMIT.longest:
+        raise WireError(f"{length} bytes long; expected at most {_LIMIT.longest}")
+    return _assembled_by_flower(object_content, children)
 
 
 class Pulling:
@@ -70,7 +106,8 @@ class Pulling:
     """
 
     def __init__(self, grid: Grid, messages: Mapping[str, int], poll: float) -> None:
-        Array.inflate = _BOUNDED  # type: ignore[method-assign] # Flower has no other hook
+        Array.inflate = _assembled  # type: ignore[method-assign] # Flower has no other hooks
+        http_grid.pull_objects = _fetched  # type: ignore[assignment]
         self._grid = grid
         self._poll = poll
         self._longest = dict(messages)
@@ -108,12 +145,13 @@ class Pulling:
         self._waiting.discard(number)
 
     def _pull(self, number: str) -> None:
-        _BOUNDED.of_thread.longest = self._longest[number]
+        _LIMIT.longest = self._longest[number]
         while not self._given_up.is_set() and number in self._waiting:
             try:
                 replies = list(self._grid.pull_messages([number]))
             except Exception as error:  # any exception that a node's bytes cause in Flower
-                self._found.put((number, WireError(f"its reply cannot be read: {one_line(repr(error), 200)}")))
+                why = _LIMIT.excess or one_line(repr(error), 200)
+                self._found.put((number, WireError(f"its reply cannot be read: {why}")))
                 return
             if replies:
                 (reply, *_) = replies

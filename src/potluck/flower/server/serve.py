@@ -27,6 +27,7 @@ from potluck.experiment.config import Experiment, resolve
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.observers import Observer
 from potluck.experiment.result import Result
+from potluck.flower import LARGEST_REPLY
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
@@ -46,6 +47,7 @@ def serve(
     patience: float,
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
+    largest: int = LARGEST_REPLY,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -57,6 +59,7 @@ def serve(
         patience: seconds to wait for nodes.
         observers: are told how the run goes.
         say: called with the progress of waiting.
+        largest: the most bytes of a node's reply, where the method sets no limit.
 
     Raises:
         NodesMissing: too few nodes joined, or one cannot take part.
@@ -74,7 +77,12 @@ def serve(
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
         assembly = remote_assembly(experiment, base, met.introductions)
-        choice = Choice(GridExecutor(nodes, header, timeout), "flower", len(met.names), "clients are Flower's nodes")
+        choice = Choice(
+            GridExecutor(nodes, header, timeout, largest=largest),
+            "flower",
+            len(met.names),
+            "clients are Flower's nodes",
+        )
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
         return execute(run, experiment, folder, *observers)[0]
 

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from potluck.core.errors import WireError
+from potluck.core.text import one_line
 from potluck.flower import Envelope
 
 LONGEST_HEADER = 2**23
@@ -22,6 +23,12 @@ DEEPEST_HEADER = 16
 
 MOST_HEADER_VALUES = 2**20
 """The most values, lists and tables of a header; as Python objects they take several hundred bytes each."""
+
+PART = 5 * 2**20
+"""The most bytes of the parts in which Flower sends an array."""
+
+MOST_BESIDE_PARTS = 16
+"""The most objects of a message beside the parts of its payload: its records, its header, itself."""
 
 _HEADER, _PAYLOAD, _KIND = "potluck", "payload", "packed"
 VERSION = 3
@@ -55,11 +62,24 @@ def unwrap(records: RecordDict) -> Envelope:
             raise WireError(f"the other side speaks version {theirs} of the wire, this one {VERSION}")
         header = read_header(head["words"])
         payload = records.array_records[_PAYLOAD][_KIND].data if _PAYLOAD in records else b""
+        _check_nothing_else(records)
     except (LookupError, TypeError, AttributeError) as error:
         raise WireError(f"not a message of Potluck's: {str(error)[:200]}") from error
     if not isinstance(payload, bytes):
         raise WireError("not a message of Potluck's: its payload is not bytes")
     return header, payload
+
+
+def _check_nothing_else(records: RecordDict) -> None:
+    """Check that there is no more than the envelope; whoever read it would keep the rest too.
+
+    Raises:
+        WireError: there is.
+    """
+    expected = {_HEADER: {"version", "words"}, _PAYLOAD: {_KIND}}
+    for name, record in records.items():
+        if more := set(record) - expected.get(name, set()) or {name} - expected.keys():
+            raise WireError(f"not a message of Potluck's: it holds {one_line(repr(min(more)), 80)} beside its envelope")
 
 
 def read_header(text: object) -> dict[str, Any]:
