@@ -6,29 +6,42 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
+from flwr.proto.node_pb2 import Node
 
-from potluck.flower.deploy.gate import LONGEST_PART, LONGEST_REQUEST, Gate, reason_in
-from potluck.flower.deploy.keys import add_node, certify, key_of, registered, revoke_node
+from potluck.flower.deploy import serving
+from potluck.flower.deploy.gate import Gate, reason_in
+from potluck.flower.deploy.keys import add_node, certify, revoke_node
+from potluck.flower.deploy.limits import LINES, Pace, Reports
 from potluck.flower.deploy.processes import free_port
+from potluck.flower.deploy.requests import LONGEST_ANNOUNCEMENT, LONGEST_PART, LONGEST_REQUEST
 from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.join import Credentials, Refused, Unreachable, probe
 
 REFUSED = {"code": 0, "detail": "only requests of nodes pass here"}
+NUMBER = 7
+PULL = "/v1/fleet/pull-messages"
 
 
 class Inside(BaseHTTPRequestHandler):
-    """Stands for the SuperLink: says what it was asked, and does what a header asks of it."""
+    """Stands for the SuperLink: gives every node the same number, and answers with the status that it is told."""
+
+    protocol_version = "HTTP/1.1"
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.seen.append((self.path, dict(self.headers), body))
-        self.send_response(int(self.headers.get("x-status", 200)))
-        content = self.path.encode() + b" " + body
+        self.send_response(self.server.status)
+        content = ActivateNodeResponse(node_id=NUMBER).SerializeToString()
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -46,11 +59,45 @@ def keys(tmp_path):
     return tmp_path
 
 
+class Gated:
+    """A gate before a stand-in: its address, what the stand-in saw, what the gate told."""
+
+    def __init__(self, server, address, keys, told):
+        self.server = server
+        self.seen = server.seen
+        self.address = address
+        self.keys = keys
+        self.told = told
+
+    def ask(self, path, content=b"", headers=None, method="POST"):
+        """One request whose path goes out as it is written: its status and what came back."""
+        with closing(self.connected()) as connection:
+            connection.request(method, path, body=content, headers=headers or {})
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+
+    def connected(self):
+        if self.keys is None:
+            return HTTPConnection(self.address, timeout=10)
+        trust = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+        return HTTPSConnection(self.address, timeout=10, context=trust)
+
+    def why(self, *words, **options):
+        status, content = self.ask(*words, **options)
+        return status, json.loads(content)["detail"]
+
+    def activate(self, key):
+        """Have a node come, so that the gate knows its number."""
+        asked = ActivateNodeRequest(public_key=pem_of(key), heartbeat_interval=30.0)
+        status, _ = self.ask("/v1/fleet/activate-node", asked.SerializeToString(), signed(key))
+        assert status == 200
+        self.seen.clear()
+
+
 @contextmanager
 def opened(keys):
-    """A gate before a stand-in: the address, what the stand-in saw, what the gate told."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Inside)
-    server.seen, told = [], []
+    server.seen, server.status, told = [], 200, []
     if keys is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(keys / "server.crt", keys / "server.key")
@@ -60,60 +107,86 @@ def opened(keys):
     port = free_port()
     try:
         with Gate(("127.0.0.1", port), f"127.0.0.1:{server.server_port}", keys, told.append):
-            yield f"127.0.0.1:{port}", server.seen, told
+            yield Gated(server, f"127.0.0.1:{port}", keys, told)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def shown(keys, name="a"):
-    return {"flwr-public-key": b64encode(key_of(registered(keys)[name])).decode()}
+def key_of(keys, name="a"):
+    """A node's secret key."""
+    return load_ssh_private_key((keys / "nodes" / name / "node.key").read_bytes(), None)
 
 
-def ask(address, path, keys=None, method="POST", content=b"", headers=None):
-    """One request whose path goes out as it is written: its status and what came back."""
-    if keys is None:
-        connection = HTTPConnection(address, timeout=10)
-    else:
-        connection = HTTPSConnection(
-            address, timeout=10, context=ssl.create_default_context(cafile=str(keys / "ca.crt"))
-        )
-    with closing(connection):
-        connection.request(method, path, body=content, headers=headers or {})
-        reply = connection.getresponse()
-        return reply.status, reply.read()
+def pem_of(key):
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_a_nodes_request_passes_as_it_is(keys):
-    with opened(keys) as (address, seen, told):
-        found = ask(address, "/v1/fleet/pull-messages", keys, content=b"\0\1" * 70_000, headers=shown(keys))
-        assert found == (200, b"/v1/fleet/pull-messages " + b"\0\1" * 70_000)
-        ((path, headers, body),) = seen
-        assert (path, body) == ("/v1/fleet/pull-messages", b"\0\1" * 70_000)
-        assert shown(keys).items() <= {name.lower(): value for name, value in headers.items()}.items()
-        assert told == []
+def signed(key, at=None):
+    """The headers of a node's request, as Flower's program makes them."""
+    at = (at or datetime.now(UTC)).isoformat()
+    signature = key.sign(at.encode(), ec.ECDSA(hashes.SHA256()))
+    return {**shown(key), "flwr-timestamp": at, "flwr-signature": b64encode(signature).decode()}
+
+
+def shown(key):
+    return {"flwr-public-key": b64encode(pem_of(key)).decode()}
+
+
+def polling(number=NUMBER):
+    return PullMessagesRequest(node=Node(node_id=number)).SerializeToString()
+
+
+def test_a_nodes_request_passes_and_none_of_its_headers_but_the_proof(keys):
+    key = key_of(keys)
+    words = {
+        "x-forwarded-for": "forged",
+        "user-agent": "forged",
+        "content-type": "forged",
+        "flwr-package-name": "forged",
+    }
+    with opened(keys) as gate:
+        gate.activate(key)
+        status, content = gate.ask(f"{PULL}", polling(), {**signed(key), **words})
+        assert (status, ActivateNodeResponse.FromString(content).node_id) == (200, NUMBER)
+        ((path, headers, body),) = gate.seen
+        assert (path, body) == (PULL, polling())
+        assert shown(key).items() <= {name.lower(): value for name, value in headers.items()}.items()
+        assert "forged" not in str(headers)
+        assert gate.told == []
+
+
+def test_a_field_that_flower_does_not_have_does_not_pass(keys):
+    with opened(keys) as gate:
+        gate.activate(key_of(keys))
+        assert gate.ask(PULL, polling() + b"\xfa\x3e\x05words", signed(key_of(keys)))[0] == 200
+        assert [body for _, _, body in gate.seen] == [polling()]
+        assert gate.why(PULL, b"\xff\xff", signed(key_of(keys))) == (400, "its request cannot be read")
 
 
 @pytest.mark.parametrize(
-    ("path", "longest"), [("/v1/fleet/push-object", LONGEST_PART), ("/v1/fleet/push-messages", LONGEST_REQUEST)]
+    ("name", "longest"),
+    [
+        ("push-object", LONGEST_PART),
+        ("push-messages", LONGEST_ANNOUNCEMENT),
+        ("pull-messages", LONGEST_REQUEST),
+        ("get-fab", LONGEST_REQUEST),
+    ],
 )
-def test_a_request_longer_than_any_of_flowers_is_cut_off(keys, path, longest):
-    with opened(keys) as (address, seen, told):
-        status, content = ask(address, path, keys, content=b"x" * (longest - 1), headers=shown(keys))
-        assert (status, len(seen)) == (200, 1)
-        status, content = ask(address, path, keys, content=b"x" * (longest + 1), headers=shown(keys))
-        assert (status, json.loads(content)["detail"]) == (413, f"a request of more than {longest} bytes")
-        assert len(seen) == 1
-        assert told == [f"refused a request of a node at 127.0.0.1: it is longer than {longest} bytes"]
+def test_a_request_longer_than_any_of_flowers_is_cut_off(keys, name, longest):
+    with opened(keys) as gate:
+        found = gate.why(f"/v1/fleet/{name}", b"x" * (longest + 1), signed(key_of(keys)))
+        assert found == (413, f"it is longer than {longest} bytes")
+        assert gate.seen == []
+        assert gate.told == [f"refused a request of node a at 127.0.0.1: it is longer than {longest} bytes"]
 
 
 def test_a_request_that_does_not_say_how_long_it_is_is_counted(keys):
-    parts = (b"x" * 2**16 for _ in range(LONGEST_REQUEST // 2**16 + 1))
-    with opened(keys) as (address, _, told):
-        status, _ = ask(address, "/v1/fleet/push-messages", keys, content=parts, headers=shown(keys))
-        assert status == 413
-        assert told == [f"refused a request of a node at 127.0.0.1: it is longer than {LONGEST_REQUEST} bytes"]
+    parts = (b"x" * 2**16 for _ in range(LONGEST_ANNOUNCEMENT // 2**16 + 1))
+    with opened(keys) as gate:
+        assert gate.why("/v1/fleet/push-messages", parts, signed(key_of(keys)))[0] == 413
+        assert gate.seen == []
 
 
 @pytest.mark.parametrize(
@@ -127,84 +200,118 @@ def test_a_request_that_does_not_say_how_long_it_is_is_counted(keys):
         "/v1/fleet//control",
         "/v1/fleet/pull-messages/../../control/start-run",
         "/api/v1/fleet/pull-messages",
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/pull-messages?forged=line",
         "/docs",
         "/",
     ],
 )
 def test_what_is_not_for_nodes_does_not_pass(keys, path):
-    with opened(keys) as (address, seen, told):
-        status, content = ask(address, path, keys, headers=shown(keys))
-        assert seen == []
+    with opened(keys) as gate:
+        status, content = gate.ask(path, headers=signed(key_of(keys)))
+        assert gate.seen == []
         assert (status, json.loads(content)) == (404, REFUSED)
-        assert told == [f"refused 127.0.0.1: POST {path} is not for nodes"]
+        assert gate.told == [f"refused 127.0.0.1: POST {path} is not for nodes"]
 
 
 def test_other_methods_do_not_pass(keys):
-    with opened(keys) as (address, seen, _):
-        assert ask(address, "/v1/fleet/pull-messages", keys, "GET", headers=shown(keys))[0] == 404
-        assert seen == []
+    with opened(keys) as gate:
+        assert gate.ask(PULL, headers=signed(key_of(keys)), method="GET")[0] == 404
+        assert gate.seen == []
 
 
-def test_a_stranger_is_refused_and_both_sides_hear_why(keys, tmp_path):
-    certify(tmp_path / "other", [], days=1)
-    add_node(tmp_path / "other", "b")
-    with opened(keys) as (address, seen, told):
-        for headers in ({}, shown(tmp_path / "other", "b")):
-            status, content = ask(address, "/v1/fleet/activate-node", keys, headers=headers)
-            assert status == 403
-            assert "not registered" in json.loads(content)["detail"]
-        assert seen == []
-        assert told == ["refused a node at 127.0.0.1: its key is not registered"]
+def test_a_stranger_is_refused_and_both_sides_hear_why(keys):
+    with opened(keys) as gate:
+        for headers in ({}, signed(ec.generate_private_key(ec.SECP384R1()))):
+            assert gate.why(PULL, headers=headers) == (403, "its key is not registered")
+        assert gate.seen == []
+        assert gate.told == ["refused 127.0.0.1: its key is not registered"]
+
+
+def test_a_registered_public_key_opens_nothing(keys):
+    key, other = key_of(keys), ec.generate_private_key(ec.SECP384R1())
+    old, early = (datetime.now(UTC) + timedelta(seconds=seconds) for seconds in (-400, 60))
+    attempts = {
+        "it does not sign its requests": shown(key),
+        "its signature is not its key's": {**signed(other), **shown(key)},
+        "its clock is 400 s behind the server's": signed(key, old),
+        "its clock is 60 s ahead of the server's": signed(key, early),
+    }
+    with opened(keys) as gate:
+        gate.activate(key)
+        for why, headers in attempts.items():
+            assert gate.why(PULL, polling(), headers) == (401, why)
+        assert gate.seen == []
+        assert gate.told == [f"refused 127.0.0.1: {why}" for why in attempts]
+
+
+def test_what_is_not_signed_is_refused_before_it_has_been_read(keys):
+    with opened(None) as gate, closing(gate.connected()) as connection:
+        connection.putrequest("POST", "/v1/fleet/push-object")
+        connection.putheader("content-length", str(LONGEST_PART))
+        for name, value in shown(key_of(keys)).items():
+            connection.putheader(name, value)
+        connection.endheaders(b"x")
+        assert connection.getresponse().status == 401
+
+
+def test_a_node_does_not_speak_with_anothers_number(keys):
+    with opened(keys) as gate:
+        assert gate.why(PULL, polling(), signed(key_of(keys))) == (401, "its number is not its key's")
+        gate.activate(key_of(keys))
+        assert gate.ask(PULL, polling(), signed(key_of(keys)))[0] == 200
+        assert gate.why(PULL, polling(NUMBER + 1), signed(key_of(keys)))[0] == 401
+        assert len(gate.seen) == 1
 
 
 def test_a_node_that_is_added_or_revoked_counts_at_once(keys):
-    with opened(keys) as (address, _, _):
+    with opened(keys) as gate:
         add_node(keys, "b")
-        old = shown(keys, "b")
-        assert ask(address, "/v1/fleet/pull-messages", keys, headers=old)[0] == 200
+        key = key_of(keys, "b")
+        gate.activate(key)
+        assert gate.ask(PULL, polling(), signed(key))[0] == 200
         revoke_node(keys, "b")
-        assert ask(address, "/v1/fleet/pull-messages", keys, headers=old)[0] == 403
+        assert gate.ask(PULL, polling(), signed(key))[0] == 403
 
 
 def test_a_node_hears_that_it_is_revoked(keys):
-    with opened(keys) as (address, _, told):
+    with opened(keys) as gate:
         place = add_node(keys, "b")
-        probe(Credentials(address, place))
+        probe(Credentials(gate.address, place))
         (keys / "registered" / "b.pub").unlink()
         with pytest.raises(Refused, match="refuses this node: its key is not registered"):
-            probe(Credentials(address, place))
-        assert told == ["refused a node at 127.0.0.1: its key is not registered"]
+            probe(Credentials(gate.address, place))
+        assert gate.told == ["refused 127.0.0.1: its key is not registered"]
 
 
 def test_plain_text_is_refused_and_both_sides_hear_why(keys):
-    with opened(keys) as (address, seen, told):
+    with opened(keys) as gate:
         with pytest.raises(Refused, match="hung up on plain text; it expects encryption"):
-            probe(Credentials(address, None))
+            probe(Credentials(gate.address, None))
         deadline = time.monotonic() + 5
-        while not told and time.monotonic() < deadline:
+        while not gate.told and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert told == ["refused a caller: it does not encrypt (no TLS)"]
-        assert seen == []
+        assert gate.told == ["refused a caller: it does not encrypt (no TLS)"]
+        assert gate.seen == []
 
 
 def test_a_node_does_not_talk_to_another_server(keys, tmp_path):
     certify(tmp_path / "other", [], days=1)
-    with opened(keys) as (address, _, _), pytest.raises(Refused, match="certificate is not one of ours"):
-        probe(Credentials(address, add_node(tmp_path / "other", "a")))
+    with opened(keys) as gate, pytest.raises(Refused, match="certificate is not one of ours"):
+        probe(Credentials(gate.address, add_node(tmp_path / "other", "a")))
 
 
 def test_a_node_with_keys_does_not_talk_in_plain_text(keys):
-    with opened(None) as (address, _, _), pytest.raises(Refused, match="does not encrypt"):
-        probe(Credentials(address, keys / "nodes" / "a"))
+    with opened(None) as gate, pytest.raises(Refused, match="does not encrypt"):
+        probe(Credentials(gate.address, keys / "nodes" / "a"))
 
 
 def test_those_who_fit_hear_nothing(keys):
-    with opened(keys) as (address, _, told):
-        probe(Credentials(address, keys / "nodes" / "a"))
-        assert told == []
-    with opened(None) as (address, _, told):
-        probe(Credentials(address, None))
-        assert told == []
+    for trust, place in ((keys, keys / "nodes" / "a"), (None, None)):
+        with opened(trust) as gate:
+            probe(Credentials(gate.address, place))
+            assert gate.told == []
 
 
 def test_nobody_there_is_said():
@@ -213,16 +320,20 @@ def test_nobody_there_is_said():
 
 
 def test_an_error_of_the_superlink_reaches_the_node(keys):
-    with opened(keys) as (address, _, told):
-        headers = {**shown(keys), "x-status": "412"}
-        assert ask(address, "/v1/fleet/activate-node", keys, headers=headers) == (412, b"/v1/fleet/activate-node ")
-        assert told == ["a node at 127.0.0.1 has to wait until its previous connection counts as gone"]
+    asked = ActivateNodeRequest(public_key=pem_of(key_of(keys)), heartbeat_interval=30.0).SerializeToString()
+    with opened(keys) as gate:
+        gate.server.status = 412
+        assert gate.ask("/v1/fleet/activate-node", asked, signed(key_of(keys)))[0] == 412
+        assert gate.told == ["node a at 127.0.0.1 has to wait until its previous connection counts as gone"]
 
 
-def test_a_superlink_that_is_gone_is_no_error_of_the_gates():
-    told = []
-    with Gate(("127.0.0.1", port := free_port()), f"127.0.0.1:{free_port()}", None, told.append):
-        assert ask(f"127.0.0.1:{port}", "/v1/fleet/pull-messages")[0] == 503
+def test_a_superlink_that_is_gone_is_no_error_of_the_gates(keys):
+    key = key_of(keys)
+    asked = ActivateNodeRequest(public_key=pem_of(key), heartbeat_interval=30.0).SerializeToString()
+    connection = HTTPConnection("127.0.0.1", port := free_port(), timeout=10)
+    with Gate(("127.0.0.1", port), f"127.0.0.1:{free_port()}", None, print), closing(connection):
+        connection.request("POST", "/v1/fleet/activate-node", asked, signed(key))
+        assert connection.getresponse().status == 503
 
 
 def test_a_port_that_is_taken_is_said():
@@ -235,16 +346,128 @@ def test_a_port_that_is_taken_is_said():
 
 
 def test_what_is_not_protected_without_keys_anybody_is_a_node():
-    with opened(None) as (address, seen, _):
-        assert ask(address, "/v1/fleet/pull-messages", content=b"anything")[0] == 200
-        assert len(seen) == 1
-        assert ask(address, "/v1/control/start-run")[0] == 404
+    with opened(None) as gate:
+        gate.activate(key := ec.generate_private_key(ec.SECP384R1()))
+        assert gate.ask(PULL, polling(), signed(key))[0] == 200
+        assert gate.ask("/v1/control/start-run", headers=signed(key))[0] == 404
 
 
 def test_what_is_not_protected_the_gate_answers_everybody(keys):
-    with opened(keys) as (address, seen, _):
-        assert [ask(address, "/v1/fleet/pull-messages", keys)[0] for _ in range(30)] == [403] * 30
-        assert seen == []
+    with opened(keys) as gate:
+        assert [gate.ask(PULL)[0] for _ in range(30)] == [403] * 30
+        assert gate.seen == []
+
+
+def trickling(gate, headers):
+    """A connection on which a request's header has gone out, and one byte of its body."""
+    connection = gate.connected()
+    connection.putrequest("POST", PULL)
+    for name, value in {**headers, "content-length": "20"}.items():
+        connection.putheader(name, value)
+    connection.endheaders(b"x")
+    return connection
+
+
+@pytest.mark.parametrize("proof", [signed, shown, lambda key: {}], ids=["signed", "shown", "none"])
+def test_callers_who_never_finish_do_not_hold_up_an_honest_node(keys, proof):
+    """One node, or a stranger who knows its public key, opens more connections than a client has for itself."""
+    evil, honest = key_of(keys), ec.generate_private_key(ec.SECP384R1())
+    with opened(None) as gate, ExitStack() as stack:
+        gate.activate(honest)
+        for _ in range(120):
+            stack.enter_context(closing(trickling(gate, proof(evil))))
+        start = time.monotonic()
+        assert gate.ask(PULL, polling(), signed(honest))[0] == 200
+        assert time.monotonic() - start < 1.0
+        assert len(gate.seen) == 1
+
+
+def test_callers_who_say_nothing_make_room_for_those_who_do(keys):
+    host = "127.0.0.1"
+    with opened(None) as gate, ExitStack() as stack:
+        gate.activate(key_of(keys))
+        port = int(gate.address.partition(":")[2])
+        silent = [stack.enter_context(socket.create_connection((host, port))) for _ in range(2 * serving.WAITING)]
+        assert gate.ask(PULL, polling(), signed(key_of(keys)))[0] == 200
+        silent[0].settimeout(5.0)
+        assert silent[0].recv(1) == b""
+
+
+def test_a_caller_has_an_end_whatever_it_draws_out(keys, monkeypatch):
+    """Its handshake, its header, its body, its next request."""
+    monkeypatch.setattr(serving, "PROVEN_WITHIN", 0.3)
+    monkeypatch.setattr(serving, "_GRACE", 0.3)
+    with opened(keys) as gate, ExitStack() as stack:
+        silent = socket.create_connection(("127.0.0.1", int(gate.address.partition(":")[2])))
+        nameless = gate.connected()
+        nameless.connect()
+        unfinished = trickling(gate, signed(key_of(keys)))
+        for line in (silent, nameless.sock, unfinished.sock):
+            stack.enter_context(closing(line))
+            line.settimeout(5.0)
+            assert ended(line)
+
+
+def ended(line):
+    """Whether the other side has hung up."""
+    try:
+        return line.recv(1) == b""
+    except (ConnectionError, ssl.SSLEOFError):
+        return True
+
+
+def test_a_key_has_so_many_connections_and_one_that_is_left_is_free_again(keys):
+    key = key_of(keys)
+    with opened(None) as gate, ExitStack() as stack:
+        gate.activate(key)
+        held = [stack.enter_context(closing(trickling(gate, signed(key)))) for _ in range(serving.CONNECTIONS_OF_ONE)]
+        assert gate.why(PULL, polling(), signed(key)) == (503, "too many connections with this key")
+        held[0].close()
+        deadline = time.monotonic() + 5.0
+        while gate.ask(PULL, polling(), signed(key))[0] != 200:
+            assert time.monotonic() < deadline
+
+
+def test_a_stranger_does_not_flood_the_operators_console(keys):
+    """Every line differs, and there are more than anybody reads."""
+    with opened(None) as gate:
+        for number in range(10 * LINES):
+            gate.ask(f"/v1/fleet/{number}")
+        assert len(gate.told) == LINES
+
+
+def test_reports_are_counted_when_they_are_too_many_and_told_again_after_a_while():
+    told = []
+    reports = Reports(told.append, "strangers")
+    for number in range(LINES + 5):
+        reports(f"line {number}")
+        reports("line 0")
+    assert told == [f"line {number}" for number in range(LINES)]
+    reports.turn()
+    assert told[LINES:] == ["and 5 more refusals of strangers"]
+    reports("line 0")
+    reports.turn()
+    assert told[LINES + 1 :] == ["line 0"]
+
+
+def test_a_node_that_asks_too_often_waits(monkeypatch):
+    import asyncio
+
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+
+    async def ask(times):
+        pace = Pace(rate=10.0, burst=3.0)
+        for _ in range(times):
+            await pace.wait()
+
+    asyncio.run(ask(5))
+    assert slept == pytest.approx([0.1, 0.2])
 
 
 LOUD = b'{"detail": "\\u001b[2Jno\\n2026 INFO all is well"}'

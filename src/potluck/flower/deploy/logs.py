@@ -1,38 +1,34 @@
-"""Logs of Flower's programs, which cannot fill the disk: a full one is begun anew, and the one before it is kept."""
+"""Logs of Flower's programs, which cannot fill the disk: a long one is begun anew, and its end is kept beside it."""
 
+import os
+import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 LONGEST_LOG = 2**23
-"""The most bytes of a log; with the one before it, it takes twice as many."""
+"""The bytes at which a log is begun anew; as many of its end are kept in `NAME.1`."""
 
-_CHUNK = 2**16
-_WRITING = threading.Lock()  # programs share logs
-
-
-def copy(output: IO[bytes], log: Path) -> None:
-    """Append a program's output to its log until the output ends."""
-    with output:
-        while chunk := output.read(_CHUNK):
-            with suppress(OSError):  # of a full disk; the program must not wait for its log
-                append(log, chunk)
+_LOOK_EVERY = 0.5
+_ONE_AT_A_TIME = threading.Lock()  # programs share logs
 
 
-def append(log: Path, text: bytes) -> None:
-    """Append to a log. If it would become too long, what follows the next line's end goes to a new one.
+def keep_short(log: Path, process: subprocess.Popen[bytes]) -> None:
+    """Keep a log short until the program that appends to it has ended."""
+    while process.poll() is None:
+        time.sleep(_LOOK_EVERY)
+        with suppress(OSError):  # the log was taken away, or the disk is full
+            shorten(log)
 
-    Args:
-        log: the file; `NAME.1` beside it is the one before.
-        text: no longer than `LONGEST_LOG`.
-    """
-    with _WRITING:
-        with log.open("ab") as file:
-            if file.tell() + len(text) <= LONGEST_LOG:
-                file.write(text)
-                return
-            end = text.find(b"\n") + 1
-            file.write(text[:end])
-        log.replace(log.with_name(f"{log.name}.1"))
-        log.write_bytes(text[end:])
+
+def shorten(log: Path) -> None:
+    """Begin a log anew if it has become long; programs that append to it go on at its start."""
+    with _ONE_AT_A_TIME, log.open("rb") as file:
+        if file.seek(0, os.SEEK_END) <= LONGEST_LOG:
+            return
+        file.seek(-LONGEST_LOG, os.SEEK_END)
+        try:
+            log.with_name(f"{log.name}.1").write_bytes(file.read())
+        finally:
+            os.truncate(log, 0)

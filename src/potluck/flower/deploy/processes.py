@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from potluck.flower.deploy.logs import copy
+from potluck.flower.deploy.logs import keep_short
 
 PYTHON = Path(sys.executable).name
 """Python, as a program beside Flower's."""
@@ -39,7 +39,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start one of Flower's programs; its output is appended to a file, which is kept short.
 
-    Whoever waited for the output's end might wait for orphaned children, which keep it open, so nobody does.
+    A pipe would not work: orphaned children would keep it open, and its last lines would come after its end.
 
     Args:
         program: the program's name.
@@ -48,18 +48,17 @@ def start(
         log: the file.
         more: further environment variables.
     """
-    process = subprocess.Popen(
-        [str(_BIN / program), *arguments],
-        bufsize=0,
-        env=environment(home) | dict(more or {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=_dying_with_parent(),
-        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
-    )
-    assert process.stdout is not None
-    threading.Thread(target=copy, args=(process.stdout, log), name=f"log of {program}", daemon=True).start()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [str(_BIN / program), *arguments],
+            env=environment(home) | dict(more or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_dying_with_parent(),
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+        )
+    threading.Thread(target=keep_short, args=(log, process), name=f"log of {program}", daemon=True).start()
     return process
 
 

@@ -256,7 +256,11 @@ class _Line:
         """The next request; None if there is none any more."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
-        event = await self._event()
+        try:
+            event = await self._event()
+        except h11.RemoteProtocolError:
+            await self.say_last(refusal(400, "this is no HTTP"))
+            return None
         if not isinstance(event, h11.Request):
             return None
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
