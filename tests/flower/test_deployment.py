@@ -1,14 +1,31 @@
 """Five methods on real nodes: programs of Flower's, TLS, keys, the gate, each node with data of its own."""
 
 import json
+import ssl
 import subprocess
 import sys
 import time
+from base64 import b64encode
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from http.client import HTTPSConnection
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tomli_w
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node as FlowerNode
+from flwr.proto.recorddict_pb2 import RecordDict
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from sklearn.datasets import load_digits
 
 from potluck.experiment.assemble import assemble
@@ -60,7 +77,7 @@ def deployment(data, tmp_path_factory):
             for name in NODES:
                 words = ["join", address, "--keys", keys / "nodes" / name, "--data", data / f"{name}.npz"]
                 nodes.append(potluck(*words, "--state", place / name, log=place / f"{name}.log"))
-            yield link, place
+            yield link, place, address
         finally:
             for node in nodes:
                 node.terminate()
@@ -104,7 +121,7 @@ def found_in(folder):
 
 def test_real_nodes_give_the_bytes_of_one_process(deployment, data, tmp_path):
     """One test for all methods, so that one worker of the tests has the deployment, and there is one."""
-    link, place = deployment
+    link, place, _ = deployment
     for name in METHODS:
         here, there = tmp_path / f"{name}-here", tmp_path / name
         here.mkdir()
@@ -160,8 +177,8 @@ def hello(message, context):
 """
 
 
-def heard_by(link, app, server, node, **config):
-    """What a server of somebody else's, submitted to the SuperLink, wrote down of the nodes' answers."""
+def theirs(app, server, node, **config):
+    """An app of somebody else's."""
     app.mkdir()
     (app / "their_server.py").write_text(server)
     (app / "their_node.py").write_text(node)
@@ -169,7 +186,12 @@ def heard_by(link, app, server, node, **config):
     project = {"name": "theirs", "version": "0.1.0", "description": "x", "license": "Apache-2.0", "dependencies": []}
     flower = {"app": {"publisher": "theirs", "components": components, "config": {"out": str(app / "out"), **config}}}
     (app / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": flower}}))
-    run = link.submit(app)
+    return app
+
+
+def heard_by(link, app, server, node, **config):
+    """What a server of somebody else's, submitted to the SuperLink, wrote down of the nodes' answers."""
+    run = link.submit(theirs(app, server, node, **config))
     deadline = time.monotonic() + 240
     while not (app / "out").is_file():
         status, why = link.status(run)
@@ -238,7 +260,7 @@ def thing(*args, **options):
 
 def test_real_nodes_open_no_file_and_run_no_command_that_a_server_names(deployment, tmp_path, touched):
     """A server that anybody could write, by `serve`'s own messages: one key of each method's experiment is a path."""
-    link, _ = deployment
+    link, *_ = deployment
     place = tmp_path / "planted"
     place.mkdir()
     (place / "code.py").write_text(PLANTED)
@@ -262,3 +284,91 @@ def test_real_nodes_open_no_file_and_run_no_command_that_a_server_names(deployme
     assert len(heard) == len(list_methods())
     assert all("refusal" in answer or "failure" in answer for answer in heard), heard
     assert found == []
+
+
+WAITING_SERVER = """
+import time
+
+from flwr.serverapp import ServerApp
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid, context):
+    time.sleep(600)
+"""
+FORGED = "\n\x1b[2JINFO :      [Fleet.ActivateNode] a forged line"
+
+
+class Node:
+    """A node with Flower's client and words of its own choice."""
+
+    def __init__(self, address, place):
+        self.key = load_ssh_private_key((place / "node.key").read_bytes(), None)
+        self.address = address
+        self.trust = ssl.create_default_context(cafile=str(place / "ca.crt"))
+        proof = NodeAuthHttpInterceptor(self.key, self.key.public_key())
+        self.ask = FleetHttpClient.from_server_address(address, False, (place / "ca.crt").read_bytes(), [proof])
+        pem = self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        number = self.ask.ActivateNode(ActivateNodeRequest(public_key=pem, heartbeat_interval=30.0)).node_id
+        self.itself = FlowerNode(node_id=number)
+
+    def order(self, run, to):
+        """A message to another node, as the server's own are."""
+        said = Metadata(run_id=run, message_id="0" * 64, src_node_id=1, dst_node_id=to, message_type="query.hello")
+        said.ttl, said.created_at = 600.0, time.time()
+        return PushMessagesRequest(
+            node=self.itself,
+            messages_list=[Message(metadata=said, content=RecordDict())],
+            message_object_trees=[ObjectTree(object_id="0" * 64)],
+            clientapp_runtime_list=[1.0],
+        )
+
+    def trickle(self):
+        """A connection on which a signed request has begun."""
+        at = datetime.now(UTC).isoformat()
+        pem = self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        signature = self.key.sign(at.encode(), ec.ECDSA(hashes.SHA256()))
+        connection = HTTPSConnection(self.address, timeout=10, context=self.trust)
+        connection.putrequest("POST", "/v1/fleet/pull-messages")
+        connection.putheader("flwr-public-key", b64encode(pem))
+        connection.putheader("flwr-timestamp", at)
+        connection.putheader("flwr-signature", b64encode(signature))
+        connection.putheader("content-length", "20")
+        connection.endheaders(b"x")
+        return connection
+
+
+def test_a_node_forges_no_line_gives_no_orders_and_holds_up_nobody(deployment, tmp_path):
+    """Each of these three went through Flower's own messages."""
+    link, place, address = deployment
+    keys, nodes = place / "keys", ("evil", "honest")
+    for name in nodes:
+        add_node(keys, name)
+    link.register()
+    evil, honest = (Node(address, keys / "nodes" / name) for name in nodes)
+    run = link.submit(theirs(tmp_path / "theirs", WAITING_SERVER, THEIR_NODE))
+    try:
+        deadline = time.monotonic() + 60
+        while link.status(run)[0] != "running":
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            evil.ask.PushMessages(evil.order(int(run), honest.itself.node_id))
+        assert not honest.ask.PullMessages(PullMessagesRequest(node=honest.itself)).messages_list
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            evil.ask.GetFab(GetFabRequest(node=evil.itself, run_id=int(run), hash_str=FORGED))
+        assert "forged" not in link.log.read_text()
+        with ExitStack() as held:
+            for _ in range(120):
+                held.enter_context(closing(evil.trickle()))
+            start = time.monotonic()
+            beat = SendNodeHeartbeatRequest(node=honest.itself, heartbeat_interval=30.0)
+            assert honest.ask.SendNodeHeartbeat(beat).success
+            assert time.monotonic() - start < 3.0
+    finally:
+        link.stop_run(run)
+        for node in (evil, honest):
+            node.ask.DeactivateNode(DeactivateNodeRequest(node_id=node.itself.node_id))
+            node.ask.close()

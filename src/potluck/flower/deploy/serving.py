@@ -155,17 +155,19 @@ class Serving:
     async def _serve(self) -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         self._end = lambda: loop.call_soon_threadsafe(ended.set)
-        beside = [loop.create_task(self._desk.watch()), *(loop.create_task(self._accept(at)) for at in self._listening)]
+        watching, callers = loop.create_task(self._desk.watch()), set[asyncio.Task[None]]()
+        callers |= {loop.create_task(self._accept(place, callers)) for place in self._listening}
         self._started.set()
         await ended.wait()
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        for tasks in (callers, {watching}):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for place in self._listening:
             place.close()
 
-    async def _accept(self, place: socket.socket) -> None:
-        loop, callers = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    async def _accept(self, place: socket.socket, callers: set[asyncio.Task[None]]) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, address = await loop.sock_accept(place)
@@ -254,6 +256,8 @@ class _Line:
 
     async def head(self, host: str) -> Head | None:
         """The next request; None if there is none any more."""
+        if self._http.our_state is h11.MUST_CLOSE:
+            return None
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         try:
