@@ -148,7 +148,7 @@ def through_flower(content, longest):
 
 def bulky():
     """A proper reply, and as much again as may be beside it, and again, and again."""
-    more = {f"more{number}": ConfigRecord({"x": f"{number:02d}" * 3_500_000}) for number in range(5)}
+    more = {f"more{number}": ConfigRecord({"x": f"{number:02d}" * 1_700_000}) for number in range(6)}
     return RecordDict({**wrap({}, b"x"), **more})
 
 
@@ -157,7 +157,7 @@ def bulky():
 )
 def test_pulling_fetches_no_more_bytes_than_the_reply_may_have(content):
     """The rest is thrown away at the SuperLink, too."""
-    longest, largest_part = 10**6, 7_100_000
+    longest, largest_part = 10**6, 5_300_000
     reply, link = through_flower(content(), longest)
     assert isinstance(reply, WireError)
     assert f"bytes long; expected at most {longest}" in str(reply)
