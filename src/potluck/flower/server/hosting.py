@@ -20,24 +20,17 @@ _LOOK_EVERY = 0.5
 _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
 
 
-def write_app(place: Path, experiment: Experiment, run: Path, timeout: float, patience: float) -> Path:
+def write_app(place: Path, experiment: Experiment, run: Path) -> Path:
     """Write the app to submit: a Flower app that names Potluck's and contains no code.
 
     Args:
         place: the folder to write.
         experiment: the experiment to run.
         run: the run's folder.
-        timeout: seconds until a job that is not answered counts as failed.
-        patience: seconds to wait for nodes to come.
     """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    config = {
-        "experiment": json.dumps(experiment.tree()),
-        "folder": str(run.resolve()),
-        "timeout": float(timeout),
-        "patience": float(patience),
-    }
+    config = {"experiment": json.dumps(experiment.tree()), "folder": str(run.resolve())}
     app = {
         "publisher": "potluck",
         "components": {

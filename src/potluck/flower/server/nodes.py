@@ -12,14 +12,24 @@ from flwr.serverapp import Grid
 from potluck.core.errors import PotluckError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.text import one_line
+from potluck.experiment.config import RoundsClose
 from potluck.flower import GREETING, HELLO
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.introduction import Introduction
 
+_LOOK_EVERY = 1.0  # seconds
+ABSENT = (5, 8)
+"""Flower's errors after which a node was not there to the end: it is gone, or its process died, as that of a node does
+that was stopped for a while."""
+
 
 class NodesMissing(PotluckError):
-    """Fewer nodes than clients have joined."""
+    """Too few nodes have joined."""
+
+
+class Silent(str):
+    """Why a node does not introduce itself, which it may do when it is asked again."""
 
 
 @dataclass
@@ -54,40 +64,49 @@ def name_of(node: Any) -> str:
     return getattr(node, "name", "") or str(node.node_id)
 
 
-def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]) -> list[str]:
-    """Wait for nodes, and return the names of those online, in order.
+def wait_for_nodes(
+    grid: Grid, wanted: int | Collection[str], needed: int, close: RoundsClose, say: Callable[[str], None]
+) -> list[str]:
+    """Wait until all nodes are online, or the deadline of an exchange has passed and so many as are needed.
 
     Args:
         grid: Flower's.
         wanted: the number of nodes, or their names.
-        patience: seconds to wait.
+        needed: how many of them are needed.
+        close: the deadline, and how long to wait at most.
         say: called with progress.
 
+    Returns:
+        The names of those online, in order.
+
     Raises:
-        NodesMissing: too few are online within `patience`.
+        NodesMissing: fewer than are needed have come in time.
     """
     count = wanted if isinstance(wanted, int) else len(wanted)
-    deadline, told = time.monotonic() + patience, -1
+    began, told = time.monotonic(), -1
     while True:
         names = sorted(name_of(node) for node in grid.get_nodes())
         names = names if isinstance(wanted, int) else [name for name in names if name in wanted]
-        if len(names) >= count:
+        waited, enough = time.monotonic() - began, len(names) >= needed
+        if len(names) >= count or (enough and waited >= close.deadline_s):
             return names[:count]
-        if time.monotonic() > deadline:
+        here = f"{len(names)} of {count} nodes are here: {', '.join(names) or 'none'}"
+        if not enough and close.patience_s is not None and waited >= close.patience_s:
             raise NodesMissing(
-                f"{len(names)} of {count} nodes came within {patience:.0f} s: {', '.join(names) or 'none'}"
+                f"{here}; {needed} were needed within {close.patience_s:g} s, which run.rounds_close.patience_s sets"
             )
         if len(names) != told:
             away = "" if isinstance(wanted, int) else f"; missing: {', '.join(sorted(set(wanted) - set(names)))}"
-            say(f"{len(names)} of {count} nodes are here{away}")
+            left = f"without the others after {close.deadline_s:g} s" if enough else f"with {needed} at the least"
+            say(f"{here}{away}; the run goes on {left}")
             told = len(names)
-        time.sleep(1.0)
+        time.sleep(_LOOK_EVERY)
 
 
-def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | str]:
-    """Send every node its client's id; return its introduction, or why it takes no part."""
+def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | Silent | str]:
+    """Send every node its client's id; return its introduction, why it takes no part, or that it says nothing."""
     nodes.refresh()
-    found: dict[ClientId, Introduction | str] = {}
+    found: dict[ClientId, Introduction | Silent | str] = {}
     asked: dict[str, ClientId] = {}
     for client in nodes.names:
         node = nodes.find(client)
@@ -96,19 +115,22 @@ def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[Clien
         if number:
             asked[number] = client
         else:
-            found[client] = "the SuperLink did not take the message for it" if message else "it has gone"
+            why = "the SuperLink did not take the message for it" if message else "it has gone"
+            found[client] = Silent(why)
     with Pulling(nodes.grid, dict.fromkeys(asked, 0), poll=0.1) as pulling:
         for number, reply in pulling.until(time.monotonic() + timeout):
             found[asked[number]] = _heard(reply)
-    return {client: found.get(client, f"no answer within {timeout:.0f} s") for client in nodes.names}
+    late = Silent(f"no answer within {timeout:.0f} s")
+    return {client: found.get(client, late) for client in nodes.names}
 
 
-def _heard(reply: Message | WireError) -> Introduction | str:
+def _heard(reply: Message | WireError) -> Introduction | Silent | str:
     """A node's introduction, or what is wrong with it."""
     if isinstance(reply, WireError):
         return str(reply)
     if reply.has_error():
-        return one_line(str(reply.error.reason))
+        reason = one_line(str(reply.error.reason))
+        return Silent(reason) if reply.error.code in ABSENT else reason
     try:
         header, payload = unwrap(reply.content)
         if payload:
