@@ -42,6 +42,13 @@ class TestWithFlower:
             (["serve", "--insecure", "--listen", "8443"], "expected HOST:PORT"),
             (["serve", "nothing.toml", "--insecure"], "nothing.toml"),
             (["serve", "--insecure", "run.round=3"], "nearest"),
+            (
+                ["serve", "--insecure", "run.rounds_close.quorum=11"],
+                "quorum: expected at most the 10 of a cohort, found 11",
+            ),
+            (["serve", "--insecure", "run.rounds_close.deadline=5"], "nearest: run.rounds_close.deadline_s"),
+            (["serve", "--insecure", "--timeout", "1800"], "setting of the run: run.rounds_close.deadline_s=1800"),
+            (["serve", "--insecure", "--patience", "60"], "setting of the run: run.rounds_close.patience_s=60"),
             (["join", "somewhere", "--insecure"], "expected HOST:PORT"),
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
             (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),

@@ -99,11 +99,11 @@ def silent(message):
     raise RuntimeError("this node fails")
 
 
-def meet(nodes, of=None, timeout=5.0):
+def meet(nodes, of=None):
     of, said = of or experiment(), []
     grid = Loopback(nodes)
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, timeout, said.append).first(patience=0.5)
+    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
     return met, said
 
 
@@ -142,18 +142,18 @@ def test_meeting_takes_another_node_for_one_that_is_refused():
 
 def test_meeting_does_not_wait_longer_than_told_for_a_node_that_says_nothing():
     grid_nodes = {"a": saying(introduced()), "b": saying(introduced()), "c": saying(introduced())}
-    of, said = experiment(), []
+    of, said = experiment(rounds_close={"deadline_s": 0.5}), []
     grid = Loopback(grid_nodes)
     grid.silent.add("b")
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, 0.5, said.append).first(patience=0.5)
+    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
     assert met.names == {0: "a", 2: "c"}
     assert said[0] == "node b takes no part: no answer within 0 s"
 
 
 def test_meeting_ends_where_failures_are_not_tolerated():
     of = experiment(tolerate_failures=False)
-    with pytest.raises(NodesMissing, match="2 of 3 nodes take part; node b: its introduction"):
+    with pytest.raises(NodesMissing, match="2 of 3 nodes take part, and 3 are needed; node b: its intro"):
         meet({"a": saying(introduced()), "b": saying({}), "c": saying(introduced())}, of)
 
 

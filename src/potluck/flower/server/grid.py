@@ -171,7 +171,7 @@ class _Exchange:
     def _next_look(self) -> float:
         """When to look at the nodes themselves."""
         now = time.monotonic()
-        return now + _WATCH_EVERY if now >= self._deadline else min(self._deadline, now + _WATCH_EVERY)
+        return min(now + _WATCH_EVERY, self._deadline if now < self._deadline else self._began + self._longest)
 
     def _may_close(self) -> bool:
         """Whether the deadline has passed, and a quorum has answered or cannot answer any more."""
