@@ -174,7 +174,9 @@ def tree_of(method: str) -> dict[str, Any]:
         },
         "method": {"name": method, **more.get("method", {})},
         "run": {
-            **{"rounds": 2, "executor": "sequential", "tolerate_failures": True},
+            "rounds": 2,
+            "executor": "sequential",
+            "tolerate_failures": True,
             "rounds_close": {"deadline_s": 60.0, "patience_s": 5.0},
         },
     }
