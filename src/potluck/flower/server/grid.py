@@ -20,15 +20,13 @@ from potluck.engine.executors import Executor, Task
 from potluck.engine.executors.held import Held
 from potluck.experiment.config import RoundsClose
 from potluck.flower import EVALUATION, JOB
-from potluck.flower.server.nodes import ABSENT, Nodes
+from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import LONGEST_REPLY, Pulling
 from potluck.flower.wire.envelope import packed, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, to_outcome
 
 log = logging.getLogger(__name__)
 _WATCH_EVERY = 5.0  # seconds between checks for restarted nodes
-_SLOWEST = 10  # deadlines after which a node is given up even if there is no quorum without it
-_VANISHED_WITHIN = 120.0  # seconds in which Flower has certainly noticed that a node is gone
 _REASONS = {
     1: "its app could not be loaded",
     2: "its app raised",
@@ -108,7 +106,7 @@ class _Exchange:
         self._quorum = min(close.quorum, len(tasks))
         self._late = late
         self._answers = 0
-        self._longest = _SLOWEST * close.deadline_s + _VANISHED_WITHIN
+        self._longest = longest(close)
         self._began = time.monotonic()
         self._deadline = self._began + close.deadline_s
         self._out: dict[str, _Sent] = {}
@@ -138,8 +136,8 @@ class _Exchange:
         numbers = pushed or [""] * len(messages)  # none, if one is too large
         for (place, job), number in zip(going, numbers, strict=True):
             if number:
-                longest = most_bytes[place] or LONGEST_REPLY
-                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), longest)
+                most = most_bytes[place] or LONGEST_REPLY
+                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), most)
             else:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
@@ -190,7 +188,7 @@ class _Exchange:
     def _fail_restarted(self, pulling: Pulling) -> None:
         """Fail the jobs of restarted nodes, which have forgotten them; Flower does not deliver them again."""
         for number, sent in list(self._out.items()):
-            if _restarted(sent, self._nodes):
+            if self._nodes.restarted(sent.job.client, sent.started):
                 pulling.forget(number)
                 self._fail(number, "its node was restarted in the middle of the job", "absence")
 
@@ -246,7 +244,8 @@ class _Late:
         """Whose nodes are at work on such jobs, as they were when `nodes` was last refreshed."""
         for stack, pulling, late in self._out:
             done = [number for number, _ in pulling.until(time.monotonic())]
-            done += [number for number, sent in late.items() if _restarted(sent, self._nodes)]
+            restarted = self._nodes.restarted
+            done += [number for number, sent in late.items() if restarted(sent.job.client, sent.started)]
             for number in done:
                 pulling.forget(number)
                 late.pop(number, None)
@@ -260,12 +259,6 @@ class _Late:
         for stack, _, _ in self._out:
             stack.close()
         self._out.clear()
-
-
-def _restarted(sent: _Sent, nodes: Nodes) -> bool:
-    """Whether a job's node was started anew after it was sent."""
-    started = nodes.started(sent.job.client)
-    return started is not None and sent.started is not None and started > sent.started
 
 
 def _group(job: Job) -> str:

@@ -19,6 +19,9 @@ from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.introduction import Introduction
 
 _LOOK_EVERY = 1.0  # seconds
+_SLOWEST = 10  # deadlines after which a node is given up even if there is no quorum without it
+_VANISHED_WITHIN = 120.0  # seconds in which Flower has certainly noticed that a node is gone
+_LATE = (3, 4)  # Flower's errors for a reply that is lost or came too late
 ABSENT = (5, 8)
 """Flower's errors after which a node was not there to the end: it is gone, or its process died, as that of a node does
 that was stopped for a while."""
@@ -57,6 +60,11 @@ class Nodes:
         """When it came online, by the server's clock."""
         found = self._online.get(self.names[client])
         return found[1] if found else None
+
+    def restarted(self, client: ClientId, since: float | None) -> bool:
+        """Whether it came online anew since a moment at which `started` was `since`."""
+        started = self.started(client)
+        return started is not None and since is not None and started > since
 
 
 def name_of(node: Any) -> str:
@@ -103,24 +111,45 @@ def wait_for_nodes(
         time.sleep(_LOOK_EVERY)
 
 
-def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | Silent | str]:
-    """Send every node its client's id; return its introduction, why it takes no part, or that it says nothing."""
+def longest(close: RoundsClose) -> float:
+    """Seconds after which a node that is online and says nothing is given up, whether or not there is a quorum."""
+    return _SLOWEST * close.deadline_s + _VANISHED_WITHIN
+
+
+def greet(
+    nodes: Nodes, header: Mapping[str, Any], needed: int, close: RoundsClose
+) -> dict[ClientId, Introduction | Silent | str]:
+    """Send every node its client's id; return its introduction, why it takes no part, or that it says nothing.
+
+    As an exchange does, this ends when all have answered, or at the deadline if so many introductions as are `needed`
+    have come.
+    """
     nodes.refresh()
     found: dict[ClientId, Introduction | Silent | str] = {}
-    asked: dict[str, ClientId] = {}
+    asked: dict[str, tuple[ClientId, float | None]] = {}
     for client in nodes.names:
-        node = nodes.find(client)
-        message = node and Message(wrap({**header, "client": client}), node, HELLO, ttl=timeout, group_id=GREETING)
+        node, ttl = nodes.find(client), longest(close)
+        message = node and Message(wrap({**header, "client": client}), node, HELLO, ttl=ttl, group_id=GREETING)
         number = "".join(filter(None, nodes.grid.push_messages([message]))) if message else ""
         if number:
-            asked[number] = client
+            asked[number] = client, nodes.started(client)
         else:
             why = "the SuperLink did not take the message for it" if message else "it has gone"
             found[client] = Silent(why)
+    began = time.monotonic()
     with Pulling(nodes.grid, dict.fromkeys(asked, 0), poll=0.1) as pulling:
-        for number, reply in pulling.until(time.monotonic() + timeout):
-            found[asked[number]] = _heard(reply)
-    late = Silent(f"no answer within {timeout:.0f} s")
+        while len(found) < len(nodes.names):
+            waited, here = time.monotonic() - began, sum(isinstance(one, Introduction) for one in found.values())
+            if waited >= longest(close) or (waited >= close.deadline_s and here >= needed):
+                break
+            ends = close.deadline_s if waited < close.deadline_s else longest(close)
+            for number, reply in pulling.until(began + min(waited + _LOOK_EVERY, ends)):
+                found[asked[number][0]] = _heard(reply)
+            nodes.refresh()
+            for client, started in asked.values():
+                if nodes.restarted(client, started):
+                    found.setdefault(client, Silent("it was restarted meanwhile"))
+    late = Silent(f"no answer within {time.monotonic() - began:.0f} s")
     return {client: found.get(client, late) for client in nodes.names}
 
 
@@ -130,7 +159,7 @@ def _heard(reply: Message | WireError) -> Introduction | Silent | str:
         return str(reply)
     if reply.has_error():
         reason = one_line(str(reply.error.reason))
-        return Silent(reason) if reply.error.code in ABSENT else reason
+        return Silent(reason) if reply.error.code in (*ABSENT, *_LATE) else reason
     try:
         header, payload = unwrap(reply.content)
         if payload:

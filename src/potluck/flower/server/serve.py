@@ -129,6 +129,8 @@ class _Meeting:
         base: the server's assembly, without clients.
         header: the header for every node.
         refused: nodes that take no part, and the reasons.
+        met: by client, the nodes that take part, and their introductions.
+        places: by node, which client it was asked to be.
     """
 
     grid: Grid
@@ -137,6 +139,8 @@ class _Meeting:
     header: Mapping[str, Any]
     say: Callable[[str], None]
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    met: dict[ClientId, tuple[str, Introduction]] = field(default_factory=dict[ClientId, tuple[str, Introduction]])
+    places: dict[str, ClientId] = field(default_factory=dict[str, ClientId])
 
     def first(self) -> _Met:
         """Choose the nodes: others online replace refused ones; a quorum is enough if failures are tolerated.
@@ -146,37 +150,41 @@ class _Meeting:
         """
         run, count = self.experiment.run, self.experiment.federation.clients
         needed, until = _needed(run, count), time.monotonic() + (run.rounds_close.patience_s or math.inf)
-        while True:
-            here = wait_for_nodes(self.grid, count, needed, run.rounds_close, self.say)
-            met, silent = self._meet(here, count)
-            if len(met.names) >= needed:
-                break
-            if not silent or time.monotonic() >= until:
+        while len(self.met) < needed:
+            silent = self._meet(wait_for_nodes(self.grid, count, needed, run.rounds_close, self.say), count, needed)
+            if len(self.met) < needed and (not silent or time.monotonic() >= until):
                 reasons = "; ".join(f"node {name}: {why}" for name, why in {**self.refused, **silent}.items())
-                raise NodesMissing(f"{len(met.names)} of {count} nodes take part, and {needed} are needed; {reasons}")
-        if len(met.names) < count:
-            self.say(f"{len(met.names)} of {count} nodes take part; continuing without the others")
-        return met
+                raise NodesMissing(f"{len(self.met)} of {count} nodes take part, and {needed} are needed; {reasons}")
+        if len(self.met) < count:
+            self.say(f"{len(self.met)} of {count} nodes take part; continuing without the others")
+        names = {client: name for client, (name, _) in sorted(self.met.items())}
+        return _Met(str(self.header["run"]), names, {client: self.met[client][1] for client in names})
 
-    def _meet(self, here: list[str], count: int) -> tuple[_Met, dict[str, str]]:
-        """The nodes that take part, and why others said nothing."""
-        names: dict[ClientId, str] = {}
-        introductions: dict[ClientId, Introduction] = {}
+    def _meet(self, here: list[str], count: int, needed: int) -> dict[str, str]:
+        """Ask nodes until there are enough or none is left; return why some said nothing, who may be asked again."""
         silent: dict[str, str] = {}
-        here = [name for name in here if name not in self.refused]
-        while asked := dict(zip((id for id in range(count) if id not in names), here, strict=False)):
-            timeout = self.experiment.run.rounds_close.deadline_s
-            for client, found in greet(Nodes(self.grid, asked), self.header, timeout).items():
+        while asked := self._places({*here} - self.refused.keys() - silent.keys(), count):
+            close, least = self.experiment.run.rounds_close, needed - len(self.met)
+            for client, found in greet(Nodes(self.grid, asked), self.header, least, close).items():
                 name, why = asked[client], self._unfit(found)
                 if why is None and isinstance(found, Introduction):
-                    names[client], introductions[client] = name, found
+                    self.met[client] = name, found
                     continue
                 aside = silent if isinstance(found, Silent) else self.refused
                 aside[name] = str(why)
                 self.say(f"node {name} takes no part: {why}")
-            known = {*names.values(), *silent, *self.refused}
-            here = sorted({name_of(node) for node in self.grid.get_nodes()} - known)
-        return _Met(str(self.header["run"]), dict(sorted(names.items())), introductions), silent
+            here = [name_of(node) for node in self.grid.get_nodes()]
+        return silent
+
+    def _places(self, here: set[str], count: int) -> dict[ClientId, str]:
+        """Which client each node is to be; a node stays what it was asked to be, since it remembers that."""
+        new = sorted(here - {name for name, _ in self.met.values()})
+        free = [client for client in range(count) if client not in self.met]
+        places = {self.places[name]: name for name in new if self.places.get(name) in free}
+        left = [client for client in free if client not in places]
+        places |= dict(zip(left, [name for name in new if name not in self.places], strict=False))
+        self.places |= {name: client for client, name in places.items()}
+        return dict(sorted(places.items()))
 
     def _unfit(self, found: Introduction | str) -> str | None:
         """Why a node can take no part; None if it can."""
