@@ -173,7 +173,12 @@ def tree_of(method: str) -> dict[str, Any]:
             **more.get("federation", {}),
         },
         "method": {"name": method, **more.get("method", {})},
-        "run": {"rounds": 2, "executor": "sequential", "tolerate_failures": True},
+        "run": {
+            "rounds": 2,
+            "executor": "sequential",
+            "tolerate_failures": True,
+            "rounds_close": {"deadline_s": 60.0, "patience_s": 5.0},
+        },
     }
 
 
@@ -215,7 +220,7 @@ def play(method: str, point: str, spoil: Callable[[RecordDict], RecordDict], wat
         nodes[f"node{HOSTILE}"] = spoiling(nodes[f"node{HOSTILE}"], point, spoil)
         watch.start(place)
         try:
-            serve(Loopback(nodes), tree_of(method), place / "run", timeout=60.0, patience=5.0, say=found.said.append)
+            serve(Loopback(nodes), tree_of(method), place / "run", say=found.said.append)
         except BaseException as error:
             found.error = f"{type(error).__name__}: {error}"[:200]
         finally:

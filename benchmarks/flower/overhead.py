@@ -96,7 +96,7 @@ def ours(link: SuperLink, place: Path, count: int, size: int, rounds: int, name:
         "method": {"name": str(ECHO), "size": size},
         "run": {"rounds": rounds, "evaluate_every": rounds, "common_test": False},
     }
-    app = write_app(place / f"app-{name}", resolve(tree), run, timeout=600.0, patience=600.0)
+    app = write_app(place / f"app-{name}", resolve(tree), run)
     for _ in run_app(link, app, run, lambda line: None):
         pass
     time.sleep(2.0)

@@ -52,8 +52,8 @@ MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
 Values = dict[str, float | None]
 """Values by the name of the metric."""
 
-_NO_MATTER = ("seed", "rounds", "executor", "workers", "track")
-"""Settings of a run that do not make it another experiment."""
+_NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close")
+"""Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 does."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,8 @@ class Progress:
 
     Attributes:
         method: the method's name.
-        phase: what is done at the moment: the run begins, clients train, the server computes, models are evaluated.
+        phase: what is done at the moment: the run begins, clients train, the server computes, models are evaluated, or
+            the run waits for clients.
         round: the number of the current round; 0 before the first.
         rounds: how many rounds the run has.
         done: how many clients of the current exchange or evaluation are done, of `of`.
@@ -309,7 +310,7 @@ class Progress:
     """
 
     method: str = ""
-    phase: Literal["start", "training", "server", "evaluation"] = "start"
+    phase: Literal["start", "training", "server", "evaluation", "waiting"] = "start"
     round: int = 0
     rounds: int = 0
     done: int = 0
@@ -327,6 +328,8 @@ class Progress:
             return f"client {self.done}/{self.of}"
         if self.phase == "evaluation":
             return f"evaluating {self.done}/{self.of}"
+        if self.phase == "waiting":
+            return f"waiting: {self.done} of {self.of} clients are there"
         return "server" if self.phase == "server" else "starting"
 
     def changed(self, **changes: Any) -> "Progress":
@@ -350,6 +353,8 @@ class Progress:
 def experiment_hash(config: dict[str, Any]) -> str:
     """Eight hex digits shared by all runs of one experiment, whatever their seeds, lengths and executors."""
     run = {key: value for key, value in config["run"].items() if key not in _NO_MATTER}
+    if (quorum := config["run"].get("rounds_close", {}).get("quorum", 1)) > 1:
+        run["quorum"] = quorum
     shared = {**{key: value for key, value in config.items() if key != "preset"}, "run": run}
     return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=4).hexdigest()
 

@@ -6,6 +6,9 @@ import sys
 import pytest
 
 from potluck.cli import main
+from potluck.core.errors import ConfigError
+from potluck.experiment.config import RoundsClose
+from potluck.records import CONFIG
 
 
 def outcome(monkeypatch, capsys, *words):
@@ -42,6 +45,13 @@ class TestWithFlower:
             (["serve", "--insecure", "--listen", "8443"], "expected HOST:PORT"),
             (["serve", "nothing.toml", "--insecure"], "nothing.toml"),
             (["serve", "--insecure", "run.round=3"], "nearest"),
+            (
+                ["serve", "--insecure", "run.rounds_close.quorum=11"],
+                "quorum: expected at most the 10 of a cohort, found 11",
+            ),
+            (["serve", "--insecure", "run.rounds_close.deadline=5"], "nearest: run.rounds_close.deadline_s"),
+            (["serve", "--insecure", "--timeout", "1800"], "setting of the run: run.rounds_close.deadline_s=1800"),
+            (["serve", "--insecure", "--patience", "60"], "setting of the run: run.rounds_close.patience_s=60"),
             (["join", "somewhere", "--insecure"], "expected HOST:PORT"),
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
             (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
@@ -69,3 +79,21 @@ class TestWithFlower:
         code, said = outcome(monkeypatch, capsys, "keys", "--revoke", "a")
         assert (code, said.out) == (0, "a is revoked\n")
         assert not (tmp_path / "keys/registered/a.pub").exists()
+
+    def test_a_served_run_is_resumed_with_other_rules_for_its_rounds_and_no_other_method(self, tmp_path):
+        from potluck.cli.flower import _experiment
+
+        run, words = tmp_path / "run", ["federation.clients=3", "method.sharing.weighting=uniform"]
+        run.mkdir()
+        started = _experiment("fedavg", words, run)
+        (run / CONFIG).write_text(started.toml())
+        later = _experiment(None, ["run.rounds_close.quorum=2", "run.rounds_close.deadline_s=5", "run.rounds=30"], run)
+        assert (later.run.rounds_close, later.run.rounds) == (RoundsClose(quorum=2, deadline_s=5.0), 30)
+        assert later.method == started.method
+        assert later.run.tolerate_failures
+        again = _experiment("fedavg", [*words, "run.rounds_close.quorum=3"], run)
+        assert again.run.rounds_close == RoundsClose(quorum=3)
+        with pytest.raises(ConfigError, match=r"run\.seed=1; a run is resumed with its own configuration"):
+            _experiment(None, ["run.seed=1"], run)
+        with pytest.raises(ConfigError, match="was started with another configuration"):
+            _experiment("fedavg", ["federation.clients=3"], run)

@@ -11,6 +11,24 @@ from potluck.experiment.assemble import assemble
 from potluck.experiment.config import override, read_toml, resolve
 from potluck.experiment.presets import experiment_for, experiment_on
 from potluck.methods import get_method, list_methods
+from potluck.records import experiment_hash
+
+
+def test_a_configuration_from_before_there_were_quorums_is_the_same_experiment():
+    base = experiment_for("fedin", [])
+    before = base.tree()
+    del before["run"]["rounds_close"]
+    assert experiment_hash(before) == base.experiment_id
+    assert resolve(before).tree() == base.tree()
+    patient = experiment_for("fedin", ["run.rounds_close.deadline_s=5", "run.rounds_close.patience_s=60"])
+    assert patient.experiment_id == base.experiment_id
+    assert experiment_for("fedin", ["run.rounds_close.quorum=2"]).experiment_id != base.experiment_id
+
+
+@pytest.mark.parametrize("quorum", [0, -1, 1.5, True, "half", 11])
+def test_a_quorum_is_a_number_of_clients_of_a_cohort(quorum):
+    with pytest.raises(ConfigError, match=r"run\.rounds_close\.quorum"):
+        resolve({"federation": {"clients": 20}, "run": {"cohort_fraction": 0.5, "rounds_close": {"quorum": quorum}}})
 
 
 @pytest.mark.parametrize("name", list_methods())

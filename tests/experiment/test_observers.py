@@ -10,6 +10,7 @@ from potluck.core.roles import Failure
 from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import Choice
 from potluck.engine.executors.held import Held
+from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.workers import Workers, can_fork
 from potluck.experiment.config import RunConfig
 from potluck.experiment.observers import Observer
@@ -51,11 +52,22 @@ class Diary(Observer):
         return [event for kind, event in self.events if kind in kinds]
 
 
-def run(folder, *, method=None, clients=3, **config):
+class Late(Sequential):
+    """An executor whose clients cannot be reached at the first look."""
+
+    looks = 0
+
+    def absent(self, clients):
+        self.looks += 1
+        return dict.fromkeys(clients, "a machine") if self.looks == 1 else {}
+
+
+def run(folder, *, method=None, clients=3, late=False, **config):
     method = quick(method or FedAvg)
     world = World(clients=clients)
     settings = RunConfig(**{"rounds": ROUNDS, "executor": "sequential", **config})
-    return Run(method, toy_federation(world.fit_for(method)), settings, folder)
+    choice = Choice(Late(), "sequential", 1, "a test") if late else None
+    return Run(method, toy_federation(world.fit_for(method)), settings, folder, choice)
 
 
 def bytes_of(folder):
@@ -141,15 +153,17 @@ EVENTS = [name for name in vars(Observer) if name.startswith("on_")]
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(event, tmp_path):
+def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(event, tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.experiment.run._LOOK_EVERY", 0.0)
+    tolerant = {"tolerate_failures": True, "on_divergence": "drop"}
     run(tmp_path / "whole").run()
     diary, error = Diary(), ValueError("enough")
     with pytest.raises(ValueError, match="enough") as caught:
-        run(tmp_path / "stopped", tolerate_failures=True, on_divergence="drop").run(diary, Fails(event, error))
+        run(tmp_path / "stopped", late=True, **tolerant).run(diary, Fails(event, error))
     assert caught.value is error
     (end,) = diary.of("end")
     assert end.status == ("finished" if event == "on_run_end" else "failed")
-    run(tmp_path / "stopped", tolerate_failures=True, on_divergence="drop").run()
+    run(tmp_path / "stopped", **tolerant).run()
     names = ("rounds.jsonl", "clients.jsonl")
     assert [(tmp_path / "stopped" / name).read_bytes() for name in names] == [
         (tmp_path / "whole" / name).read_bytes() for name in names
@@ -157,10 +171,11 @@ def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(ev
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_run_goes_on_without_an_observer_that_may_fail_and_says_so_once(event, tmp_path, caplog):
+def test_a_run_goes_on_without_an_observer_that_may_fail_and_says_so_once(event, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("potluck.experiment.run._LOOK_EVERY", 0.0)
     run(tmp_path / "alone").run()
     fails, diary = MayFail(event, OSError("no room")), Diary()
-    run(tmp_path / "observed").run(fails, diary)
+    run(tmp_path / "observed", late=True).run(fails, diary)
     assert bytes_of(tmp_path / "observed") == bytes_of(tmp_path / "alone")
     said = [record for record in caplog.records if "is left out" in record.getMessage()]
     assert [(record.on_screen, "MayFail" in record.message, "no room" in record.message) for record in said] == [

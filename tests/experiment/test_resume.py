@@ -8,6 +8,7 @@ import re
 import pytest
 
 from potluck.core.errors import CheckpointError
+from potluck.experiment.config import RoundsClose
 from potluck.experiment.records import rounds_of
 from potluck.methods import get_method
 from potluck.records import Checkpoint
@@ -171,10 +172,11 @@ def test_a_changed_method_is_refused(play):
         play(get_method("fedavg"), rounds=2)
 
 
-def test_length_memory_and_workers_may_change(play):
+def test_length_memory_workers_and_when_rounds_close_may_change(play):
     whole = play(LOCAL, "whole", rounds=2)
     play(LOCAL, rounds=1)
-    assert play(LOCAL, rounds=2, memory_gib=0.5, workers=2).checkpoint == whole.checkpoint
+    close = RoundsClose(quorum=3, deadline_s=5.0, patience_s=60.0)
+    assert play(LOCAL, rounds=2, memory_gib=0.5, workers=2, rounds_close=close).checkpoint == whole.checkpoint
 
 
 def test_fewer_rounds_than_are_played_are_refused(play):

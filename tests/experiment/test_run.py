@@ -9,7 +9,7 @@ from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.roles import ClientFailure
 from potluck.core.schema import Schema
-from potluck.experiment.config import RunConfig
+from potluck.experiment.config import RoundsClose, RunConfig
 from potluck.experiment.folder import new_folder, open_folder
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.records import Records
@@ -187,6 +187,30 @@ def test_a_round_that_everybody_fails_is_recorded_and_the_run_goes_on(play, tmp_
     assert ["lost" in line for line in written] == [False, True, True, False]
     assert [len(record.failed) for record in result.rounds] == [0, 4, 4, 0]
     assert written[0]["accuracy_personal_mean"] == written[2]["accuracy_personal_mean"]
+
+
+def test_a_round_with_fewer_replies_than_the_quorum_is_lost(play, monkeypatch):
+    good = FEDMD.digest_and_revisit
+
+    def fails_on_client_2(self, client, message):
+        if client.id == 2:
+            raise MemoryError("no room")
+        return good(self, client, message)
+
+    fails_on_client_2.on_client = True
+    fails_on_client_2.__name__ = "digest_and_revisit"
+    all_four = {"tolerate_failures": True, "rounds_close": RoundsClose(quorum=4)}
+    before = play(FEDMD, rounds=1, **all_four).checkpoint
+    monkeypatch.setattr(FEDMD, "digest_and_revisit", fails_on_client_2)
+    result = play(FEDMD, rounds=3, **all_four)
+    assert [record.lost for record in result.rounds] == [
+        "3 of 4 clients answered, and 4 must; client 2 failed in FedMD.digest_and_revisit: MemoryError: no room"
+    ] * 2
+    assert (result.checkpoint.state, result.checkpoint.clients) == (before.state, before.clients)
+    with pytest.raises(ClientFailure, match="3 rounds in a row were lost"):
+        play(FEDMD, "strict", rounds=9, lost_rounds=3, **all_four)
+    three = play(FEDMD, "three", tolerate_failures=True, rounds_close=RoundsClose(quorum=3))
+    assert [record.lost for record in three.rounds] == [None] * 3
 
 
 def test_a_lost_round_leaves_no_trace_in_the_checkpoint(play):

@@ -128,7 +128,7 @@ def test_real_nodes_give_the_bytes_of_one_process(deployment, data, tmp_path):
         there.mkdir()
         experiment = experiment_of(name, data=[str(data / f"{node}.npz") for node in NODES])
         execute(prepare(experiment, assemble(experiment), here), experiment, here)
-        app, said = write_app(place / f"app-{name}", experiment_of(name), there, timeout=120.0, patience=120.0), []
+        app, said = write_app(place / f"app-{name}", experiment_of(name), there), []
         records = [news for news in run_app(link, app, there, said.append) if isinstance(news, RoundRecord)]
         assert len(records) == 1, said
         assert found_in(there) == found_in(here), name

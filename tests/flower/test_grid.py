@@ -1,10 +1,12 @@
 """What the server makes of nodes that fail, lie, are late, go or come back."""
 
 import json
+import threading
+import time
 from dataclasses import replace
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from potluck.core.errors import WireError
 from potluck.core.message import Message as PotluckMessage
@@ -13,6 +15,7 @@ from potluck.core.roles import Failure
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Task
+from potluck.experiment.config import RoundsClose
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
 from potluck.flower.wire.envelope import VERSION, unwrap, wrap
@@ -42,12 +45,15 @@ def echo(message):
     return Message(wrap(*from_outcome(answer)), reply_to=message)
 
 
-def play(nodes, jobs, timeout=5.0, before=lambda grid: None):
+def play(nodes, jobs, timeout=5.0, before=lambda grid: None, quorum=1):
     grid = Loopback(nodes)
     before(grid)
     names = Nodes(grid, dict(enumerate(sorted(nodes))))
-    executor = GridExecutor(names, {"run": "r"}, timeout, poll=0.01)
-    return list(executor.run(Host(), [Task(lambda job=job: job) for job in jobs])), grid
+    executor = GridExecutor(names, {"run": "r"}, RoundsClose(quorum, timeout), poll=0.01)
+    try:
+        return list(executor.run(Host(), [Task(lambda job=job: job) for job in jobs])), grid
+    finally:
+        executor.close()
 
 
 def test_outcomes_come_in_the_order_of_the_jobs():
@@ -152,6 +158,7 @@ def test_a_node_that_is_away_is_not_waited_for():
 
     (failure,), grid = play({"a": echo, "b": echo}, [call(0)], before=leave)
     assert failure.reason == "its node a is not online"
+    assert failure.kind == "absence"
     assert not grid.sent
 
 
@@ -171,13 +178,100 @@ def test_a_node_that_was_started_anew_has_forgotten_its_job(monkeypatch):
 
     (failure,), _ = play({"a": echo}, [call(0)], timeout=30, before=restart)
     assert "was restarted" in failure.reason
+    assert failure.kind == "absence"
+
+
+def test_an_exchange_without_a_quorum_stays_open_beyond_its_deadline(caplog):
+    """Two of three must answer, and two are slower than the deadline."""
+
+    def slow(grid):
+        grid.silent |= {"b", "c"}
+        threading.Timer(0.5, grid.silent.discard, ["c"]).start()
+
+    found, _ = play(dict.fromkeys("abc", echo), [call(n) for n in range(3)], 0.1, slow, quorum=2)
+    assert [type(outcome) for outcome in found] == [Answer, Failure, Answer]
+    assert found[1].reason.startswith("no answer within")
+    assert "1 of 3 nodes have answered within 0 s, and 2 are needed; waiting for b, c" in caplog.text
+
+
+def test_nodes_that_are_there_and_never_answer_are_given_up(monkeypatch):
+    monkeypatch.setattr("potluck.flower.server.grid._SLOWEST", 2)
+    monkeypatch.setattr("potluck.flower.server.grid._VANISHED_WITHIN", 0.1)
+    (failure,), _ = play({"a": echo}, [call(0)], 0.1, lambda grid: grid.silent.add("a"))
+    assert (failure.reason, failure.kind) == ("no answer within 0 s", "error")
+
+
+def test_a_node_that_is_late_gets_no_job_before_it_is_done():
+    """Nor does it cost the next exchange its deadline."""
+    grid = Loopback({"a": echo, "b": echo})
+    grid.silent.add("b")
+    executor = GridExecutor(Nodes(grid, {0: "a", 1: "b"}), {"run": "r"}, RoundsClose(deadline_s=0.2), poll=0.01)
+
+    def ask():
+        return list(executor.run(Host(), [Task(lambda client=client: call(client)) for client in (0, 1)]))
+
+    assert [type(outcome) for outcome in ask()] == [Answer, Failure]
+    began = time.monotonic()
+    assert ask()[1] == Failure(
+        1, "Method.work", "its node b is still at work on a job that was given up", kind="absence"
+    )
+    assert time.monotonic() - began < 0.2
+    assert executor.absent([0, 1]) == {1: "b"}
+    assert len(grid.sent) == 3
+    grid.silent.clear()
+    while executor.absent([0, 1]):
+        assert time.monotonic() - began < 10
+    assert [type(outcome) for outcome in ask()] == [Answer, Answer]
+    executor.close()
+
+
+def test_a_late_node_that_was_started_anew_is_done():
+    grid = Loopback({"a": echo, "b": echo})
+    grid.silent.add("b")
+    executor = GridExecutor(Nodes(grid, {0: "a", 1: "b"}), {"run": "r"}, RoundsClose(deadline_s=0.1), poll=0.01)
+    list(executor.run(Host(), [Task(lambda client=client: call(client)) for client in (0, 1)]))
+    assert executor.absent([0, 1]) == {1: "b"}
+    grid.nodes[1].last_activated_at = "2026-01-02T00:00:00+00:00"
+    assert executor.absent([0, 1]) == {}
+    executor.close()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(5, "absence"), (8, "absence"), (1, "error"), (2, "error"), (3, "error")])
+def test_a_node_that_is_gone_is_told_from_one_whose_work_fails(code, kind):
+    gone = lambda message: Message(Error(code, "so it is"), reply_to=message)  # noqa: E731
+    (failure,), _ = play({"a": gone}, [call(0)])
+    assert failure.kind == kind
+
+
+def test_a_node_cannot_call_itself_absent():
+    """The run would wait for it for ever, though it is there."""
+    (failure,), _ = play({"a": answering(Failure(0, "Method.work", "gone", kind="absence"))}, [call(0)])
+    assert failure.kind == "error"
 
 
 def test_too_few_nodes_are_named():
-    told = []
-    with pytest.raises(NodesMissing, match=r"1 of 2 nodes came within 0 s: a"):
-        wait_for_nodes(Loopback({"a": echo}), 2, patience=0.0, say=told.append)
-    assert wait_for_nodes(Loopback({"b": echo, "a": echo, "c": echo}), 2, 1.0, told.append) == ["a", "b"]
+    told, close = [], RoundsClose(patience_s=1e-9)
+    with pytest.raises(
+        NodesMissing, match=r"1 of 2 nodes are here: a; 2 were needed within 1e-09 s, which run.rounds_"
+    ):
+        wait_for_nodes(Loopback({"a": echo}), 2, 2, close, told.append)
+    assert wait_for_nodes(Loopback({"b": echo, "a": echo, "c": echo}), 2, 2, close, told.append) == ["a", "b"]
+    assert told == []
+
+
+def test_a_run_begins_without_nodes_that_are_not_needed_once_the_deadline_has_passed(monkeypatch):
+    monkeypatch.setattr("potluck.flower.server.nodes._LOOK_EVERY", 0.01)
+    told, grid = [], Loopback({"b": echo, "a": echo})
+    assert wait_for_nodes(grid, ["a", "b", "c"], 2, RoundsClose(deadline_s=0.05), told.append) == ["a", "b"]
+    assert told == ["2 of 3 nodes are here: a, b; missing: c; the run goes on without the others after 0.05 s"]
+
+
+def test_a_run_does_not_begin_with_fewer_nodes_than_are_needed(monkeypatch):
+    grid, told = Loopback({"a": echo, "b": echo}), []
+    late = grid.nodes.pop(1)
+    monkeypatch.setattr("potluck.flower.server.nodes.time.sleep", lambda seconds: grid.nodes.update({1: late}))
+    assert wait_for_nodes(grid, 3, 2, RoundsClose(deadline_s=1e-9), told.append) == ["a", "b"]
+    assert told == ["1 of 3 nodes are here: a; the run goes on with 2 at the least"]
 
 
 @pytest.mark.parametrize("job", [replace(call(), round=7), EvalRequest(0, EMPTY, None, ("own",), 7)])

@@ -2,10 +2,11 @@
 
 import json
 import re
+import threading
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from torch import nn
 
 from potluck.core.errors import CheckpointError, ConfigError, WireError
@@ -99,11 +100,11 @@ def silent(message):
     raise RuntimeError("this node fails")
 
 
-def meet(nodes, of=None, timeout=5.0):
+def meet(nodes, of=None):
     of, said = of or experiment(), []
     grid = Loopback(nodes)
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, timeout, said.append).first(patience=0.5)
+    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
     return met, said
 
 
@@ -142,18 +143,56 @@ def test_meeting_takes_another_node_for_one_that_is_refused():
 
 def test_meeting_does_not_wait_longer_than_told_for_a_node_that_says_nothing():
     grid_nodes = {"a": saying(introduced()), "b": saying(introduced()), "c": saying(introduced())}
-    of, said = experiment(), []
+    of, said = experiment(rounds_close={"deadline_s": 0.5}), []
     grid = Loopback(grid_nodes)
     grid.silent.add("b")
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, 0.5, said.append).first(patience=0.5)
+    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
     assert met.names == {0: "a", 2: "c"}
-    assert said[0] == "node b takes no part: no answer within 0 s"
+    assert said[0].startswith("node b takes no part: no answer within ")
+
+
+def test_meeting_waits_beyond_the_deadline_for_as_many_as_are_needed_and_asks_again_for_the_same_client(monkeypatch):
+    """A node remembers which client it was asked to be, and refuses to be another."""
+    asked, of, said = [], experiment(rounds_close={"deadline_s": 0.05, "quorum": 3}), []
+
+    def flighty(message):
+        asked.append(unwrap(message.content)[0]["client"])
+        if len(asked) < 3:
+            return Message(Error(5, "Node Unavailable"), reply_to=message)
+        return Message(wrap(introduced()), reply_to=message)
+
+    grid = Loopback({"a": saying(introduced()), "b": flighty, "c": saying(introduced())})
+    grid.silent.add("c")
+    threading.Timer(0.3, grid.silent.discard, ["c"]).start()
+    header = {"experiment": of.tree(), "run": "run-1", "code": None}
+    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
+    assert met.names == {0: "a", 1: "b", 2: "c"}
+    assert asked == [1, 1, 1]
+    assert said == ["node b takes no part: Node Unavailable"] * 2
+
+
+def test_meeting_does_not_wait_for_the_answer_of_a_node_that_was_started_anew():
+    of, said = experiment(rounds_close={"quorum": 3}), []
+    grid = Loopback({name: saying(introduced()) for name in "abc"})
+    grid.silent.add("b")
+
+    def restart():
+        (node,) = [node for node in grid.nodes.values() if node.name == "b"]
+        node.last_activated_at = "2026-01-02T00:00:00+00:00"
+        grid._waiting.clear()  # it has forgotten what it was asked
+        grid.silent.clear()
+
+    threading.Timer(0.3, restart).start()
+    header = {"experiment": of.tree(), "run": "run-1", "code": None}
+    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
+    assert met.names == {0: "a", 1: "b", 2: "c"}
+    assert said == ["node b takes no part: it was restarted meanwhile"]
 
 
 def test_meeting_ends_where_failures_are_not_tolerated():
     of = experiment(tolerate_failures=False)
-    with pytest.raises(NodesMissing, match="2 of 3 nodes take part; node b: its introduction"):
+    with pytest.raises(NodesMissing, match="2 of 3 nodes take part, and 3 are needed; node b: its intro"):
         meet({"a": saying(introduced()), "b": saying({}), "c": saying(introduced())}, of)
 
 

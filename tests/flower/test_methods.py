@@ -11,6 +11,7 @@ from potluck.core.federation import Site
 from potluck.core.needs import Offer
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.engine import Engine
+from potluck.experiment.config import RoundsClose
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.node.service import Node
 from potluck.flower.node.store import NodeStore
@@ -131,7 +132,7 @@ def compare_here_and_there(subject, frozen, tmp_path, builds=None):
         f"node{client}": at_home(subject, federation, client, tmp_path / str(client)) for client in federation.sites
     }
     names = Nodes(Loopback(nodes), {client: f"node{client}" for client in federation.sites})
-    executor = GridExecutor(names, {}, timeout=60.0, poll=0.0)
+    executor = GridExecutor(names, {}, RoundsClose(), poll=0.0)
     seen = as_the_server_sees(federation, subject.builds_clients_models if builds is None else builds)
     there = Engine(subject, seen, store=KeptElsewhere(), executor=executor)
     states = [run_rounds(engine, ROUNDS) for engine in (here, there)]

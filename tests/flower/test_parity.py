@@ -62,7 +62,7 @@ def grid(tmp_path):
 
 
 def over_flower(grid, tree, folder, **options):
-    serve(grid, tree, folder, **{"timeout": 60, "patience": 5, "say": lambda line: None} | options)
+    serve(grid, tree, folder, **{"say": lambda line: None} | options)
     return found_in(folder)
 
 

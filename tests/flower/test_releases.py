@@ -12,6 +12,7 @@ from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
 from potluck.engine.ledger import Ledger
+from potluck.experiment.config import RoundsClose
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.node.service import Node
 from potluck.flower.node.store import NodeStore
@@ -43,7 +44,8 @@ class House:
 
     def serve(self):
         """A server that goes on from before the first round, with what it has on disk."""
-        executor = GridExecutor(Nodes(self._grid, {0: "node0", 1: "node1"}), {"run": "r"}, timeout=1.0, poll=0.01)
+        nodes = Nodes(self._grid, {0: "node0", 1: "node1"})
+        executor = GridExecutor(nodes, {"run": "r"}, RoundsClose(deadline_s=1.0), poll=0.01)
         federation = toy_federation(WORLD)
         self._engine = Engine(
             self._method,

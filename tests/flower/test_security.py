@@ -52,7 +52,7 @@ def played(method, folder, spoil=lambda said, payload: (said, payload), clients=
         return answer
 
     grid = Loopback({f"node{number}": at(number) for number in range(clients)})
-    serve(grid, tree(method, clients, **run), folder / "run", timeout=60, patience=1, say=lambda line: None)
+    serve(grid, tree(method, clients, **run), folder / "run", say=lambda line: None)
     return heard
 
 

@@ -12,6 +12,9 @@ _NOT_THE_SETTING = (
     "run.memory_gib",
     "run.tolerate_failures",
     "run.lost_rounds",
+    "run.rounds_close.quorum",
+    "run.rounds_close.deadline_s",
+    "run.rounds_close.patience_s",
     "run.on_divergence",
     "run.largest_value",
 )

@@ -12,14 +12,15 @@ from rich.console import Console
 from potluck.analysis.read import read_run
 from potluck.cli.display import Display, print_result
 from potluck.core.errors import ConfigError
+from potluck.experiment.again import check_free
 from potluck.experiment.assemble import assemble_server, task_of
-from potluck.experiment.config import Experiment, read_toml, resolve
+from potluck.experiment.config import Experiment, differences, override, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
 from potluck.experiment.observers import RunStart
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.result import Result
-from potluck.experiment.run import cohort_size
+from potluck.experiment.run import what_matters
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 
 
@@ -56,22 +57,18 @@ def host(
     address: str,
     keys: Path | None,
     superlink: str | None,
-    timeout: float,
-    patience: float,
     largest_reply: float,
 ) -> None:
     """Serve a run until it ends.
 
     Args:
         target: a TOML file or a method, as for `potluck run`.
-        assignments: dotted keys.
+        assignments: dotted keys; of a run that was started before, those that may change.
         parent: the folder in which a new run's folder is made.
         folder: the run's folder, resumed if it was started before; None for a new one.
         address: the `host:port` to listen at for nodes.
         keys: the folder of `potluck keys`; None for no encryption.
         superlink: the address of a running one; None starts one behind a gate.
-        timeout: seconds until a job that is not answered counts as failed.
-        patience: seconds to wait for nodes.
         largest_reply: the most GiB of one reply of a node.
 
     Raises:
@@ -108,7 +105,7 @@ def host(
                 for line in link.register():
                     say(line)
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
-            app = write_app(inner / "app", experiment, run, timeout, patience, largest)
+            app = write_app(inner / "app", experiment, run, largest)
             with Display() as display:
                 display.on_run_start(_start(experiment, run))
                 for news in run_app(link, app, run, say):
@@ -171,18 +168,24 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
     """The experiment of a new run, or the one that the run in the folder was started with."""
+    config = folder and folder / CONFIG
+    if folder and config and config.is_file() and target is None:
+        check_free(f"--folder {folder}", assignments, "a new folder holds a run with another")
+        return resolve(override(read_toml(config), assignments), str(config))
     asked = experiment_for(target, assignments)
     if not _says(target, assignments, "tolerate_failures"):  # nodes may fail
         asked = experiment_for(target, [*assignments, "run.tolerate_failures=true"])
-    config = folder and folder / CONFIG
-    if config is None or not config.is_file():
-        return asked
-    experiment = resolve(read_toml(config), str(config))
-    if (target is not None or assignments) and asked.tree() != experiment.tree():
+    if (
+        config
+        and config.is_file()
+        and differences(
+            what_matters(resolve(read_toml(config), str(config)).settings()), what_matters(asked.settings())
+        )
+    ):
         raise ConfigError(
             f"{folder} was started with another configuration; resume it with: potluck serve --folder {folder}"
         )
-    return experiment
+    return asked
 
 
 def _says(target: str | None, assignments: Sequence[str], key: str) -> bool:
@@ -199,7 +202,7 @@ def _start(experiment: Experiment, run: Path) -> RunStart:
         rounds=experiment.run.rounds,
         rounds_done=checkpoint.round if checkpoint else 0,
         clients=clients,
-        cohort_size=cohort_size(experiment.run, clients),
+        cohort_size=experiment.run.cohort_size(clients),
         metric=task_of(experiment).primary,
         folder=run,
     )

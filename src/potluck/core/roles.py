@@ -21,7 +21,7 @@ from potluck.core.text import last_lines, one_line
 from potluck.core.weights import Weights, learnt_of, load
 
 T = TypeVar("T")
-FailureKind = Literal["error", "misfit", "divergence"]
+FailureKind = Literal["error", "misfit", "divergence", "absence"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Failure:
         trace: the client's traceback, for the log.
         unheard: whether it may have answered nevertheless, too late or damaged in transit.
         kind: "error" in its work or in transit; "misfit" if its answer does not fit the schema; "divergence" if a loss
-            or a reply is not finite.
+            or a reply is not finite; "absence" if its machine could not be reached, or was gone before the end.
     """
 
     client: ClientId

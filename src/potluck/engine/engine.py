@@ -92,6 +92,7 @@ class Engine:
             round raises.
         on_divergence: what to do about a client whose loss or reply is not finite: "stop" the run, or "drop" the client
             as if it had failed; None means "drop" if failures are tolerated, else "stop".
+        quorum: the least number of clients that must answer an exchange; of fewer that are asked, all.
         largest: the largest number that a reply may hold.
         ledger: of private releases; kept in memory by default.
 
@@ -111,6 +112,7 @@ class Engine:
         computing: Numerics = PLAIN,
         tolerate_failures: bool = False,
         on_divergence: OnDivergence | None = None,
+        quorum: int = 1,
         largest: float = LARGEST,
         ledger: Ledger | None = None,
     ) -> None:
@@ -126,6 +128,7 @@ class Engine:
         self._raised: Exception | None = None  # by `on_client_end`
         self._evaluations = 0
         self._tolerate_failures = tolerate_failures
+        self._quorum = quorum
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientRuntime(method, federation, seed, computing)
         self._door = Door(method, largest)
@@ -166,11 +169,12 @@ class Engine:
     def round(self, number: int, state: Any, ids: Sequence[ClientId]) -> tuple[Any, RoundReport]:
         """Run round `number` (from 1) with these clients; return the next state and a report.
 
-        If failures are tolerated and no client answers, or too few for the method, the round is lost: the server's and
-        the clients' states are as before, and the report says why.
+        If failures are tolerated, and fewer clients than the quorum or too few for the method answer, the round is
+        lost: the server's and the clients' states are as before, and the report says why.
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated.
+            Deserted: fewer clients than the quorum could be reached; all states are as before.
             DivergenceError: a client's or the server's numbers are not finite, and the run stops on divergence.
             ContractError: the method broke its contract.
         """
@@ -194,6 +198,8 @@ class Engine:
                 raise
             report.client_notes.clear()
             self.store.roll_back(before)
+            if isinstance(error, Deserted):
+                raise
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
@@ -221,8 +227,10 @@ class Engine:
 
         Raises:
             ClientFailure: a client failed and failures are not tolerated.
+            Deserted: fewer clients than the quorum could be reached; nothing is counted as traffic.
         """
         self._evaluations += 1
+        sent = self.evaluation_traffic.down.copy()
         attendance = Attendance(self._tell, self.rounds_done, "evaluation", self._evaluations, "evaluation", len(parts))
         tasks: list[Task] = []
         for client, wanted in sorted(parts.items()):
@@ -230,14 +238,25 @@ class Engine:
             most = most_bytes(expected_sums({part: sizes[part] for part in wanted}, self.federation))
             tasks.append(self._task(make, client, wanted, most, attendance))
         results: list[EvalResult] = []
+        failures: dict[ClientId, Failure] = {}
         for outcome in self.executor.run(self._host, tasks):
             attendance.note(outcome)
             outcome = self._believed(outcome, parts[outcome.client])
             if isinstance(outcome, Failure):
                 self._note(outcome)
+                failures[outcome.client] = outcome
             else:
                 results.append(outcome)
+        try:
+            self._check_attended(len(parts), failures)
+        except Deserted:
+            self.evaluation_traffic.down = sent
+            raise
         return results
+
+    def needed(self, clients: int) -> int:
+        """How many of so many clients must be there: the quorum, or all if failures are not tolerated."""
+        return min(self._quorum, clients) if self._tolerate_failures else clients
 
     def sums(self, model: nn.Module, examples: Examples) -> Sums:
         """The task's sums over a model's predictions for the examples, computed in this process."""
@@ -266,7 +285,7 @@ class Engine:
         place: "_Place",
     ) -> Iterator[tuple[ClientId, Message]]:
         """The replies that fit, each released before the next is awaited; the others go to `failures`."""
-        report, answered, started = place.report, False, time.perf_counter()
+        report, answers, started = place.report, 0, time.perf_counter()
         self._check_room(expected, together=False)
         for outcome in self._outcomes(handler, messages, expected, place):
             client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
@@ -282,7 +301,7 @@ class Engine:
                 report.losses.setdefault(client, []).extend(outcome.losses)
             if outcome.notes:
                 report.client_notes.setdefault(client, {}).update(outcome.notes)
-            answered = True
+            answers += 1
             report.seconds_local += time.perf_counter() - started
             del outcome
             yield client, reply
@@ -291,8 +310,22 @@ class Engine:
         report.seconds_local += time.perf_counter() - started
         report.failures.update(failures)
         place.unread = None
-        if messages and not answered:
-            raise _Lost(f"no client answered; {next(iter(failures.values()))}")
+        self._check_attended(len(messages), failures)
+        if answers < (least := min(self._quorum, len(messages))):
+            found = (
+                f"{answers} of {len(messages)} clients answered, and {least} must" if answers else "no client answered"
+            )
+            raise _Lost(f"{found}; {next(iter(failures.values()))}")
+
+    def _check_attended(self, asked: int, failures: Mapping[ClientId, Failure]) -> None:
+        """Check that a quorum of the clients asked was there, whatever it answered.
+
+        Raises:
+            Deserted: it was not.
+        """
+        absent = [failure for failure in failures.values() if failure.kind == "absence"]
+        if (here := asked - len(absent)) < (least := min(self._quorum, asked)):
+            raise Deserted(f"{here} of {asked} clients were there to the end, and {least} are needed; {absent[0]}")
 
     def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
         """The reply, if it fits and the client's state can be stored."""
@@ -461,7 +494,11 @@ class Engine:
 
 
 class _Lost(PotluckError):
-    """Nobody answered."""
+    """Fewer clients than the quorum answered."""
+
+
+class Deserted(_Lost):
+    """Fewer clients than the quorum were there to the end, which says nothing against those that were."""
 
 
 class _StateDiverged(_Lost):

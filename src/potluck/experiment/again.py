@@ -24,7 +24,7 @@ def check_free(where: str, given: Iterable[str], otherwise: str) -> None:
             continues from this one.
     """
     free = {f"run.{name}" for name in FREE}
-    changed = [one for one in given if one.partition("=")[0].strip() not in free]
+    changed = [one for one in given if ".".join(one.partition("=")[0].strip().split(".")[:2]) not in free]
     if changed:
         raise ConfigError(
             f"{where}: found {' '.join(changed)}; a run is resumed with its own configuration and only run.rounds may"

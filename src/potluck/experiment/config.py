@@ -111,6 +111,29 @@ class FederationConfig(Checked):
 
 
 @dataclass(frozen=True)
+class RoundsClose(Checked):
+    """When the rounds of a run close, and what happens while too few clients are there.
+
+    A round for which fewer clients than the quorum can be reached is not begun, and one that they leave in the middle
+    is undone: the run waits for them, and nothing is counted or recorded.
+
+    Attributes:
+        quorum: the least number of clients that must answer each exchange of a round; if fewer are asked, all of them.
+        deadline_s: seconds after which an exchange with other machines closes with the replies that have come; with
+            fewer than the quorum it stays open. In one process every client is heard to its end.
+        patience_s: seconds to wait for a quorum of other machines before the run ends with an error, from which it can
+            be resumed; None waits for as long as it takes.
+    """
+
+    quorum: _Count = 1
+    deadline_s: Annotated[float, above(0)] = 600.0
+    patience_s: Annotated[float, above(0)] | None = None
+
+
+_ROUNDS_CLOSE = RoundsClose()
+
+
+@dataclass(frozen=True)
 class RunConfig(Checked):
     """How the federation is run.
 
@@ -129,8 +152,10 @@ class RunConfig(Checked):
         threads: torch's threads, in one process. More than one changes the last bits of the results.
         memory_gib: the most memory for clients' states; the rest goes to disk.
         tolerate_failures: continue without a client that fails, or whose reply is refused, and record it.
-        lost_rounds: how many rounds in a row may be lost, because no client answered or too few for the method, before
-            the run ends; only if failures are tolerated.
+        rounds_close: when a round closes, and what happens while too few clients are there.
+        lost_rounds: how many rounds in a row may be lost before the run ends; only if failures are tolerated. A round
+            is lost if a quorum was there, but fewer clients, or too few for the method, gave a reply that counts. A
+            round that is undone as often in a row, since clients leave it in the middle, ends the run too.
         on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
             "drop" the reply and continue. None means "drop" if failures are tolerated, else "stop".
         largest_value: the largest number in a reply; a larger one counts as divergence.
@@ -149,6 +174,7 @@ class RunConfig(Checked):
     threads: _Processes = 1
     memory_gib: Annotated[float, at_least(0)] = 4.0
     tolerate_failures: bool = False
+    rounds_close: RoundsClose = _ROUNDS_CLOSE
     lost_rounds: _Count = 10
     on_divergence: OnDivergence | None = None
     largest_value: Annotated[float, above(0), below(1e38)] = LARGEST
@@ -157,6 +183,10 @@ class RunConfig(Checked):
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
         require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
+
+    def cohort_size(self, clients: int) -> int:
+        """How many of the clients are drawn each round."""
+        return max(1, int(self.cohort_fraction * clients + 1e-9))  # so that 0.29 of 100 is 29
 
 
 TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunConfig}
@@ -398,6 +428,8 @@ def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     if isinstance(federation_tree.get("partition"), str):
         federation_tree["partition"] = {"name": federation_tree["partition"]}
     federation = typed(FederationConfig, federation_tree, "federation", source)
+    cohort, quorum = run.cohort_size(federation.clients), run.rounds_close.quorum
+    require(quorum <= cohort, f"{source}: run.rounds_close.quorum", f"at most the {cohort} of a cohort", quorum)
     task = _task(federation, source)
     if task is not None and not task.has_labels and "partition" not in federation_tree:
         federation = dataclasses.replace(federation, partition={"name": "iid"})

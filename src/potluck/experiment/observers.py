@@ -11,7 +11,7 @@ object, and every method of `Observer` does nothing, so that neither new events 
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +60,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """A round begins.
+    """A round begins; for the second time if it was undone since its clients had gone.
 
     Attributes:
         round: its number, from 1.
@@ -69,6 +69,25 @@ class RoundStart:
 
     round: int
     cohort: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A round, or the evaluation after it, waits for clients; told again and again while it does.
+
+    Attributes:
+        round: its number.
+        clients: how many clients it concerns.
+        here: how many of them can be reached.
+        needed: how many must be.
+        missing: the names of the others' machines, by client.
+    """
+
+    round: int
+    clients: int
+    here: int
+    needed: int
+    missing: Mapping[ClientId, str]
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,9 @@ class Observer:
 
     def on_round_start(self, event: RoundStart) -> None:
         """Look at a round's cohort."""
+
+    def on_waiting(self, event: Waiting) -> None:
+        """Look at a run that waits for clients."""
 
     def on_client_end(self, event: ClientEnd) -> None:
         """Look at a client that has trained, or whose model was evaluated."""
@@ -181,6 +203,10 @@ class Audience(Observer):
     def on_round_start(self, event: RoundStart) -> None:
         """Tell each."""
         self._tell(lambda observer: observer.on_round_start(event))
+
+    def on_waiting(self, event: Waiting) -> None:
+        """Tell each."""
+        self._tell(lambda observer: observer.on_waiting(event))
 
     def on_client_end(self, event: ClientEnd) -> None:
         """Tell each."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from potluck.core.metric import ACCURACY, Metric
 from potluck.engine.events import ClientEnd
-from potluck.experiment.observers import EvaluationStart, Observer, RoundStart, RunEnd, RunStart
+from potluck.experiment.observers import EvaluationStart, Observer, RoundStart, RunEnd, RunStart, Waiting
 from potluck.records import PROGRESS, Progress, RoundRecord
 
 _EVERY = 1.0  # seconds between two writings of the file
@@ -54,6 +54,10 @@ class Standing(Observer):
         """The round's clients are asked."""
         self._events, self._losses = 0, []
         self._now(round=event.round, phase="training", done=0, of=len(event.cohort), share=float(event.round - 1))
+
+    def on_waiting(self, event: Waiting) -> None:
+        """Nothing is done."""
+        self._now(phase="waiting", round=event.round, done=event.here, of=event.clients)
 
     def on_client_end(self, event: ClientEnd) -> None:
         """One more is done."""

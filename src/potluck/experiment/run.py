@@ -2,13 +2,15 @@
 
 import json
 import logging
+import math
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +21,8 @@ from potluck.core.modes import threads
 from potluck.core.needs import Offer
 from potluck.core.rng import Key, fold_in
 from potluck.core.roles import ClientFailure
-from potluck.engine.engine import Engine
+from potluck.core.text import ON_SCREEN
+from potluck.engine.engine import Deserted, Engine, RoundReport
 from potluck.engine.executors.choice import Choice, choose_executor
 from potluck.engine.files import append, make_folder
 from potluck.engine.inspection import check_targets
@@ -29,7 +32,7 @@ from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import check_needs
-from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart
+from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart, Waiting
 from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record, write_by_class
 from potluck.experiment.rehearsal import rehearse
 from potluck.experiment.result import Result
@@ -38,10 +41,14 @@ from potluck.experiment.trackers.tracker import trackers
 from potluck.experiment.trained import Trained
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord
 
-FREE = ("rounds", "workers", "memory_gib", "track")
+FREE = ("rounds", "workers", "memory_gib", "track", "rounds_close")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
 
+_LOOK_EVERY = 1.0  # seconds, for clients that are waited for
+_REMIND_EVERY = 600.0  # seconds, in the log
+
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Run:
@@ -103,6 +110,7 @@ class Run:
             computing=config.computing,
             tolerate_failures=config.tolerate_failures,
             on_divergence=config.on_divergence,
+            quorum=config.rounds_close.quorum,
             largest=config.largest_value,
             ledger=Ledger(folder / RELEASES if folder else None),
         )
@@ -113,6 +121,7 @@ class Run:
         self._last = Checkpoint.read(folder / CHECKPOINT / LAST) if folder else None
         self._state: Any = None
         self._lost = 0  # how many rounds in a row were lost
+        self._waited = 0.0  # seconds, in this round
 
     @property
     def rounds_done(self) -> int:
@@ -165,8 +174,8 @@ class Run:
         """Run the remaining rounds (all if there is no folder), and tell the observers how it goes.
 
         Raises:
-            ClientFailure: a client failed and failures are not tolerated, or too many rounds in a row were lost; the
-                last checkpoint stands.
+            ClientFailure: a client failed and failures are not tolerated, too many rounds in a row were lost or one was
+                undone as often, or a quorum did not come in time; the last checkpoint stands.
             DivergenceError: numbers became NaN or infinite, and the run stops on divergence.
             CheckpointError: the folder's checkpoint is damaged.
             Exception: whatever an observer raised; the last checkpoint stands.
@@ -199,7 +208,7 @@ class Run:
             rounds=self._config.rounds,
             rounds_done=self.rounds_done,
             clients=len(federation.sites),
-            cohort_size=cohort_size(self._config, len(federation.sites)),
+            cohort_size=self._config.cohort_size(len(federation.sites)),
             metric=federation.task.primary,
             settings=self._all_settings,
             folder=self._folder,
@@ -224,10 +233,10 @@ class Run:
         return Result(records, evaluation, self._last)
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
-        started = time.perf_counter()
+        started, self._waited = time.perf_counter(), 0.0
         cohort = self._cohort(number)
-        self._audience.on_round_start(RoundStart(number, tuple(cohort)))
-        self._state, report = self._engine.round(number, self._state, cohort)
+        self._state, report = self._attended(number, cohort, lambda: self._once(number, cohort))
+        waited = self._waited
         computed = time.perf_counter()
         due = number % self._config.evaluate_every == 0 or number == self._config.rounds
         before = self._engine.evaluation_traffic.bytes_down
@@ -241,7 +250,7 @@ class Run:
             timing = {
                 "round": number,
                 "seconds_local": local,
-                "seconds_server": computed - started - local,
+                "seconds_server": computed - started - waited - local,
                 "seconds_evaluation": evaluated - computed,
                 "seconds_total": time.perf_counter() - started,
             }
@@ -250,6 +259,50 @@ class Run:
         reached = record.value("personal", metric.name)
         log.info("round %d: loss %s, %s %s on %s", number, record.loss_local, metric.label, reached, TITLES["personal"])
         return evaluation, record
+
+    def _once(self, number: int, cohort: list[ClientId]) -> tuple[Any, RoundReport]:
+        self._audience.on_round_start(RoundStart(number, tuple(cohort)))
+        return self._engine.round(number, self._state, cohort)
+
+    def _attended(self, number: int, clients: Collection[ClientId], work: Callable[[], T]) -> T:
+        """Do work of a round once a quorum of its clients is there; if they leave in the middle, wait and do it again.
+
+        Raises:
+            ClientFailure: a quorum did not come in time, or they left too often.
+        """
+        for attempt in count(1):
+            self._await_quorum(number, clients)
+            try:
+                return work()
+            except Deserted as error:
+                if attempt == self._config.lost_rounds:
+                    raise ClientFailure(
+                        f"round {number} was undone {attempt} times in a row, the last time because: {error};"
+                        " run.lost_rounds sets how often it may be"
+                    ) from error
+                log.warning("round %d is undone and tried again: %s", number, error, extra=ON_SCREEN)
+        raise AssertionError
+
+    def _await_quorum(self, number: int, clients: Collection[ClientId]) -> None:
+        """Wait until so many of the clients can be reached as must be."""
+        patience, needed = self._config.rounds_close.patience_s, self._engine.needed(len(clients))
+        began, told = time.monotonic(), -math.inf
+        while (here := len(clients) - len(missing := self._engine.executor.absent(clients))) < needed:
+            now = time.monotonic()
+            who = ", ".join(f"{name} (client {client})" for client, name in sorted(missing.items()))
+            standing = f"{here} of {len(clients)} clients are there, and {needed} are needed; missing: {who}"
+            if patience is not None and now - began >= patience:
+                raise ClientFailure(
+                    f"round {number} waited for {patience:g} s: {standing}; run.rounds_close.patience_s sets how long"
+                )
+            if now - told >= _REMIND_EVERY:
+                log.warning("round %d waits: %s", number, standing, extra=ON_SCREEN)
+                told = now
+            self._audience.on_waiting(Waiting(number, len(clients), here, needed, missing))
+            time.sleep(_LOOK_EVERY)
+        if told > 0:
+            log.warning("round %d goes on", number, extra=ON_SCREEN)
+        self._waited += time.monotonic() - began
 
     def _check_not_stalled(self, record: RoundRecord) -> None:
         self._lost = self._lost + 1 if record.lost is not None else 0
@@ -260,15 +313,20 @@ class Run:
             )
 
     def _evaluate(self, number: int) -> Evaluation:
-        self._audience.on_evaluation_start(EvaluationStart(number, len(self._engine.federation.sites)))
-        found = evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
+        clients = self._engine.federation.sites
+
+        def once() -> Evaluation:
+            self._audience.on_evaluation_start(EvaluationStart(number, len(clients)))
+            return evaluate(self._engine, self._state, round_number=number, common_test=self._config.common_test)
+
+        found = self._attended(number, clients, once)
         self._audience.on_evaluation_end(found)
         return found
 
     def _cohort(self, number: int) -> list[ClientId]:
         """This round's clients: uniform without replacement, the same for every method under one seed."""
         ids = sorted(self._engine.federation.sites)
-        size = cohort_size(self._config, len(ids))
+        size = self._config.cohort_size(len(ids))
         order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
         return sorted(ids[index] for index in order[:size].tolist())
 
@@ -288,11 +346,6 @@ class Run:
             best, best_round = validation, record.round
         extents = self._records.sync()
         self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings)
-
-
-def cohort_size(config: RunConfig, clients: int) -> int:
-    """How many of the clients are drawn each round."""
-    return max(1, int(config.cohort_fraction * clients + 1e-9))  # so that 0.29 of 100 is 29
 
 
 def what_matters(settings: Tree) -> Tree:

@@ -28,8 +28,6 @@ def _main(grid: Grid, context: Context) -> None:
             grid,
             json.loads(str(config["experiment"])),
             folder,
-            timeout=float(config["timeout"]),
-            patience=float(config["patience"]),
             largest=int(config["largest-reply"]),
             say=events.say,
         )

@@ -9,14 +9,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from potluck.core.errors import ConfigError
-from potluck.experiment.config import Experiment
+from potluck.experiment.config import Experiment, override
 from potluck.experiment.observers import Observer
 from potluck.flower.clientapp import client_app
 from potluck.flower.deploy.processes import environment
 from potluck.flower.node.config import SIMULATION
 from potluck.flower.server.serve import serve
 
-_TIMEOUT = 3600.0
+_DEADLINE = 3600.0
+"""The least seconds until an exchange closes: many nodes wait for their turn on one machine."""
 
 
 def simulate(experiment: Experiment, folder: Path, *observers: Observer) -> None:
@@ -28,16 +29,15 @@ def simulate(experiment: Experiment, folder: Path, *observers: Observer) -> None
     os.environ.update({**environment(folder / "flower"), SIMULATION: str(folder.resolve() / "nodes")})
     failures: list[BaseException] = []
     server_app = ServerApp()
+    deadline = max(_DEADLINE, experiment.run.rounds_close.deadline_s)
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
             serve(
                 grid,
-                experiment.tree(),
+                override(experiment.tree(), {"run.rounds_close.deadline_s": deadline}),
                 folder,
-                timeout=_TIMEOUT,
-                patience=60.0,
                 observers=observers,
                 say=lambda line: None,
             )

@@ -1,11 +1,12 @@
 """Ways to carry out the jobs of one exchange; all give the same answers."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from potluck.core.federation import ClientId
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 
 
@@ -43,6 +44,10 @@ class Executor(Protocol):
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
         ...
+
+    def absent(self, clients: Iterable[ClientId]) -> Mapping[ClientId, str]:
+        """Those of the clients that cannot be reached now, with the names of their machines."""
+        return {}
 
     def close(self) -> None:
         """Release what `start` acquired."""

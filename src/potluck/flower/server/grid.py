@@ -1,7 +1,9 @@
-"""An executor whose clients are Flower's nodes: sends messages, and waits until each node answers or fails."""
+"""An executor whose clients are Flower's nodes: sends messages, and waits until each has answered or failed."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -9,17 +11,21 @@ from typing import Any
 from flwr.app import Message
 
 from potluck.core.errors import WireError
-from potluck.core.roles import Failure
+from potluck.core.federation import ClientId
+from potluck.core.roles import Failure, FailureKind
+from potluck.core.text import ON_SCREEN
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Executor, Task
 from potluck.engine.executors.held import Held
+from potluck.experiment.config import RoundsClose
 from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
-from potluck.flower.server.nodes import Nodes
+from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import packed, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, to_outcome
 
+log = logging.getLogger(__name__)
 _WATCH_EVERY = 5.0  # seconds between checks for restarted nodes
 _REASONS = {
     1: "its app could not be loaded",
@@ -45,7 +51,7 @@ class GridExecutor(Executor):
     Args:
         nodes: which node is which client.
         header: what every node needs to know to carry out jobs.
-        timeout: seconds until a job that is not answered counts as failed.
+        close: when an exchange closes.
         poll: seconds between polls.
         largest: the most bytes of a reply, where the method sets no limit.
     """
@@ -56,23 +62,34 @@ class GridExecutor(Executor):
         self,
         nodes: Nodes,
         header: Mapping[str, Any],
-        timeout: float,
+        close: RoundsClose,
         poll: float = 0.25,
         largest: int = LARGEST_REPLY,
     ) -> None:
         self._nodes = nodes
         self._header = header
-        self._timeout = timeout
+        self._close = close
         self._poll = poll
         self._largest = largest
+        self._late = _Late(nodes)
+
+    def absent(self, clients: Iterable[ClientId]) -> Mapping[ClientId, str]:
+        """Those whose nodes are not online, or still at work on a job that was given up; with the nodes' names."""
+        self._nodes.refresh()
+        busy, names = self._late.clients(), self._nodes.names
+        return {client: names[client] for client in clients if client in busy or self._nodes.find(client) is None}
 
     def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
         self._nodes.refresh()
-        exchange = _Exchange(self._nodes, host, self._timeout, tasks, self._largest)
+        exchange = _Exchange(self._nodes, host, self._close, tasks, self._late, self._largest)
         exchange.send(self._header)
         exchange.wait(self._poll)
         return (exchange.outcomes.pop(place) for place in range(len(tasks)))
+
+    def close(self) -> None:
+        """Listen to nobody any more."""
+        self._late.close()
 
 
 @dataclass
@@ -88,14 +105,26 @@ class _Sent:
 class _Exchange:
     """The jobs of one exchange."""
 
-    def __init__(self, nodes: Nodes, host: ClientRuntime, timeout: float, tasks: Sequence[Task], largest: int) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        host: ClientRuntime,
+        close: RoundsClose,
+        tasks: Sequence[Task],
+        late: "_Late",
+        largest: int,
+    ) -> None:
         self.outcomes = Held(lambda place, outcome: tasks[place].arrived(outcome))
         self._tasks = tasks
         self._nodes = nodes
         self._host = host
-        self._timeout = timeout
         self._largest = largest
-        self._deadline = time.monotonic() + timeout
+        self._quorum = min(close.quorum, len(tasks))
+        self._late = late
+        self._answers = 0
+        self._longest = longest(close)
+        self._began = time.monotonic()
+        self._deadline = self._began + close.deadline_s
         self._out: dict[str, _Sent] = {}
 
     def send(self, header: Mapping[str, Any]) -> None:
@@ -108,51 +137,80 @@ class _Exchange:
         """Push jobs with the same payload."""
         payload = packed(next(iter(jobs.values())).payload)
         going: list[tuple[int, Job]] = []
+        busy = self._late.clients()
         messages: list[Message] = []
         for place, job in jobs.items():
-            node = self._nodes.find(job.client)
-            if node is None:
-                self.outcomes[place] = self._failure(job, f"its node {self._nodes.names[job.client]} is not online")
+            node, name = self._nodes.find(job.client), self._nodes.names[job.client]
+            if node is None or job.client in busy:
+                why = "is not online" if node is None else "is still at work on a job that was given up"
+                self.outcomes[place] = self._failure(job, f"its node {name} {why}", kind="absence")
                 continue
             content = wrap(from_job(job, header)[0], payload)
-            messages.append(Message(content, node, JOB, ttl=self._timeout, group_id=_group(job)))
+            messages.append(Message(content, node, JOB, ttl=self._longest, group_id=_group(job)))
             going.append((place, job))
-        numbers = list(self._nodes.grid.push_messages(messages)) or [""] * len(messages)  # none, if one is too large
+        pushed = list(self._nodes.grid.push_messages(messages)) if messages else []
+        numbers = pushed or [""] * len(messages)  # none, if one is too large
         for (place, job), number in zip(going, numbers, strict=True):
             if number:
-                longest = most_bytes[place] or self._largest
-                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), longest)
+                most = most_bytes[place] or self._largest
+                self._out[number] = _Sent(place, _without_payload(job), self._nodes.started(job.client), most)
             else:
                 self.outcomes[place] = self._failure(job, "the SuperLink did not take the message")
 
     def wait(self, poll: float) -> None:
-        """Wait until every job has an outcome."""
-        with Pulling(
-            self._nodes.grid, {number: sent.most_bytes for number, sent in self._out.items()}, poll
-        ) as pulling:
+        """Wait until every job has an outcome, or the deadline has passed and a quorum has answered."""
+        told = False
+        with ExitStack() as stack:
+            most_bytes = {number: sent.most_bytes for number, sent in self._out.items()}
+            pulling = stack.enter_context(Pulling(self._nodes.grid, most_bytes, poll))
             while self._out:
-                for number, reply in pulling.until(min(self._deadline, time.monotonic() + _WATCH_EVERY)):
+                for number, reply in pulling.until(self._next_look()):
                     sent = self._out.pop(number)
-                    self.outcomes[sent.place] = self._outcome(sent.job, reply, sent.most_bytes)
-                if time.monotonic() >= self._deadline:
-                    self._give_up(lambda sent: f"no answer within {self._timeout:.0f} s", pulling)
+                    outcome = self._outcome(sent.job, reply, sent.most_bytes)
+                    self._answers += not isinstance(outcome, Failure)
+                    self.outcomes[sent.place] = outcome
+                    if self._may_close():
+                        break
+                if self._out and self._may_close():
+                    self._late.add(stack.pop_all(), pulling, self._out)
+                    for number in list(self._out):
+                        self._fail(number, f"no answer within {time.monotonic() - self._began:.0f} s", "error")
                 elif self._out:
+                    if not told and time.monotonic() >= self._deadline:
+                        self._tell_who_is_late()
+                        told = True
                     self._nodes.refresh()
-                    self._give_up(self._started_anew, pulling)
+                    self._fail_restarted(pulling)
 
-    def _started_anew(self, sent: _Sent) -> str | None:
+    def _next_look(self) -> float:
+        """When to look at the nodes themselves."""
+        now = time.monotonic()
+        return min(now + _WATCH_EVERY, self._deadline if now < self._deadline else self._began + self._longest)
+
+    def _may_close(self) -> bool:
+        """Whether the deadline has passed, and a quorum has answered or cannot answer any more."""
+        now = time.monotonic()
+        decided = not 0 < self._quorum - self._answers <= len(self._out)
+        return now >= self._began + self._longest or (now >= self._deadline and decided)
+
+    def _tell_who_is_late(self) -> None:
+        late = ", ".join(sorted(self._nodes.names[sent.job.client] for sent in self._out.values()))
+        log.warning(
+            "%d of %d nodes have answered within %.0f s, and %d are needed; waiting for %s",
+            *(self._answers, len(self._tasks), self._deadline - self._began, self._quorum, late),
+            extra=ON_SCREEN,
+        )
+
+    def _fail_restarted(self, pulling: Pulling) -> None:
         """Fail the jobs of restarted nodes, which have forgotten them; Flower does not deliver them again."""
-        started = self._nodes.started(sent.job.client)
-        if started is None or sent.started is None or started <= sent.started:
-            return None
-        return "its node was restarted in the middle of the job"
-
-    def _give_up(self, why: Callable[[_Sent], str | None], pulling: Pulling) -> None:
         for number, sent in list(self._out.items()):
-            if (reason := why(sent)) is not None:
+            if self._nodes.restarted(sent.job.client, sent.started):
                 pulling.forget(number)
-                del self._out[number]
-                self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True)
+                self._fail(number, "its node was restarted in the middle of the job", "absence")
+
+    def _fail(self, number: str, reason: str, kind: FailureKind) -> None:
+        sent = self._out.pop(number)
+        self.outcomes[sent.place] = self._failure(sent.job, reason, unheard=True, kind=kind)
 
     def _outcome(self, job: Job, reply: Message | WireError, most_bytes: int) -> Outcome:
         """The outcome in a reply, if it answers this job with no more bytes than its answer may have."""
@@ -160,7 +218,8 @@ class _Exchange:
             return self._failure(job, str(reply))
         if reply.has_error():
             reason = _REASONS.get(reply.error.code, f"error {reply.error.code}")
-            return self._failure(job, f"{reason}: {reply.error.reason}", unheard=True)
+            kind: FailureKind = "absence" if reply.error.code in ABSENT else "error"
+            return self._failure(job, f"{reason}: {reply.error.reason}", unheard=True, kind=kind)
         try:
             outcome = to_outcome(unwrap(reply.content))
         except WireError as error:
@@ -175,12 +234,47 @@ class _Exchange:
             return self._failure(job, f"its answer has {length} bytes; expected at most {most_bytes}", unheard=True)
         return outcome
 
-    def _failure(self, job: Job, reason: str, *, unheard: bool = False) -> Failure:
-        return Failure(job.client, self._name(job), reason, unheard=unheard)
+    def _failure(self, job: Job, reason: str, *, unheard: bool = False, kind: FailureKind = "error") -> Failure:
+        return Failure(job.client, self._name(job), reason, unheard=unheard, kind=kind)
 
     def _name(self, job: Job) -> str:
         """The handler that was called, by the server's own account."""
         return self._host.full_name(job.handler) if isinstance(job, Call) else "evaluation"
+
+
+class _Late:
+    """Jobs that were given up while their nodes were at work on them, until the nodes are done.
+
+    Flower cannot call a job back. A node that got the next one too would fall further behind with every exchange.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._out: list[tuple[ExitStack, Pulling, dict[str, _Sent]]] = []
+
+    def add(self, stack: ExitStack, pulling: Pulling, late: Mapping[str, _Sent]) -> None:
+        """Note jobs, whose replies `pulling` waits for until `stack` is closed."""
+        self._out.append((stack, pulling, dict(late)))
+
+    def clients(self) -> set[ClientId]:
+        """Whose nodes are at work on such jobs, as they were when `nodes` was last refreshed."""
+        for stack, pulling, late in self._out:
+            done = [number for number, _ in pulling.until(time.monotonic())]
+            restarted = self._nodes.restarted
+            done += [number for number, sent in late.items() if restarted(sent.job.client, sent.started)]
+            for number in done:
+                pulling.forget(number)
+                late.pop(number, None)
+            if not late:
+                stack.close()
+        self._out = [waiting for waiting in self._out if waiting[2]]
+        return {sent.job.client for _, _, late in self._out for sent in late.values()}
+
+    def close(self) -> None:
+        """Wait for no reply any more."""
+        for stack, _, _ in self._out:
+            stack.close()
+        self._out.clear()
 
 
 def _group(job: Job) -> str:

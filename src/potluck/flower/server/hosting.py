@@ -21,17 +21,13 @@ _LOOK_EVERY = 0.5
 _ASK_EVERY = 15.0  # seconds; Flower's commands take a second of processor time each
 
 
-def write_app(
-    place: Path, experiment: Experiment, run: Path, timeout: float, patience: float, largest: int = LARGEST_REPLY
-) -> Path:
+def write_app(place: Path, experiment: Experiment, run: Path, largest: int = LARGEST_REPLY) -> Path:
     """Write the app to submit: a Flower app that names Potluck's and contains no code.
 
     Args:
         place: the folder to write.
         experiment: the experiment to run.
         run: the run's folder.
-        timeout: seconds until a job that is not answered counts as failed.
-        patience: seconds to wait for nodes to come.
         largest: the most bytes of a node's reply, where the method sets no limit.
     """
     shutil.rmtree(place, ignore_errors=True)
@@ -39,8 +35,6 @@ def write_app(
     config = {
         "experiment": json.dumps(experiment.tree()),
         "folder": str(run.resolve()),
-        "timeout": float(timeout),
-        "patience": float(patience),
         "largest-reply": largest,
     }
     app = {

@@ -12,14 +12,27 @@ from flwr.serverapp import Grid
 from potluck.core.errors import PotluckError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.text import one_line
+from potluck.experiment.config import RoundsClose
 from potluck.flower import GREETING, HELLO
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.introduction import Introduction
 
+_LOOK_EVERY = 1.0  # seconds
+_SLOWEST = 10  # deadlines after which a node is given up even if there is no quorum without it
+_VANISHED_WITHIN = 120.0  # seconds in which Flower has certainly noticed that a node is gone
+_LATE = (3, 4)  # Flower's errors for a reply that is lost or came too late
+ABSENT = (5, 8)
+"""Flower's errors after which a node was not there to the end: it is gone, or its process died, as that of a node does
+that was stopped for a while."""
+
 
 class NodesMissing(PotluckError):
-    """Fewer nodes than clients have joined."""
+    """Too few nodes have joined."""
+
+
+class Silent(str):
+    """Why a node does not introduce itself, which it may do when it is asked again."""
 
 
 @dataclass
@@ -48,67 +61,105 @@ class Nodes:
         found = self._online.get(self.names[client])
         return found[1] if found else None
 
+    def restarted(self, client: ClientId, since: float | None) -> bool:
+        """Whether it came online anew since a moment at which `started` was `since`."""
+        started = self.started(client)
+        return started is not None and since is not None and started > since
+
 
 def name_of(node: Any) -> str:
     """The name under which a node was registered; without keys, its number."""
     return getattr(node, "name", "") or str(node.node_id)
 
 
-def wait_for_nodes(grid: Grid, wanted: int | Collection[str], patience: float, say: Callable[[str], None]) -> list[str]:
-    """Wait for nodes, and return the names of those online, in order.
+def wait_for_nodes(
+    grid: Grid, wanted: int | Collection[str], needed: int, close: RoundsClose, say: Callable[[str], None]
+) -> list[str]:
+    """Wait until all nodes are online, or the deadline of an exchange has passed and so many as are needed.
 
     Args:
         grid: Flower's.
         wanted: the number of nodes, or their names.
-        patience: seconds to wait.
+        needed: how many of them are needed.
+        close: the deadline, and how long to wait at most.
         say: called with progress.
 
+    Returns:
+        The names of those online, in order.
+
     Raises:
-        NodesMissing: too few are online within `patience`.
+        NodesMissing: fewer than are needed have come in time.
     """
     count = wanted if isinstance(wanted, int) else len(wanted)
-    deadline, told = time.monotonic() + patience, -1
+    began, told = time.monotonic(), -1
     while True:
         names = sorted(name_of(node) for node in grid.get_nodes())
         names = names if isinstance(wanted, int) else [name for name in names if name in wanted]
-        if len(names) >= count:
+        waited, enough = time.monotonic() - began, len(names) >= needed
+        if len(names) >= count or (enough and waited >= close.deadline_s):
             return names[:count]
-        if time.monotonic() > deadline:
+        here = f"{len(names)} of {count} nodes are here: {', '.join(names) or 'none'}"
+        if not enough and close.patience_s is not None and waited >= close.patience_s:
             raise NodesMissing(
-                f"{len(names)} of {count} nodes came within {patience:.0f} s: {', '.join(names) or 'none'}"
+                f"{here}; {needed} were needed within {close.patience_s:g} s, which run.rounds_close.patience_s sets"
             )
         if len(names) != told:
             away = "" if isinstance(wanted, int) else f"; missing: {', '.join(sorted(set(wanted) - set(names)))}"
-            say(f"{len(names)} of {count} nodes are here{away}")
+            left = f"without the others after {close.deadline_s:g} s" if enough else f"with {needed} at the least"
+            say(f"{here}{away}; the run goes on {left}")
             told = len(names)
-        time.sleep(1.0)
+        time.sleep(_LOOK_EVERY)
 
 
-def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[ClientId, Introduction | str]:
-    """Send every node its client's id; return its introduction, or why it takes no part."""
+def longest(close: RoundsClose) -> float:
+    """Seconds after which a node that is online and says nothing is given up, whether or not there is a quorum."""
+    return _SLOWEST * close.deadline_s + _VANISHED_WITHIN
+
+
+def greet(
+    nodes: Nodes, header: Mapping[str, Any], needed: int, close: RoundsClose
+) -> dict[ClientId, Introduction | Silent | str]:
+    """Send every node its client's id; return its introduction, why it takes no part, or that it says nothing.
+
+    As an exchange does, this ends when all have answered, or at the deadline if so many introductions as are `needed`
+    have come.
+    """
     nodes.refresh()
-    found: dict[ClientId, Introduction | str] = {}
-    asked: dict[str, ClientId] = {}
+    found: dict[ClientId, Introduction | Silent | str] = {}
+    asked: dict[str, tuple[ClientId, float | None]] = {}
     for client in nodes.names:
-        node = nodes.find(client)
-        message = node and Message(wrap({**header, "client": client}), node, HELLO, ttl=timeout, group_id=GREETING)
+        node, ttl = nodes.find(client), longest(close)
+        message = node and Message(wrap({**header, "client": client}), node, HELLO, ttl=ttl, group_id=GREETING)
         number = "".join(filter(None, nodes.grid.push_messages([message]))) if message else ""
         if number:
-            asked[number] = client
+            asked[number] = client, nodes.started(client)
         else:
-            found[client] = "the SuperLink did not take the message for it" if message else "it has gone"
+            why = "the SuperLink did not take the message for it" if message else "it has gone"
+            found[client] = Silent(why)
+    began = time.monotonic()
     with Pulling(nodes.grid, dict.fromkeys(asked, 0), poll=0.1) as pulling:
-        for number, reply in pulling.until(time.monotonic() + timeout):
-            found[asked[number]] = _heard(reply)
-    return {client: found.get(client, f"no answer within {timeout:.0f} s") for client in nodes.names}
+        while len(found) < len(nodes.names):
+            waited, here = time.monotonic() - began, sum(isinstance(one, Introduction) for one in found.values())
+            if waited >= longest(close) or (waited >= close.deadline_s and here >= needed):
+                break
+            ends = close.deadline_s if waited < close.deadline_s else longest(close)
+            for number, reply in pulling.until(began + min(waited + _LOOK_EVERY, ends)):
+                found[asked[number][0]] = _heard(reply)
+            nodes.refresh()
+            for client, started in asked.values():
+                if nodes.restarted(client, started):
+                    found.setdefault(client, Silent("it was restarted meanwhile"))
+    late = Silent(f"no answer within {time.monotonic() - began:.0f} s")
+    return {client: found.get(client, late) for client in nodes.names}
 
 
-def _heard(reply: Message | WireError) -> Introduction | str:
+def _heard(reply: Message | WireError) -> Introduction | Silent | str:
     """A node's introduction, or what is wrong with it."""
     if isinstance(reply, WireError):
         return str(reply)
     if reply.has_error():
-        return one_line(str(reply.error.reason))
+        reason = one_line(str(reply.error.reason))
+        return Silent(reason) if reply.error.code in (*ABSENT, *_LATE) else reason
     try:
         header, payload = unwrap(reply.content)
         if payload:

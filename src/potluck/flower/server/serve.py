@@ -1,8 +1,12 @@
 """Serves an experiment whose clients are nodes, with the same engine, records and checkpoints as in one process."""
 
 import json
+import logging
+import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,14 +27,14 @@ from potluck.data.datasets import describe
 from potluck.engine.executors.choice import Choice
 from potluck.engine.files import write_atomically
 from potluck.experiment.assemble import Assembly, assemble_server
-from potluck.experiment.config import Experiment, resolve
+from potluck.experiment.config import Experiment, RunConfig, resolve
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.observers import Observer
 from potluck.experiment.result import Result
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
-from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
+from potluck.flower.server.nodes import Nodes, NodesMissing, Silent, greet, name_of, wait_for_nodes
 from potluck.flower.wire.introduction import Introduction, Network
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
@@ -43,8 +47,6 @@ def serve(
     tree: Mapping[str, Any],
     folder: Path,
     *,
-    timeout: float,
-    patience: float,
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
     largest: int = LARGEST_REPLY,
@@ -55,34 +57,29 @@ def serve(
         grid: Flower's.
         tree: the experiment's tables.
         folder: the run's folder.
-        timeout: seconds until a job that is not answered counts as failed.
-        patience: seconds to wait for nodes.
         observers: are told how the run goes.
-        say: called with the progress of waiting.
+        say: called with what the run waits for, and other lines that an operator should see.
         largest: the most bytes of a node's reply, where the method sets no limit.
 
     Raises:
-        NodesMissing: too few nodes joined, or one cannot take part.
+        NodesMissing: too few nodes joined in time, or so many cannot take part that too few are left.
+        ClientFailure: the run ended early; the last checkpoint stands.
         ConfigError: the experiment cannot be run with these nodes.
     """
     experiment = resolve(dict(tree), "the experiment")
     folder.mkdir(parents=True, exist_ok=True)
-    with holding(folder, _OLD_SERVER_ENDS_WITHIN):
-        met = _again(grid, folder / NODES, patience, say) if (folder / NODES).is_file() else None
+    with holding(folder, _OLD_SERVER_ENDS_WITHIN), _saying(say):
+        met = _again(grid, folder / NODES, experiment.run, say) if (folder / NODES).is_file() else None
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
         base = assemble_server(experiment)
         header = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
         if met is None:
-            met = _Meeting(grid, experiment, base, header, timeout, say).first(patience)
+            met = _Meeting(grid, experiment, base, header, say).first()
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
         assembly = remote_assembly(experiment, base, met.introductions)
-        choice = Choice(
-            GridExecutor(nodes, header, timeout, largest=largest),
-            "flower",
-            len(met.names),
-            "clients are Flower's nodes",
-        )
+        executor = GridExecutor(nodes, header, experiment.run.rounds_close, largest=largest)
+        choice = Choice(executor, "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
         return execute(run, experiment, folder, *observers)[0]
 
@@ -129,48 +126,68 @@ class _Met:
 
 @dataclass
 class _Meeting:
-    """The meeting before a run: nodes introduce themselves, once; one with an invalid introduction takes no part.
+    """The meeting before a run: nodes introduce themselves; one with an invalid introduction takes no part.
 
     Attributes:
         base: the server's assembly, without clients.
         header: the header for every node.
         refused: nodes that take no part, and the reasons.
+        met: by client, the nodes that take part, and their introductions.
+        places: by node, which client it was asked to be.
     """
 
     grid: Grid
     experiment: Experiment
     base: Federation
     header: Mapping[str, Any]
-    timeout: float
     say: Callable[[str], None]
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    met: dict[ClientId, tuple[str, Introduction]] = field(default_factory=dict[ClientId, tuple[str, Introduction]])
+    places: dict[str, ClientId] = field(default_factory=dict[str, ClientId])
 
-    def first(self, patience: float) -> _Met:
-        """Choose the nodes: refused ones are replaced if others are online; fewer take part if failures are tolerated.
+    def first(self) -> _Met:
+        """Choose the nodes: others online replace refused ones; a quorum is enough if failures are tolerated.
 
         Raises:
             NodesMissing: too few take part.
         """
-        count = self.experiment.federation.clients
-        here = wait_for_nodes(self.grid, count, patience, self.say)
-        names: dict[ClientId, str] = {}
-        introductions: dict[ClientId, Introduction] = {}
-        while asked := dict(zip((id for id in range(count) if id not in names), here, strict=False)):
-            for client, found in greet(Nodes(self.grid, asked), self.header, self.timeout).items():
-                why = self._unfit(found)
+        run, count = self.experiment.run, self.experiment.federation.clients
+        needed, until = _needed(run, count), time.monotonic() + (run.rounds_close.patience_s or math.inf)
+        while len(self.met) < needed:
+            silent = self._meet(wait_for_nodes(self.grid, count, needed, run.rounds_close, self.say), count, needed)
+            if len(self.met) < needed and (not silent or time.monotonic() >= until):
+                reasons = "; ".join(f"node {name}: {why}" for name, why in {**self.refused, **silent}.items())
+                raise NodesMissing(f"{len(self.met)} of {count} nodes take part, and {needed} are needed; {reasons}")
+        if len(self.met) < count:
+            self.say(f"{len(self.met)} of {count} nodes take part; continuing without the others")
+        names = {client: name for client, (name, _) in sorted(self.met.items())}
+        return _Met(str(self.header["run"]), names, {client: self.met[client][1] for client in names})
+
+    def _meet(self, here: list[str], count: int, needed: int) -> dict[str, str]:
+        """Ask nodes until there are enough or none is left; return why some said nothing, who may be asked again."""
+        silent: dict[str, str] = {}
+        while asked := self._places({*here} - self.refused.keys() - silent.keys(), count):
+            close, least = self.experiment.run.rounds_close, needed - len(self.met)
+            for client, found in greet(Nodes(self.grid, asked), self.header, least, close).items():
+                name, why = asked[client], self._unfit(found)
                 if why is None and isinstance(found, Introduction):
-                    names[client], introductions[client] = asked[client], found
-                else:
-                    self.refused[asked[client]] = str(why)
-                    self.say(f"node {asked[client]} takes no part: {why}")
-            known = {*names.values(), *self.refused}
-            here = sorted({name_of(node) for node in self.grid.get_nodes()} - known)
-        if len(names) < count and not (names and self.experiment.run.tolerate_failures):
-            reasons = "; ".join(f"node {name}: {why}" for name, why in self.refused.items())
-            raise NodesMissing(f"{len(names)} of {count} nodes take part; {reasons}")
-        if len(names) < count:
-            self.say(f"{len(names)} of {count} nodes take part; continuing without the others")
-        return _Met(str(self.header["run"]), dict(sorted(names.items())), introductions)
+                    self.met[client] = name, found
+                    continue
+                aside = silent if isinstance(found, Silent) else self.refused
+                aside[name] = str(why)
+                self.say(f"node {name} takes no part: {why}")
+            here = [name_of(node) for node in self.grid.get_nodes()]
+        return silent
+
+    def _places(self, here: set[str], count: int) -> dict[ClientId, str]:
+        """Which client each node is to be; a node stays what it was asked to be, since it remembers that."""
+        new = sorted(here - {name for name, _ in self.met.values()})
+        free = [client for client in range(count) if client not in self.met]
+        places = {self.places[name]: name for name in new if self.places.get(name) in free}
+        left = [client for client in free if client not in places]
+        places |= dict(zip(left, [name for name in new if name not in self.places], strict=False))
+        self.places |= {name: client for client, name in places.items()}
+        return dict(sorted(places.items()))
 
     def _unfit(self, found: Introduction | str) -> str | None:
         """Why a node can take no part; None if it can."""
@@ -230,17 +247,42 @@ def _code_of(experiment: Experiment) -> str | None:
     return digest(found[0].read_bytes()) if found else None
 
 
-def _again(grid: Grid, place: Path, patience: float, say: Callable[[str], None]) -> _Met:
-    """Nodes that do not return within `patience` seconds count as failed in each round."""
+def _again(grid: Grid, place: Path, run: RunConfig, say: Callable[[str], None]) -> _Met:
+    """Those that a run began with; of them a quorum is there."""
     met = _Met.read(place)
     wanted = set(met.names.values())
-    try:
-        wait_for_nodes(grid, wanted, patience, say)
-    except NodesMissing as error:
-        if not wanted & {name_of(node) for node in grid.get_nodes()}:
-            raise
-        say(f"{error}; continuing without the others")
+    here = wait_for_nodes(grid, wanted, _needed(run, len(wanted)), run.rounds_close, say)
+    if away := sorted(wanted - set(here)):
+        say(f"continuing without {', '.join(away)}, which may come later")
     return met
+
+
+def _needed(run: RunConfig, clients: int) -> int:
+    """How many nodes must be there for a run to begin."""
+    return min(run.rounds_close.quorum, clients) if run.tolerate_failures else clients
+
+
+class _Saying(logging.Handler):
+    """Passes on the log's lines that are meant for the terminal, which is another process's."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        if getattr(record, "on_screen", False):
+            self._say(record.getMessage())
+
+
+@contextmanager
+def _saying(say: Callable[[str], None]) -> Generator[None]:
+    handler = _Saying(say)
+    logging.getLogger("potluck").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("potluck").removeHandler(handler)
 
 
 @dataclass(frozen=True)

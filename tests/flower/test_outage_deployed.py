@@ -1,0 +1,95 @@
+"""A server whose nodes are all gone for a while, and one of whose nodes never comes: with Flower's own programs."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from potluck.flower.deploy.keys import add_node, certify
+from potluck.flower.deploy.processes import free_port
+from potluck.records import ROUNDS
+
+pytestmark = pytest.mark.slow
+SETTINGS = (
+    *("federation.clients=3", "federation.train_fraction=0.1", "federation.models=['cnn2']"),
+    *("run.rounds=3", "run.evaluate_every=3", "run.common_test=false"),
+    *("run.rounds_close.quorum=2", "run.rounds_close.deadline_s=20"),
+)
+
+
+def potluck(*words, **streams):
+    program = str(Path(sys.executable).parent / "potluck")
+    return subprocess.Popen([program, *map(str, words)], stdin=subprocess.DEVNULL, **streams)
+
+
+class Said:
+    """The lines of a stream as they come."""
+
+    def __init__(self, stream):
+        self.lines = []
+        self._more = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(stream,))
+        self._thread.start()
+
+    def _read(self, stream):
+        for line in stream:
+            with self._more:
+                self.lines.append(line.rstrip())
+                self._more.notify()
+
+    def until(self, words, within=240.0):
+        """Wait for a line with these words."""
+        deadline = time.monotonic() + within
+        with self._more:
+            while not (found := [line for line in self.lines if words in line]):
+                left = deadline - time.monotonic()
+                assert self._more.wait(max(0.0, left)), self.lines
+        return found[0]
+
+    def close(self):
+        self._thread.join()
+
+
+def test_a_server_waits_for_its_nodes_and_goes_on_when_they_are_back(tmp_path):
+    keys, address, run = tmp_path / "keys", f"127.0.0.1:{free_port()}", tmp_path / "run"
+    certify(keys, [], days=1)
+    for name in "abc":
+        add_node(keys, name)
+    out = (tmp_path / "out.txt").open("wb")
+
+    def joined():
+        words = [("join", address, "--keys", keys / "nodes" / name, "--state", tmp_path / name) for name in "ab"]
+        return [potluck(*of_node, stdout=out, stderr=subprocess.STDOUT) for of_node in words]
+
+    words = ("serve", "fedavg", *SETTINGS, "--keys", keys, "--listen", address, "--folder", run)
+    server = potluck(*words, stdout=out, stderr=subprocess.PIPE, text=True)
+    said, nodes = Said(server.stderr), []
+    try:
+        said.until("nodes join by")
+        nodes = joined()
+        said.until("2 of 3 nodes take part; continuing without the others")  # c never comes
+        said.until("round 1/3")
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            node.wait(60)
+        waits = said.until("waits: 0 of 2 clients are there, and 2 are needed")
+        assert waits.endswith("missing: a (client 0), b (client 1)")
+        nodes = joined()
+        assert server.wait(240) == 0, said.lines
+    finally:
+        for process in (server, *nodes):
+            process.terminate()
+        for process in (server, *nodes):
+            process.wait(60)
+        said.close()
+        server.stderr.close()
+        out.close()
+    records = [json.loads(line) for line in (run / ROUNDS).read_text().splitlines()]
+    assert [record["replied"] for record in records] == [[0, 1]] * 3
+    assert not any("lost" in record for record in records)
+    assert "round 2 goes on" in said.lines or "round 3 goes on" in said.lines
