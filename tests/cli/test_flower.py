@@ -46,7 +46,7 @@ class TestWithFlower:
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
             (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
-            (["join", "x:1", "--insecure", "--state", "x" * 120], "characters long"),
+            (["join", "x:1", "--insecure", "--state", "x" * 120], "characters; expected at most"),
             (["keys", "--address", "a:1"], "without port"),
             (["simulate", "--engine", "steam"], "expected flower"),
         ],
