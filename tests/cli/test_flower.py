@@ -48,6 +48,7 @@ class TestWithFlower:
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
             (["join", "x:1", "--insecure", "--state", "x" * 120], "characters; expected at most"),
             (["keys", "--address", "a:1"], "without port"),
+            (["keys", "--days", "-1"], "--days -1: expected a number from 1 to 3650"),
             (["simulate", "--engine", "steam"], "expected flower"),
         ],
     )

@@ -11,7 +11,6 @@ from flwr.supernode.runtime import run_clientapp
 from potluck.flower import ourapp
 from potluck.flower.clientapp import client_app
 
-
 OURS = {"flwr-clientapp": "Run a Flower ClientApp", "flower-superexec": "Run Flower SuperExec"}
 
 

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,31 +79,38 @@ def probe(credentials: Credentials) -> None:
     """Check that a server is reachable with these credentials and has registered this node.
 
     Raises:
-        ConfigError: the address is not HOST:PORT.
+        ConfigError: keys are missing, or the address is not HOST:PORT.
         Unreachable: no server answers.
         Refused: a server answers, but refuses this node.
     """
+    question(credentials)()
+
+
+def question(credentials: Credentials) -> Callable[[], None]:
+    """Read the keys, and return `probe` with these, whatever becomes of the files.
+
+    Raises:
+        ConfigError: keys are missing.
+    """
     scheme, trust, shown = "http", False, {}
     if credentials.keys is not None:
+        check_carried(credentials.keys)
         scheme, trust = "https", ssl.create_default_context(cafile=str(credentials.keys / CA))
         shown = {KEY_HEADER: b64encode(public_key_of(credentials.keys)).decode("ascii")}
-    try:
-        reply = httpx.get(
-            f"{scheme}://{credentials.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
-        )
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{credentials.address!r} is not an address; expected HOST:PORT") from error
-    except httpx.RemoteProtocolError as error:
-        if credentials.keys is not None:  # whoever passes connections on to a server that is not there
-            raise _misfortune(credentials.address, error) from error
-        raise Refused(
-            f"{credentials.address} hung up on plain text; it expects encryption: potluck join"
-            f" {credentials.address} --keys ..."
-        ) from error
-    except httpx.HTTPError as error:
-        raise _misfortune(credentials.address, error) from error
-    if reply.status_code == 403:
-        raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
+
+    def ask() -> None:
+        try:
+            reply = httpx.get(
+                f"{scheme}://{credentials.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{credentials.address!r} is not an address; expected HOST:PORT") from error
+        except httpx.HTTPError as error:
+            raise _misfortune(credentials, error) from error
+        if reply.status_code == 403:
+            raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
+
+    return ask
 
 
 def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
@@ -119,8 +126,7 @@ def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
         Refused: see `probe`.
     """
     sockets = [socket_in(home.state, name) for name in (SOCKET, _RUNTIME)]
-    if credentials.keys is not None:
-        check_carried(credentials.keys)
+    question(credentials)  # errors are reported before anything is written
     private_folder(home.state)
     with holding(home.state):
         _stay(credentials, home, sockets[1], _news(say))
@@ -130,13 +136,14 @@ def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: Say) -
     waits, was_here = _Waits(), False
     while True:
         try:
-            probe(credentials)
+            ask = question(credentials)
+            ask()
             was_here = True
-            why = _Life(credentials, home, runtime, say, waits.start_over).until_it_ends()
+            why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over).until_it_ends()
             say(f"disconnected: {why}; trying again")
         except Unreachable as error:
             say(f"{error}; trying again")
-        except Refused as error:
+        except (ConfigError, Refused) as error:
             if not was_here:
                 raise
             say(f"{error}; trying again")
@@ -176,7 +183,8 @@ class _Life:
     """Flower's program and the node's own worker, from their start until one thing ends them.
 
     Args:
-        credentials: how to reach the server.
+        options: Flower's options by which it reaches the server.
+        ask: asks the server itself; see `probe`.
         home: the node's configuration.
         runtime: the socket for Flower's program.
         say: called with news.
@@ -184,9 +192,10 @@ class _Life:
     """
 
     def __init__(
-        self, credentials: Credentials, home: NodeConfig, runtime: Path, say: Say, admitted: Callable[[], None]
-    ) -> None:
-        self._credentials = credentials
+        self, options: Sequence[str], ask: Callable[[], None], home: NodeConfig, runtime: Path, say: Say,
+        admitted: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._options, self._ask = options, ask
         self._say, self._admitted = say, admitted
         self._log, self._home = home.state / "node.log", home.state / "flower"
         self._position = self._log.stat().st_size if self._log.is_file() else 0
@@ -204,7 +213,7 @@ class _Life:
         """
         resident = self._move_in()
         process = self._start()
-        watch = Watch(Signs(self._home), lambda: probe(self._credentials))
+        watch = Watch(Signs(self._home), self._ask)
         try:
             while True:
                 ended = process.poll() is not None
@@ -235,7 +244,7 @@ class _Life:
 
     def _start(self) -> subprocess.Popen[bytes]:
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**self._words, "resident": True}.items())
-        arguments = [*self._credentials.options(), "--node-config", config]
+        arguments = [*self._options, "--node-config", config]
         more = {**stand_in_front(self._home), RUNTIME: str(self._runtime), SIGNS: str(self._home.resolve())}
         return start(PYTHON, ["-P", "-m", "potluck.flower.node.supernode", *arguments], self._home, self._log, more)
 
@@ -296,8 +305,10 @@ class Watch:
         return now - max(self._there_since + _GRACE, self._last_answer + _QUIET) > 0
 
 
-def _misfortune(address: str, error: httpx.HTTPError) -> PotluckError:
-    text = str(error) or type(error).__name__
+def _misfortune(credentials: Credentials, error: httpx.HTTPError) -> PotluckError:
+    address, text = credentials.address, str(error) or type(error).__name__
+    if isinstance(error, httpx.RemoteProtocolError) and credentials.keys is None:
+        return Refused(f"{address} hung up on plain text; it expects encryption: potluck join {address} --keys ...")
     if "certificate has expired" in text:
         return Refused(f"{address}: its certificate has expired; make a new one there: potluck keys KEYS --address ...")
     if "CERTIFICATE_VERIFY_FAILED" in text:
