@@ -37,6 +37,7 @@ _QUIET = 60.0  # without a sign of life that is answered; Flower sends one every
 _ASK_EVERY = 5.0
 _GRACE = 30.0  # in which Flower's program finds by itself a server that is back; it tries every 20 s at least
 _CODE = re.compile(r"\[code: (\d+)\] (.*)")
+_NOBODY = "nobody answers"  # whatever the reason, which changes between attempts
 _NOT_ACTIVATED = 2004  # Flower's number for it
 _PRESENT = (
     "the server counts a node with this key as present: another machine with a copy of it, or this one before it was"
@@ -129,10 +130,10 @@ def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
     question(credentials)  # errors are reported before anything is written
     private_folder(home.state)
     with holding(home.state):
-        _stay(credentials, home, sockets[1], _news(say))
+        _stay(credentials, home, sockets[1], _News(say))
 
 
-def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: Say) -> None:
+def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News") -> None:
     waits, was_here = _Waits(), False
     while True:
         try:
@@ -142,7 +143,7 @@ def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: Say) -
             why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over).until_it_ends()
             say(f"disconnected: {why}; trying again")
         except Unreachable as error:
-            say(f"{error}; trying again")
+            say(f"{error}; trying again", _NOBODY)
         except (ConfigError, Refused) as error:
             if not was_here:
                 raise
@@ -150,17 +151,18 @@ def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: Say) -
         time.sleep(waits.next())
 
 
-def _news(say: Say) -> Say:
-    """Says each line unless it was the last one said."""
-    told = ""
+class _News:
+    """Says what a node's owner should know, and nothing twice in a row."""
 
-    def tell(line: str) -> None:
-        nonlocal told
-        if line != told:
-            say(line)
-        told = line
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._told = ""
 
-    return tell
+    def __call__(self, line: str, about: str = "") -> None:
+        """Say a line unless the last one was the same, or about the same."""
+        if (about or line) != self._told:
+            self._say(line)
+        self._told = about or line
 
 
 class _Waits:
@@ -192,17 +194,19 @@ class _Life:
     """
 
     def __init__(
-        self, options: Sequence[str], ask: Callable[[], None], home: NodeConfig, runtime: Path, say: Say,
+        self, options: Sequence[str], ask: Callable[[], None], home: NodeConfig, runtime: Path, say: "_News",
         admitted: Callable[[], None],
     ) -> None:  # fmt: skip
         self._options, self._ask = options, ask
         self._say, self._admitted = say, admitted
         self._log, self._home = home.state / "node.log", home.state / "flower"
-        self._position = self._log.stat().st_size if self._log.is_file() else 0
+        self._audit_log = home.audit_log
+        self._read = {place: _length(place) for place in (self._log, self._audit_log)}
         self._words = home.as_config()
         self._runtime = runtime
         # A node with its own data needs no other: the server's common test set is not downloaded for it.
-        self._offline = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        offline = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        self._confined = {**environment_of(home), **offline}
         self._reason = "Flower's program ended"
 
     def until_it_ends(self) -> str:
@@ -217,7 +221,7 @@ class _Life:
         try:
             while True:
                 ended = process.poll() is not None
-                self._read_log()
+                self._read_logs()
                 if ended:
                     return self._reason
                 if self._is_stuck(watch):
@@ -236,7 +240,7 @@ class _Life:
         try:
             return watch.gives_up()
         except Unreachable as error:
-            self._say(f"{error}; waiting for it")
+            self._say(f"{error}; trying again", _NOBODY)
             return False
         finally:
             if waiting and not watch.waiting:
@@ -249,12 +253,11 @@ class _Life:
         return start(PYTHON, ["-P", "-m", "potluck.flower.node.supernode", *arguments], self._home, self._log, more)
 
     def _move_in(self) -> subprocess.Popen[bytes]:
-        words = ["-m", "potluck.flower.node.resident", json.dumps(self._words)]
-        return start(PYTHON, words, self._home, self._log, self._offline)
+        words = ["-P", "-m", "potluck.flower.node.resident", json.dumps(self._words)]
+        return start(PYTHON, words, self._home, self._log, self._confined)
 
-    def _read_log(self) -> None:
-        lines, self._position = lines_after(self._log, self._position)
-        for line in lines:
+    def _read_logs(self) -> None:
+        for line in self._new_in(self._log):
             if found := _CODE.search(line):
                 self._reason = _PRESENT if int(found[1]) == _NOT_ACTIVATED else one_line(found[2]).rstrip(".")
             if "SuperNode ID" in line:
@@ -262,6 +265,16 @@ class _Life:
                 self._say("connected")
             if found := _GROUP.search(line):
                 self._say(_AT_WORK.get(found[1], f"at work on round {found[1]}"))
+        for words in filter(None, map(in_words, self._new_in(self._audit_log))):
+            self._say(words)
+
+    def _new_in(self, log: Path) -> list[str]:
+        lines, self._read[log] = lines_after(log, self._read[log])
+        return lines
+
+
+def _length(log: Path) -> int:
+    return log.stat().st_size if log.is_file() else 0
 
 
 class Watch:
