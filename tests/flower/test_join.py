@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -209,7 +210,7 @@ class Federation:
     def hears(self, name, what, seconds=240, since=0):
         """Wait for a line in a terminal; return how many seconds it took."""
         begun = time.monotonic()
-        until(lambda: any(what in line for line in self.lines(name)[since:]), seconds)
+        until(lambda: any(re.search(what, line) for line in self.lines(name)[since:]), seconds)
         return time.monotonic() - begun
 
     def close(self):
@@ -328,7 +329,7 @@ def test_real_nodes_stay(federation):
 
 
 def a_local_user_takes_no_task(federation, node):
-    federation.hears("a", "connected")
+    federation.hears("a", "^connected")
     addresses, sockets = places_of(node)
     assert [Path(path).name for path in sockets if "runtime" in path] == ["runtime.sock"]
     assert addresses == []
@@ -351,7 +352,7 @@ def nodes_come_back_after_the_server(federation):
     before = {name: len(federation.lines(name)) for name in ("a", "b")}
     federation.serve()
     for name in ("a", "b"):
-        federation.hears(name, "connected", since=before[name])
+        federation.hears(name, "^connected", since=before[name])
 
 
 def a_second_node_with_a_key_hears_so(federation):

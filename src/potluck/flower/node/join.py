@@ -16,7 +16,7 @@ import httpx
 from potluck.core.errors import ConfigError, PotluckError
 from potluck.core.text import one_line
 from potluck.experiment.execute import holding
-from potluck.flower import EVALUATION, GREETING
+from potluck.flower import EVALUATION, FAREWELL, GREETING
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.deploy.private import RUNTIME
@@ -44,7 +44,7 @@ _PRESENT = (
     " killed, for up to a minute"
 )
 _GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
-_AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model"}
+_AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model", FAREWELL: ""}
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,12 @@ class _Life:
                 self._admitted()
                 self._say("connected")
             if found := _GROUP.search(line):
-                self._say(_AT_WORK.get(found[1], f"at work on round {found[1]}"))
+                self._at_work(found[1])
         for words in filter(None, map(in_words, self._new_in(self._audit_log))):
+            self._say(words)
+
+    def _at_work(self, group: str) -> None:
+        if words := _AT_WORK.get(group, f"at work on round {group}"):
             self._say(words)
 
     def _new_in(self, log: Path) -> list[str]:

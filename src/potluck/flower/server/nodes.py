@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from potluck.core.errors import PotluckError, WireError
 from potluck.core.federation import ClientId
 from potluck.core.text import one_line
-from potluck.flower import GREETING, HELLO
+from potluck.flower import FAREWELL, GREETING, HELLO, REFUSAL
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.introduction import Introduction
@@ -101,6 +101,14 @@ def greet(nodes: Nodes, header: Mapping[str, Any], timeout: float) -> dict[Clien
         for number, reply in pulling.until(time.monotonic() + timeout):
             found[asked[number]] = _heard(reply)
     return {client: found.get(client, f"no answer within {timeout:.0f} s") for client in nodes.names}
+
+
+def tell_refused(grid: Grid, name: str, run: str, why: str) -> None:
+    """Tell a node that it takes no part in a run, and why, for its own terminal; no answer is waited for."""
+    numbers = [node.node_id for node in grid.get_nodes() if name_of(node) == name]
+    grid.push_messages(
+        [Message(wrap({"run": run, "why": why}), node, REFUSAL, ttl=60, group_id=FAREWELL) for node in numbers]
+    )
 
 
 def _heard(reply: Message | WireError) -> Introduction | str:

@@ -29,7 +29,7 @@ from potluck.experiment.observers import Observer
 from potluck.experiment.result import Result
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
-from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, wait_for_nodes
+from potluck.flower.server.nodes import Nodes, NodesMissing, greet, name_of, tell_refused, wait_for_nodes
 from potluck.flower.wire.introduction import Introduction, Network
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
@@ -155,6 +155,7 @@ class _Meeting:
                 else:
                     self.refused[asked[client]] = str(why)
                     self.say(f"node {asked[client]} takes no part: {why}")
+                    tell_refused(self.grid, asked[client], str(self.header["run"]), str(why))
             known = {*names.values(), *self.refused}
             here = sorted({name_of(node) for node in self.grid.get_nodes()} - known)
         if len(names) < count and not (names and self.experiment.run.tolerate_failures):
