@@ -60,6 +60,14 @@ class TestWithFlower:
         assert signal.getsignal(signal.SIGTERM) is before
         assert list(tmp_path.rglob("*")) == []
 
+    def test_a_server_whose_certificate_has_expired_does_not_start(self, days_ago, monkeypatch, capsys, tmp_path):
+        with days_ago(366):
+            outcome(monkeypatch, capsys, "keys")
+        code, said = outcome(monkeypatch, capsys, "serve", "--keys", "keys")
+        assert code == 2
+        assert "keys/server.crt expired on" in said.err.splitlines()[-1]
+        assert not (tmp_path / "runs").exists()
+
     def test_keys_say_where_they_belong(self, monkeypatch, capsys, tmp_path):
         code, said = outcome(monkeypatch, capsys, "keys", "--address", "fl.example.org", "--node", "a")
         assert code == 0

@@ -12,17 +12,33 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 import tomli_w
 from flwr.supercore.constant import TaskType
 
+from potluck.core.errors import CheckpointError
+from potluck.experiment.execute import holding
 from potluck.flower.deploy.gate import Gate
 from potluck.flower.deploy.keys import add_node, certify, revoke_node
 from potluck.flower.deploy.processes import free_port
-from potluck.flower.node.join import _ASK_EVERY, _GRACE, _QUIET, Credentials, Refused, Unreachable, Watch, probe
+from potluck.flower.node.config import NodeConfig
+from potluck.flower.node.join import (
+    _ASK_EVERY,
+    _FIRST_WAIT,
+    _GRACE,
+    _LONGEST_WAIT,
+    _QUIET,
+    Credentials,
+    Refused,
+    Unreachable,
+    Watch,
+    _News,
+    _Waits,
+    probe,
+    run_node,
+)
 
 POTLUCK = str(Path(sys.executable).parent / "potluck")
 NOBODY = 65534
@@ -101,6 +117,29 @@ def test_a_refusal_is_heard_as_soon_as_a_request_fails():
         found.after(_ASK_EVERY, failed=True)
 
 
+def test_attempts_become_rarer_up_to_a_limit_until_one_succeeds():
+    waits = _Waits()
+    found = [waits.next() for _ in range(30)]
+    assert all(_FIRST_WAIT / 2 <= wait <= _LONGEST_WAIT for wait in found)
+    assert min(found[-10:]) >= _LONGEST_WAIT / 2
+    assert len(set(found)) == 30  # nodes that lost a server together do not come back together
+    waits.start_over()
+    assert waits.next() <= _FIRST_WAIT
+
+
+def test_the_same_trouble_is_told_once():
+    told = []
+    say = _News(told.append)
+    for line, about in (("a", ""), ("a", ""), ("gone (1)", "gone"), ("gone (2)", "gone"), ("a", "")):
+        say(line, about)
+    assert told == ["a", "gone (1)", "a"]
+
+
+def test_a_second_node_in_the_same_folder_does_not_start(tmp_path):
+    with holding(tmp_path), pytest.raises(CheckpointError, match="another process is running in this folder"):
+        run_node(Credentials("127.0.0.1:1", None), NodeConfig(tmp_path), lambda line: None)
+
+
 @pytest.fixture
 def keys(tmp_path):
     certify(tmp_path / "keys", [], days=1)
@@ -108,14 +147,8 @@ def keys(tmp_path):
     return tmp_path / "keys"
 
 
-def test_an_expired_certificate_is_named_at_both_ends(keys, monkeypatch):
-    class Then(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz) - timedelta(days=3)
-
-    with monkeypatch.context() as then:
-        then.setattr("potluck.flower.deploy.keys.datetime", Then)
+def test_an_expired_certificate_is_named_at_both_ends(keys, days_ago):
+    with days_ago(3):
         certify(keys, [], days=1)
     told, port = [], free_port()
     with (
@@ -124,11 +157,6 @@ def test_an_expired_certificate_is_named_at_both_ends(keys, monkeypatch):
     ):
         probe(Credentials(f"127.0.0.1:{port}", keys / "nodes" / "a"))
     until(lambda: told == ["refused a caller: our certificate has expired; make a new one, and start the server anew"])
-    begun = time.monotonic()
-    done = subprocess.run([POTLUCK, "serve", "--keys", str(keys)], capture_output=True, text=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "server.crt expired on" in done.stderr
-    assert time.monotonic() - begun < 20
 
 
 def test_who_passes_connections_on_to_nobody_is_no_server_without_encryption(keys):

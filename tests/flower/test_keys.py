@@ -3,7 +3,6 @@
 import ipaddress
 import re
 import stat
-from datetime import datetime, timedelta
 
 import pytest
 from cryptography import x509
@@ -112,17 +111,6 @@ def test_days_that_no_certificate_can_have_are_refused(tmp_path, days):
     assert not (tmp_path / "keys").exists()
 
 
-def days_ago(monkeypatch, days):
-    """Keys are made as of that day."""
-
-    class Then(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz) - timedelta(days=days)
-
-    monkeypatch.setattr("potluck.flower.deploy.keys.datetime", Then)
-
-
 @pytest.mark.parametrize(
     ("age", "expected"),
     [
@@ -132,9 +120,8 @@ def days_ago(monkeypatch, days):
         (3651, r"server\.crt expired on "),
     ],
 )
-def test_a_server_does_not_start_with_what_has_expired_and_says_what_soon_will(tmp_path, monkeypatch, age, expected):
-    with monkeypatch.context() as then:
-        days_ago(then, age)
+def test_a_server_does_not_start_with_what_has_expired_and_says_what_soon_will(tmp_path, days_ago, age, expected):
+    with days_ago(age):
         certify(tmp_path, [], days=365)
     if expected is None or "expires" in expected:
         check_served(tmp_path)
@@ -144,9 +131,8 @@ def test_a_server_does_not_start_with_what_has_expired_and_says_what_soon_will(t
             check_served(tmp_path)
 
 
-def test_an_authority_that_has_expired_is_renewed_by_new_keys_alone(tmp_path, monkeypatch):
-    with monkeypatch.context() as then:
-        days_ago(then, 3651)
+def test_an_authority_that_has_expired_is_renewed_by_new_keys_alone(tmp_path, days_ago):
+    with days_ago(3651):
         certify(tmp_path, [], days=365)
     certify(tmp_path, [], days=365)
     with pytest.raises(ConfigError, match=r"ca\.crt expired on .*; make new keys in another folder"):
