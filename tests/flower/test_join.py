@@ -23,6 +23,7 @@ from potluck.experiment.execute import holding
 from potluck.flower.deploy.gate import Gate
 from potluck.flower.deploy.keys import add_node, certify, revoke_node
 from potluck.flower.deploy.processes import free_port
+from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.join import (
     _ASK_EVERY,
@@ -34,6 +35,7 @@ from potluck.flower.node.join import (
     Refused,
     Unreachable,
     Watch,
+    _Life,
     _News,
     _Waits,
     probe,
@@ -133,6 +135,14 @@ def test_the_same_trouble_is_told_once():
     for line, about in (("a", ""), ("a", ""), ("gone (1)", "gone"), ("gone (2)", "gone"), ("a", "")):
         say(line, about)
     assert told == ["a", "gone (1)", "a"]
+
+
+def test_a_flower_that_listens_elsewhere_is_not_used(tmp_path):
+    home, door = NodeConfig(tmp_path), tmp_path / "runtime.sock"
+    life = _Life([], lambda: None, home, door, _News(lambda line: None), lambda: None)
+    (tmp_path / "node.log").write_text("INFO: SuperNode ID: 1\n")
+    with pytest.raises(FlowerError, match="others could take this node's tasks"):
+        life._read_logs()
 
 
 def test_a_second_node_in_the_same_folder_does_not_start(tmp_path):

@@ -21,6 +21,7 @@ from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
 from potluck.flower.deploy.private import RUNTIME
 from potluck.flower.deploy.processes import PYTHON, lines_after, private_folder, socket_in, start, stop
+from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.confined import environment_of
@@ -43,6 +44,7 @@ _PRESENT = (
     "the server counts a node with this key as present: another machine with a copy of it, or this one before it was"
     " killed, for up to a minute"
 )
+_ELSEWHERE = "where it does, others could take this node's tasks; install the version that Potluck asks for"
 _GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
 _AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model", FAREWELL: ""}
 
@@ -125,6 +127,7 @@ def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
         CheckpointError: another process uses the folder for the node's state.
         StorageError: that folder cannot be written, or is another user's.
         Refused: see `probe`.
+        FlowerError: this version of Flower would let others take the node's tasks.
     """
     sockets = [socket_in(home.state, name) for name in (SOCKET, _RUNTIME)]
     question(credentials)  # errors are reported before anything is written
@@ -214,6 +217,7 @@ class _Life:
 
         Raises:
             Refused: the server refuses this node.
+            FlowerError: the program does not listen at its socket.
         """
         resident = self._move_in()
         process = self._start()
@@ -249,6 +253,7 @@ class _Life:
     def _start(self) -> subprocess.Popen[bytes]:
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**self._words, "resident": True}.items())
         arguments = [*self._options, "--node-config", config]
+        self._runtime.unlink(missing_ok=True)
         more = {**stand_in_front(self._home), RUNTIME: str(self._runtime), SIGNS: str(self._home.resolve())}
         return start(PYTHON, ["-P", "-m", "potluck.flower.node.supernode", *arguments], self._home, self._log, more)
 
@@ -261,6 +266,8 @@ class _Life:
             if found := _CODE.search(line):
                 self._reason = _PRESENT if int(found[1]) == _NOT_ACTIVATED else one_line(found[2]).rstrip(".")
             if "SuperNode ID" in line:
+                if not self._runtime.is_socket():
+                    raise FlowerError(f"this version of Flower does not listen at {self._runtime}; {_ELSEWHERE}")
                 self._admitted()
                 self._say("connected")
             if found := _GROUP.search(line):
