@@ -3,6 +3,8 @@
 import gc
 import threading
 import time
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 
 import pytest
 import torch
@@ -29,6 +31,24 @@ def everything_is_warm():
     weight.sum().backward()
     for optimizer in (torch.optim.Adam([weight], fused=True), torch.optim.SGD([weight], lr=0.1, fused=True)):
         optimizer.step()
+
+
+@pytest.fixture
+def days_ago(monkeypatch):
+    """Keys and certificates that are made inside a block are as old as that."""
+
+    @contextmanager
+    def made(days):
+        class Then(datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return datetime.now(tz) - timedelta(days=days)
+
+        with monkeypatch.context() as then:
+            then.setattr("potluck.flower.deploy.keys.datetime", Then)
+            yield
+
+    return made
 
 
 def pytest_collection_finish():

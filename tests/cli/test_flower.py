@@ -56,8 +56,9 @@ class TestWithFlower:
             (["join", "x:1", "--keys", "k"], "k: ca.crt, node.key not found"),
             (["join", "x:1", "--insecure", "--model", "cnn2"], "--model and --capacity need --data"),
             (["join", "x:1", "--insecure", "--data", "none.npz"], "none.npz: no such file"),
-            (["join", "x:1", "--insecure", "--state", "x" * 120], "characters long"),
+            (["join", "x:1", "--insecure", "--state", "x" * 120], "characters; expected at most"),
             (["keys", "--address", "a:1"], "without port"),
+            (["keys", "--days", "-1"], "--days -1: expected a number from 1 to 3650"),
             (["simulate", "--engine", "steam"], "expected flower"),
         ],
     )
@@ -68,6 +69,14 @@ class TestWithFlower:
         assert expected in said.err.splitlines()[-1]
         assert signal.getsignal(signal.SIGTERM) is before
         assert list(tmp_path.rglob("*")) == []
+
+    def test_a_server_whose_certificate_has_expired_does_not_start(self, days_ago, monkeypatch, capsys, tmp_path):
+        with days_ago(366):
+            outcome(monkeypatch, capsys, "keys")
+        code, said = outcome(monkeypatch, capsys, "serve", "--keys", "keys")
+        assert code == 2
+        assert "keys/server.crt expired on" in said.err.splitlines()[-1]
+        assert not (tmp_path / "runs").exists()
 
     def test_keys_say_where_they_belong(self, monkeypatch, capsys, tmp_path):
         code, said = outcome(monkeypatch, capsys, "keys", "--address", "fl.example.org", "--node", "a")

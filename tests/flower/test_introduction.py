@@ -13,7 +13,8 @@ from potluck.core.errors import CheckpointError, ConfigError, WireError
 from potluck.core.rng import Key
 from potluck.experiment.assemble import assemble_server
 from potluck.experiment.config import resolve
-from potluck.flower import HELLO
+from potluck.flower import HELLO, REFUSAL
+from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.nodes import NodesMissing
@@ -133,6 +134,22 @@ def test_meeting_goes_on_without_a_node_that_introduces_itself_wrongly(bad, reas
     assert said[0].startswith("node b takes no part: ")
     assert reason in said[0]
     assert said[1] == "2 of 3 nodes take part; continuing without the others"
+
+
+def test_a_node_that_takes_no_part_hears_why_in_its_own_terminal(tmp_path):
+    of = experiment()
+    grid = Loopback({"a": saying(introduced()), "b": saying(introduced(num_classes=3)), "c": saying(introduced())})
+    header = {"experiment": of.tree(), "run": "run-1", "code": None}
+    _Meeting(grid, of, assemble_server(of), header, 5.0, lambda line: None).first(patience=0.5)
+    (told,) = [message for message in grid.sent if message.metadata.message_type == REFUSAL]
+    assert told.metadata.dst_node_id == next(number for number, node in grid.nodes.items() if node.name == "b")
+    said, payload = unwrap(told.content)
+    home = NodeConfig(tmp_path)
+    for why in (said["why"], "\x1b[2Jno\nall is well"):
+        assert NodeService(home).answer(REFUSAL, ({**said, "why": why}, payload)) == ({}, b"")
+    first, second = map(in_words, home.audit_log.read_text().splitlines())
+    assert first.startswith("takes no part, says the server: it has inputs of shape (1, 8, 8) and 3 classes; expected")
+    assert second.isprintable()
 
 
 def test_meeting_takes_another_node_for_one_that_is_refused():

@@ -1,13 +1,23 @@
 """Keys are made once, kept secret, and found wanting in words."""
 
 import ipaddress
+import re
 import stat
 
 import pytest
 from cryptography import x509
 
 from potluck.core.errors import ConfigError
-from potluck.flower.deploy.keys import add_node, certify, check_carried, check_served, key_of, registered, revoke_node
+from potluck.flower.deploy.keys import (
+    add_node,
+    certify,
+    check_carried,
+    check_served,
+    expiring,
+    key_of,
+    registered,
+    revoke_node,
+)
 
 
 @pytest.fixture
@@ -92,3 +102,44 @@ def test_what_is_missing_is_named_with_its_remedy(keys, tmp_path):
         check_carried(keys)
     with pytest.raises(ConfigError, match=r"ca.crt, server.crt, server.key not found; potluck keys"):
         check_served(tmp_path)
+
+
+@pytest.mark.parametrize("days", [-1, 0, 3651, 10**9])
+def test_days_that_no_certificate_can_have_are_refused(tmp_path, days):
+    with pytest.raises(ConfigError, match=f"--days {days}: expected a number from 1 to 3650"):
+        certify(tmp_path / "keys", [], days)
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [
+        (300, None),
+        (340, r"server\.crt expires on .*; make a new one"),
+        (366, r"server\.crt expired on .*; make a new one"),
+        (3651, r"server\.crt expired on "),
+    ],
+)
+def test_a_server_does_not_start_with_what_has_expired_and_says_what_soon_will(tmp_path, days_ago, age, expected):
+    with days_ago(age):
+        certify(tmp_path, [], days=365)
+    if expected is None or "expires" in expected:
+        check_served(tmp_path)
+        assert [bool(re.search(expected or "", line)) for line in expiring(tmp_path)] == [True] * (expected is not None)
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            check_served(tmp_path)
+
+
+def test_an_authority_that_has_expired_is_renewed_by_new_keys_alone(tmp_path, days_ago):
+    with days_ago(3651):
+        certify(tmp_path, [], days=365)
+    certify(tmp_path, [], days=365)
+    with pytest.raises(ConfigError, match=r"ca\.crt expired on .*; make new keys in another folder"):
+        check_served(tmp_path)
+
+
+def test_what_is_no_certificate_is_said(keys):
+    (keys / "server.crt").write_text("none")
+    with pytest.raises(ConfigError, match=r"server\.crt holds no certificate"):
+        check_served(keys)

@@ -11,15 +11,17 @@ from flwr.supernode.runtime import run_clientapp
 from potluck.flower import ourapp
 from potluck.flower.clientapp import client_app
 
+OURS = {"flwr-clientapp": "Run a Flower ClientApp", "flower-superexec": "Run Flower SuperExec"}
+
 
 def test_every_program_that_flower_could_start_for_an_app_is_stood_in_front_of(tmp_path):
     path = ourapp.stand_in_front(tmp_path)["PATH"]
     first, env = path.split(os.pathsep)[0], os.environ | {"PATH": path}
-    assert sorted(os.listdir(first)) == sorted(TASK_TYPE_TO_COMMAND.values())
-    for name in TASK_TYPE_TO_COMMAND.values():
+    assert sorted(os.listdir(first)) == sorted([*TASK_TYPE_TO_COMMAND.values(), "flower-superexec"])
+    for name in os.listdir(first):
         done = subprocess.run([name, "--help"], env=env, capture_output=True, text=True, check=False)
-        if name == "flwr-clientapp":
-            assert "Run a Flower ClientApp" in done.stdout, done.stderr
+        if name in OURS:
+            assert OURS[name] in done.stdout, done.stderr
         else:
             assert (done.returncode, done.stderr) == (1, "a node of Potluck runs no app but its own\n")
 
@@ -41,7 +43,7 @@ def flowers(monkeypatch):
 
 
 def test_an_app_that_was_sent_is_neither_unpacked_nor_run(flowers):
-    ourapp.main()
+    ourapp.answer()
     assert flowers == [client_app]
 
 
@@ -49,5 +51,5 @@ def test_an_app_that_was_sent_is_neither_unpacked_nor_run(flowers):
 def test_a_flower_that_loads_apps_in_another_way_is_not_used(flowers, monkeypatch, name):
     monkeypatch.delattr(run_clientapp, name)
     with pytest.raises(SystemExit, match=f"has no {name}"):
-        ourapp.main()
+        ourapp.answer()
     assert flowers == []

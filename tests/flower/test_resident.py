@@ -8,8 +8,9 @@ import pytest
 
 from potluck.core.errors import ConfigError
 from potluck.flower import HELLO
+from potluck.flower.deploy.processes import socket_in
 from potluck.flower.node.config import NodeConfig
-from potluck.flower.node.resident import ResidentLost, delegate, socket_in
+from potluck.flower.node.resident import SOCKET, ResidentLost, delegate
 from potluck.flower.node.service import NodeService
 
 WORDS = {
@@ -24,8 +25,8 @@ def test_a_node_without_a_resident_does_the_work_itself():
 
 
 def test_a_path_that_no_socket_can_have_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="characters long; expected at most"):
-        socket_in(tmp_path / ("x" * 120))
+    with pytest.raises(ConfigError, match="characters; expected at most"):
+        socket_in(tmp_path / ("x" * 120), SOCKET)
 
 
 def test_an_app_of_a_node_imports_nothing_heavy():

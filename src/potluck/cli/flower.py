@@ -77,7 +77,8 @@ def host(
         typer.Exit: it was interrupted; with 128 plus the signal's number, as in shells.
     """
     from potluck.flower.deploy.gate import Gate
-    from potluck.flower.deploy.keys import check_served
+    from potluck.flower.deploy.keys import check_served, expiring
+    from potluck.flower.deploy.processes import private_folder
     from potluck.flower.deploy.superlink import SuperLink
     from potluck.flower.server.hosting import run_app, write_app
     from potluck.flower.server.serve import NODES
@@ -91,19 +92,23 @@ def host(
     experiment = _experiment(target, assignments, folder)
     assemble_server(experiment)  # errors are reported before anything starts
     run = new_folder(parent, experiment) if folder is None else folder
+    if superlink is None:
+        private_folder(run)  # weights, and numbers of nodes by which others could address them
     run.mkdir(parents=True, exist_ok=True)
     inner = run / "flower"
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+    for line in [] if keys is None or superlink is not None else expiring(keys):
+        say(f"warning: {line}")
     try:
         with ExitStack() as stack:
             link = stack.enter_context(SuperLink(inner, keys, superlink))
             if superlink is None:
-                stack.enter_context(Gate(place, link.address, keys, say, largest))
-                for line in link.register():
+                for line in link.register():  # before nodes come, who would be taken for second ones
                     say(line)
+                stack.enter_context(Gate(place, link.address, keys, say, largest))
                 say(f"open at {address}; nodes join by: {_invitation(address, keys)}")
             app = write_app(inner / "app", experiment, run, largest)
             with Display() as display:

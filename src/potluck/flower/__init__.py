@@ -5,10 +5,10 @@ from typing import Any
 Envelope = tuple[dict[str, Any], bytes]
 """What is sent: a header of plain values, and a payload of safetensors; nothing that could run code on arrival."""
 
-JOB, HELLO = "train.job", "query.hello"
+JOB, HELLO, REFUSAL = "train.job", "query.hello", "query.refusal"
 """Types of messages to nodes, in Flower's format."""
 
-GREETING, EVALUATION = "hello", "evaluation"
+GREETING, FAREWELL, EVALUATION = "hello", "farewell", "evaluation"
 """Groups of messages other than a round's, which Flower's logs call rounds."""
 
 LARGEST_REPLY = 2**32

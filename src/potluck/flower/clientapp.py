@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from potluck.flower import HELLO, JOB, Envelope
+from potluck.flower import HELLO, JOB, REFUSAL, Envelope
 from potluck.flower.node.resident import delegate
 from potluck.flower.wire.envelope import unwrap, wrap
 
@@ -20,6 +20,11 @@ client_app = ClientApp()
 
 @client_app.query(HELLO.partition(".")[2])
 def _hello(message: Message, context: Context) -> Message:
+    return _answer(message, context)
+
+
+@client_app.query(REFUSAL.partition(".")[2])
+def _refusal(message: Message, context: Context) -> Message:
     return _answer(message, context)
 
 

@@ -202,6 +202,8 @@ def _fault(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if reason in ("http request", "wrong version number"):
         return "it does not encrypt (no TLS)"
+    if "certificate expired" in reason:
+        return "our certificate has expired; make a new one, and start the server anew"
     if "unknown ca" in reason or "certificate unknown" in reason:
         return "it does not trust our certificate; has it the ca.crt of these keys?"
     return f"TLS failed ({reason})"

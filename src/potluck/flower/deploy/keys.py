@@ -35,6 +35,12 @@ from potluck.core.errors import ConfigError
 
 CA_KEY, CA, SERVER_KEY, SERVER, NODE_KEY = "ca.key", "ca.crt", "server.key", "server.crt", "node.key"
 _REGISTERED, _NODES = "registered", "nodes"
+_LONGEST = 3650  # days of the authority's own certificate
+_SOON = timedelta(days=30)
+_RENEWAL = {
+    SERVER: "make a new one with all addresses, and start the server anew: potluck keys FOLDER --address HOST",
+    CA: "make new keys in another folder, and copy each node its own",
+}
 _LOCAL = ("localhost", "127.0.0.1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -48,8 +54,10 @@ def certify(folder: Path, addresses: Sequence[str], days: int) -> None:
         days: days until it expires.
 
     Raises:
-        ConfigError: an address is not a host name or an IP address.
+        ConfigError: an address is not a host name or an IP address; the days are none, or more than the authority's.
     """
+    if not 1 <= days <= _LONGEST:
+        raise ConfigError(f"--days {days}: expected a number from 1 to {_LONGEST}")
     names = [_address(address) for address in dict.fromkeys([*addresses, *_LOCAL])]
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CA_KEY).is_file():
@@ -131,9 +139,22 @@ def check_served(folder: Path) -> None:
     """Check that a server can use these keys.
 
     Raises:
-        ConfigError: something is missing.
+        ConfigError: something is missing, or has expired.
     """
     _check(folder, (CA, SERVER, SERVER_KEY), f"potluck keys {folder} --address HOST --node NAME")
+    for name, remedy in _RENEWAL.items():
+        if (end := _end_of(folder / name)) <= datetime.now(UTC):
+            raise ConfigError(f"{folder / name} expired on {end:%Y-%m-%d}, so nodes refuse it; {remedy}")
+
+
+def expiring(folder: Path) -> list[str]:
+    """Warnings, for a server's certificate and its authority's, of those that expire within 30 days."""
+    ends = {name: _end_of(folder / name) for name in _RENEWAL}
+    return [
+        f"{folder / name} expires on {end:%Y-%m-%d}, and nodes will refuse it; {_RENEWAL[name]}"
+        for name, end in ends.items()
+        if end - datetime.now(UTC) < _SOON
+    ]
 
 
 def check_carried(folder: Path) -> None:
@@ -150,6 +171,18 @@ def _check(folder: Path, names: Sequence[str], remedy: str) -> None:
         raise ConfigError(f"{folder}: {', '.join(missing)} not found; {remedy}")
 
 
+def _end_of(certificate: Path) -> datetime:
+    """When a certificate expires.
+
+    Raises:
+        ConfigError: the file does not hold one.
+    """
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except ValueError as error:
+        raise ConfigError(f"{certificate} holds no certificate: {error}") from error
+
+
 def _make_authority(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     usage = x509.KeyUsage(
@@ -157,7 +190,7 @@ def _make_authority(folder: Path) -> None:
         key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
     )  # fmt: skip
     certificate = (
-        _certificate("Potluck authority", key, None, 3650)
+        _certificate("Potluck authority", key, None, _LONGEST)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from potluck.core.errors import ConfigError, StorageError
 from potluck.flower.deploy.logs import keep_short
 
 PYTHON = Path(sys.executable).name
@@ -18,6 +19,35 @@ PYTHON = Path(sys.executable).name
 
 _BIN = Path(sys.executable).parent
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_LONGEST_SOCKET = 100  # characters of a socket's path, the system's limit
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder if there is none, and let no other user look into it.
+
+    Raises:
+        StorageError: it cannot be made, or is another user's.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise StorageError(f"cannot keep {path} from other users: {error.strerror or error}") from error
+
+
+def socket_in(folder: Path, name: str) -> Path:
+    """The path of a socket in a folder.
+
+    Raises:
+        ConfigError: the path is longer than the system allows.
+    """
+    path = folder.resolve() / name
+    if len(str(path)) > _LONGEST_SOCKET:
+        raise ConfigError(
+            f"{folder}: the path of its socket, {path}, has {len(str(path))} characters; expected at most"
+            f" {_LONGEST_SOCKET}"
+        )
+    return path
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -77,6 +77,8 @@ def in_words(line: str) -> str | None:
     entry: dict[str, Any] = json.loads(line)
     if refused := entry["refused"]:
         return f"refused to a server ({entry['asked']}): {one_line(str(refused))}"
+    if told := entry.get("told"):
+        return f"takes no part, says the server: {one_line(str(told))}"
     if "settings" not in entry:
         return None
     tables = entry["settings"]

@@ -1,12 +1,13 @@
 """A node: Flower's program for nodes, kept running with the owner's configuration."""
 
 import json
+import random
 import re
 import ssl
 import subprocess
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,23 +15,38 @@ import httpx
 
 from potluck.core.errors import ConfigError, PotluckError
 from potluck.core.text import one_line
-from potluck.flower import EVALUATION, GREETING
+from potluck.experiment.execute import holding
+from potluck.flower import EVALUATION, FAREWELL, GREETING
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
-from potluck.flower.deploy.processes import PYTHON, free_port, lines_after, start, stop
+from potluck.flower.deploy.private import RUNTIME
+from potluck.flower.deploy.processes import PYTHON, lines_after, private_folder, socket_in, start, stop
+from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.confined import environment_of
-from potluck.flower.node.resident import socket_in
+from potluck.flower.node.resident import SOCKET
+from potluck.flower.node.supernode import SIGNS, Signs
 from potluck.flower.ourapp import stand_in_front
 
 Say = Callable[[str], None]
 
-_LOOK_EVERY = 0.5
-_AGAIN_AFTER = 10.0  # seconds; a server may take a minute to notice that a node was killed
-_CODE = re.compile(r"\[code: \d+\] (.*)")
+_RUNTIME = "runtime.sock"
+_LOOK_EVERY = 0.5  # seconds, as all that follow
+_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # a server may take a minute to notice that a node was killed
+_QUIET = 60.0  # without a sign of life that is answered; Flower sends one every 23 s at least
+_ASK_EVERY = 5.0
+_GRACE = 30.0  # in which Flower's program finds by itself a server that is back; it tries every 20 s at least
+_CODE = re.compile(r"\[code: (\d+)\] (.*)")
+_NOBODY = "nobody answers"  # whatever the reason, which changes between attempts
+_NOT_ACTIVATED = 2004  # Flower's number for it
+_PRESENT = (
+    "the server counts a node with this key as present: another machine with a copy of it, or this one before it was"
+    " killed, for up to a minute"
+)
+_ELSEWHERE = "where it does, others could take this node's tasks; install the version that Potluck asks for"
 _GROUP = re.compile(r"\[RUN \d+, ROUND (\w+)\]")
-_AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model"}
+_AT_WORK = {GREETING: "introduced", EVALUATION: "evaluating its model", FAREWELL: ""}
 
 
 @dataclass(frozen=True)
@@ -66,108 +82,259 @@ def probe(credentials: Credentials) -> None:
     """Check that a server is reachable with these credentials and has registered this node.
 
     Raises:
-        ConfigError: the address is not HOST:PORT.
+        ConfigError: keys are missing, or the address is not HOST:PORT.
         Unreachable: no server answers.
         Refused: a server answers, but refuses this node.
     """
+    question(credentials)()
+
+
+def question(credentials: Credentials) -> Callable[[], None]:
+    """Read the keys, and return `probe` with these, whatever becomes of the files.
+
+    Raises:
+        ConfigError: keys are missing.
+    """
     scheme, trust, shown = "http", False, {}
     if credentials.keys is not None:
+        check_carried(credentials.keys)
         scheme, trust = "https", ssl.create_default_context(cafile=str(credentials.keys / CA))
         shown = {KEY_HEADER: b64encode(public_key_of(credentials.keys)).decode("ascii")}
-    try:
-        reply = httpx.get(
-            f"{scheme}://{credentials.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
-        )
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{credentials.address!r} is not an address; expected HOST:PORT") from error
-    except httpx.RemoteProtocolError as error:
-        raise Refused(
-            f"{credentials.address} hung up on plain text; it expects encryption: potluck join"
-            f" {credentials.address} --keys ..."
-        ) from error
-    except httpx.HTTPError as error:
-        raise _misfortune(credentials.address, error) from error
-    if reply.status_code == 403:
-        raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
+
+    def ask() -> None:
+        try:
+            reply = httpx.get(
+                f"{scheme}://{credentials.address}{HEALTH}", headers=shown, verify=trust, timeout=10.0, trust_env=False
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{credentials.address!r} is not an address; expected HOST:PORT") from error
+        except httpx.HTTPError as error:
+            raise _misfortune(credentials, error) from error
+        if reply.status_code == 403:
+            raise Refused(f"{credentials.address} refuses this node: {reason_in(reply.content)}")
+
+    return ask
 
 
 def run_node(credentials: Credentials, home: NodeConfig, say: Say) -> None:
-    """Take part until interrupted. Flower's program is restarted whenever it ends.
+    """Take part until interrupted. Flower's program is started anew when it ends or reaches the server no more.
 
-    It ends when the server is gone, and while the server still counts a killed predecessor of this node as present.
+    A server that refuses this node at first ends it. One that does so later may have to be set right, by another key or
+    a new certificate, and is asked again.
 
     Raises:
         ConfigError: keys are missing, or the address is not HOST:PORT.
+        CheckpointError: another process uses the folder for the node's state.
+        StorageError: that folder cannot be written, or is another user's.
         Refused: see `probe`.
+        FlowerError: this version of Flower would let others take the node's tasks.
     """
-    socket_in(home.state)
-    if credentials.keys is not None:
-        check_carried(credentials.keys)
-    home.state.mkdir(parents=True, exist_ok=True)
-    home.state.chmod(0o700)
-    told = ""
+    sockets = [socket_in(home.state, name) for name in (SOCKET, _RUNTIME)]
+    question(credentials)  # errors are reported before anything is written
+    private_folder(home.state)
+    with holding(home.state):
+        _stay(credentials, home, sockets[1], _News(say))
 
-    def tell(line: str) -> None:
-        nonlocal told
-        if line != told:
-            say(line)
-        told = line
 
+def _stay(credentials: Credentials, home: NodeConfig, runtime: Path, say: "_News") -> None:
+    waits, was_here = _Waits(), False
     while True:
         try:
-            probe(credentials)
-            tell(f"disconnected: {_live(credentials, home, tell)}; trying again every {_AGAIN_AFTER:.0f} s")
+            ask = question(credentials)
+            ask()
+            was_here = True
+            why = _Life(credentials.options(), ask, home, runtime, say, waits.start_over).until_it_ends()
+            say(f"disconnected: {why}; trying again")
         except Unreachable as error:
-            tell(f"{error}; trying again every {_AGAIN_AFTER:.0f} s")
-        time.sleep(_AGAIN_AFTER)
+            say(f"{error}; trying again", _NOBODY)
+        except (ConfigError, Refused) as error:
+            if not was_here:
+                raise
+            say(f"{error}; trying again")
+        time.sleep(waits.next())
 
 
-def _live(credentials: Credentials, home: NodeConfig, say: Say) -> str:
-    """Run Flower's program beside the node's own worker until one ends; return why."""
-    log, words = home.state / "node.log", home.as_config()
-    position, noted = (place.stat().st_size if place.is_file() else 0 for place in (log, home.audit_log))
-    config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**words, "resident": True}.items())
-    arguments = [*credentials.options(), "--port", str(free_port()), "--node-config", config]
-    # A node with its own data needs no other: the server's common test set is not downloaded for it.
-    offline = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    more = {**environment_of(home), **offline}
-    ours_first = stand_in_front(home.state / "flower")
+class _News:
+    """Says what a node's owner should know, and nothing twice in a row."""
 
-    def move_in() -> subprocess.Popen[bytes]:
-        return start(
-            PYTHON, ["-P", "-m", "potluck.flower.node.resident", json.dumps(words)], home.state / "flower", log, more
-        )
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._told = ""
 
-    resident = move_in()
-    process = start("flower-supernode", arguments, home.state / "flower", log, ours_first)
-    reason = "Flower's program ended"
-    try:
-        while True:
-            ended = process.poll() is not None
-            lines, position = lines_after(log, position)
-            for line in lines:
-                if found := _CODE.search(line):
-                    reason = one_line(found[1]).rstrip(".")
-                if "SuperNode ID" in line:
-                    say("connected")
-                if found := _GROUP.search(line):
-                    say(_AT_WORK.get(found[1], f"at work on round {found[1]}"))
-            entries, noted = lines_after(home.audit_log, noted)
-            for words in filter(None, map(in_words, entries)):
-                say(words)
-            if ended:
-                return reason
-            if resident.poll() is not None:
-                say(f"the worker ended with code {resident.returncode}; starting another one")
-                resident = move_in()
-            time.sleep(_LOOK_EVERY)
-    finally:
-        stop(process)
-        stop(resident)
+    def __call__(self, line: str, about: str = "") -> None:
+        """Say a line unless the last one was the same, or about the same."""
+        if (about or line) != self._told:
+            self._say(line)
+        self._told = about or line
 
 
-def _misfortune(address: str, error: httpx.HTTPError) -> PotluckError:
-    text = str(error) or type(error).__name__
+class _Waits:
+    """The seconds between attempts: more each time up to a limit, and different for each node."""
+
+    def __init__(self) -> None:
+        self._longest = _FIRST_WAIT
+
+    def next(self) -> float:
+        """How long to wait now."""
+        longest, self._longest = self._longest, min(2 * self._longest, _LONGEST_WAIT)
+        return random.uniform(longest / 2, longest)
+
+    def start_over(self) -> None:
+        """The next wait is a first one: an attempt succeeded."""
+        self._longest = _FIRST_WAIT
+
+
+class _Life:
+    """Flower's program and the node's own worker, from their start until one thing ends them.
+
+    Args:
+        options: Flower's options by which it reaches the server.
+        ask: asks the server itself; see `probe`.
+        home: the node's configuration.
+        runtime: the socket for Flower's program.
+        say: called with news.
+        admitted: called when the server has admitted the node.
+    """
+
+    def __init__(
+        self, options: Sequence[str], ask: Callable[[], None], home: NodeConfig, runtime: Path, say: "_News",
+        admitted: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._options, self._ask = options, ask
+        self._say, self._admitted = say, admitted
+        self._log, self._home = home.state / "node.log", home.state / "flower"
+        self._audit_log = home.audit_log
+        self._read = {place: _length(place) for place in (self._log, self._audit_log)}
+        self._words = home.as_config()
+        self._runtime = runtime
+        # A node with its own data needs no other: the server's common test set is not downloaded for it.
+        offline = {} if home.data is None else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        self._confined = {**environment_of(home), **offline}
+        self._reason = "Flower's program ended"
+
+    def until_it_ends(self) -> str:
+        """Run both; return why they ended.
+
+        Raises:
+            Refused: the server refuses this node.
+            FlowerError: the program does not listen at its socket.
+        """
+        resident = self._move_in()
+        process = self._start()
+        watch = Watch(Signs(self._home), self._ask)
+        try:
+            while True:
+                ended = process.poll() is not None
+                self._read_logs()
+                if ended:
+                    return self._reason
+                if self._is_stuck(watch):
+                    return "the server answers, but no longer to Flower's program"
+                if resident.poll() is not None:
+                    self._say(f"the worker ended with code {resident.returncode}; starting another one")
+                    resident = self._move_in()
+                time.sleep(_LOOK_EVERY)
+        finally:
+            stop(process)
+            stop(resident)
+
+    def _is_stuck(self, watch: "Watch") -> bool:
+        """Whether Flower's program should be started anew; says when no server answers, and when one does again."""
+        waiting = watch.waiting
+        try:
+            return watch.gives_up()
+        except Unreachable as error:
+            self._say(f"{error}; trying again", _NOBODY)
+            return False
+        finally:
+            if waiting and not watch.waiting:
+                self._say("connected")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**self._words, "resident": True}.items())
+        arguments = [*self._options, "--node-config", config]
+        self._runtime.unlink(missing_ok=True)
+        more = {**stand_in_front(self._home), RUNTIME: str(self._runtime), SIGNS: str(self._home.resolve())}
+        return start(PYTHON, ["-P", "-m", "potluck.flower.node.supernode", *arguments], self._home, self._log, more)
+
+    def _move_in(self) -> subprocess.Popen[bytes]:
+        words = ["-P", "-m", "potluck.flower.node.resident", json.dumps(self._words)]
+        return start(PYTHON, words, self._home, self._log, self._confined)
+
+    def _read_logs(self) -> None:
+        for line in self._new_in(self._log):
+            if found := _CODE.search(line):
+                self._reason = _PRESENT if int(found[1]) == _NOT_ACTIVATED else one_line(found[2]).rstrip(".")
+            if "SuperNode ID" in line:
+                if not self._runtime.is_socket():
+                    raise FlowerError(f"this version of Flower does not listen at {self._runtime}; {_ELSEWHERE}")
+                self._admitted()
+                self._say("connected")
+            if found := _GROUP.search(line):
+                self._at_work(found[1])
+        for words in filter(None, map(in_words, self._new_in(self._audit_log))):
+            self._say(words)
+
+    def _at_work(self, group: str) -> None:
+        if words := _AT_WORK.get(group, f"at work on round {group}"):
+            self._say(words)
+
+    def _new_in(self, log: Path) -> list[str]:
+        lines, self._read[log] = lines_after(log, self._read[log])
+        return lines
+
+
+def _length(log: Path) -> int:
+    return log.stat().st_size if log.is_file() else 0
+
+
+class Watch:
+    """Watches whether the server answers Flower's program, and if not, asks the server itself.
+
+    Args:
+        signs: how the program's requests fare.
+        ask: asks the server; see `probe`.
+        clock: gives seconds.
+
+    Attributes:
+        waiting: whether no server answered, and the program has to find it again.
+    """
+
+    def __init__(self, signs: Signs, ask: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.waiting = False
+        self._signs, self._ask, self._clock = signs, ask, clock
+        self._answered, self._failed = signs.seen()
+        self._last_answer = self._last_asked = clock()
+        self._there_since: float | None = None
+
+    def gives_up(self) -> bool:
+        """Whether the program should be started anew: for a while the server has answered us, and not the program.
+
+        Raises:
+            Unreachable: no server answers, which the program can wait for.
+            Refused: the server refuses this node.
+        """
+        now, (answered, failed) = self._clock(), self._signs.seen()
+        if answered != self._answered:
+            self._answered, self._last_answer, self._there_since, self.waiting = answered, now, None, False
+        if (failed == self._failed and now - self._last_answer <= _QUIET) or now - self._last_asked < _ASK_EVERY:
+            return False
+        self._failed, self._last_asked = failed, now
+        try:
+            self._ask()
+        except Unreachable:
+            self._there_since, self.waiting = None, True
+            raise
+        self._there_since = self._there_since or now
+        return now - max(self._there_since + _GRACE, self._last_answer + _QUIET) > 0
+
+
+def _misfortune(credentials: Credentials, error: httpx.HTTPError) -> PotluckError:
+    address, text = credentials.address, str(error) or type(error).__name__
+    if isinstance(error, httpx.RemoteProtocolError) and credentials.keys is None:
+        return Refused(f"{address} hung up on plain text; it expects encryption: potluck join {address} --keys ...")
+    if "certificate has expired" in text:
+        return Refused(f"{address}: its certificate has expired; make a new one there: potluck keys KEYS --address ...")
     if "CERTIFICATE_VERIFY_FAILED" in text:
         why = text.rpartition(": ")[2]
         return Refused(f"{address}: its certificate is not one of ours ({why}); is this the ca.crt of its keys?")

@@ -13,31 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from potluck.core.errors import ConfigError, PotluckError, WireError
+from potluck.core.errors import PotluckError, WireError
 from potluck.engine.frames import receive, send
 from potluck.flower import Envelope
+from potluck.flower.deploy.processes import socket_in
 from potluck.flower.wire.envelope import LONGEST_HEADER, read_header
 
-_SOCKET = "resident.sock"
+SOCKET = "resident.sock"
+"""Where it listens, in the folder for the node's state."""
+
 _LONGEST_KIND = 100  # bytes of the type of a message
-_LONGEST = 100  # characters of a socket's path, the system's limit
 _COMES_WITHIN = 60.0  # seconds: it imports torch
 
 
 class ResidentLost(PotluckError):
     """The resident worker ended while it answered a message."""
-
-
-def socket_in(state: Path) -> Path:
-    """The path of the socket at which a node's resident worker listens.
-
-    Raises:
-        ConfigError: the path is longer than the system allows.
-    """
-    path = state.resolve() / _SOCKET
-    if len(str(path)) > _LONGEST:
-        raise ConfigError(f"--state {state}: {path} is {len(str(path))} characters long; expected at most {_LONGEST}")
-    return path
 
 
 def delegate(config: Mapping[str, Any], kind: str, envelope: Envelope) -> Envelope | None:
@@ -68,7 +58,7 @@ def serve_forever(config: Mapping[str, Any]) -> None:
     keep_freed_memory()
     home = NodeConfig.of(config)
     confine(home)
-    service, path = NodeService(home), socket_in(home.state)
+    service, path = NodeService(home), socket_in(home.state, SOCKET)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
@@ -90,12 +80,12 @@ def _reached(state: Path) -> socket.socket:
     while True:
         there = socket.socket(socket.AF_UNIX)
         try:
-            there.connect(str(socket_in(state)))
+            there.connect(str(socket_in(state, SOCKET)))
             return there
         except (FileNotFoundError, ConnectionRefusedError):
             there.close()
             if time.monotonic() > deadline:
-                raise ResidentLost(f"no worker listens at {socket_in(state)}") from None
+                raise ResidentLost(f"no worker listens at {socket_in(state, SOCKET)}") from None
             time.sleep(0.05)
 
 

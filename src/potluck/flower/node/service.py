@@ -24,7 +24,7 @@ from potluck.engine.inspection import check_inputs, check_targets
 from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
 from potluck.experiment.config import Experiment, ModelSpec
 from potluck.experiment.rehearsal import rehearse
-from potluck.flower import JOB, Envelope
+from potluck.flower import JOB, REFUSAL, Envelope
 from potluck.flower.node.asked import asked
 from potluck.flower.node.audit import Audit
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
@@ -125,6 +125,8 @@ class NodeService:
         return answer
 
     def _answer(self, kind: str, envelope: Envelope) -> Envelope:
+        if kind == REFUSAL:
+            return {}, b""
         try:
             if kind != JOB:
                 return self._node(envelope[0]).introduction.header(), b""
@@ -160,7 +162,9 @@ class NodeService:
         asked = "introduction" if kind != JOB else one_line(str(header.get("handler", "evaluation")), LONGEST_NAME)
         facts: dict[str, Any] = {"asked": asked, "run": one_line(str(header.get("run")), LONGEST_NAME)}
         facts |= {"round": header.get("round") if isinstance(header.get("round"), int) else None, "refused": refused}
-        if self._found is not None:
+        if kind == REFUSAL:
+            facts |= {"asked": "nothing", "told": one_line(str(header.get("why")))}
+        elif self._found is not None:
             found = self._found.experiment
             settings = found.settings()
             name = digest(json.dumps(settings, sort_keys=True).encode())

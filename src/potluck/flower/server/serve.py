@@ -34,7 +34,7 @@ from potluck.experiment.result import Result
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
-from potluck.flower.server.nodes import Nodes, NodesMissing, Silent, greet, name_of, wait_for_nodes
+from potluck.flower.server.nodes import Nodes, NodesMissing, Silent, greet, name_of, tell_refused, wait_for_nodes
 from potluck.flower.wire.introduction import Introduction, Network
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
@@ -176,6 +176,8 @@ class _Meeting:
                 aside = silent if isinstance(found, Silent) else self.refused
                 aside[name] = str(why)
                 self.say(f"node {name} takes no part: {why}")
+                if aside is self.refused:
+                    tell_refused(self.grid, name, str(self.header["run"]), str(why))
             here = [name_of(node) for node in self.grid.get_nodes()]
         return silent
 

@@ -1,0 +1,96 @@
+"""Flower's program for nodes, as `potluck join` runs it: private, watched, and alive only while it works.
+
+It serves its API at the node's own socket; it touches files by which `potluck join` sees how its requests fare; and it
+ends when its main thread does, which Flower's own outlives, doing nothing, after an error of TLS.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+SIGNS = "POTLUCK_SIGNS"
+"""The environment variable with the folder for `Signs`."""
+
+_ALIVE = ("/v1/fleet/activate-node", "/v1/fleet/send-node-heartbeat")
+
+
+class Signs:
+    """How the program's requests fare, as the times of two files.
+
+    Args:
+        folder: the folder of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._answered, self._failed = folder / "answered", folder / "failed"
+
+    def note(self, request: httpx.Request, reply: httpx.Response | None) -> None:
+        """Note a request's reply, None if there is none: the server knows the node is alive, or there is a doubt."""
+        if reply is None or reply.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            self._failed.touch()
+        elif reply.is_success and request.url.path in _ALIVE:
+            self._answered.touch()
+
+    def seen(self) -> tuple[int, int]:
+        """When the last sign of life was answered and the last request failed: numbers that change with each."""
+        return _touched(self._answered), _touched(self._failed)
+
+
+def _touched(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+class _Noting:
+    """Notes each reply; an interceptor of Flower's clients."""
+
+    def __init__(self, signs: Signs) -> None:
+        self._signs = signs
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        try:
+            reply = call_next(context)
+        except httpx.TransportError:
+            self._signs.note(context.request, None)
+            raise
+        self._signs.note(context.request, reply)
+        return reply
+
+
+def main() -> None:
+    """Act as Flower's program for a node."""
+    import uvicorn
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode.cli import flower_supernode
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    from potluck.flower.deploy.private import AtSocket, replace
+
+    signs = Signs(Path(os.environ[SIGNS]))
+
+    class Client(FleetHttpClient):
+        """Flower's client of the server, whose replies are noted."""
+
+        def __init__(self, base_url: str, *, interceptors: Sequence[Any] = (), **options: Any) -> None:
+            super().__init__(base_url, interceptors=[*interceptors, _Noting(signs)], **options)
+
+    replace(fleet_http_connection, "FleetHttpClient", Client)
+    replace(uvicorn, "Config", AtSocket)
+    sys.argv[0] = "flower-supernode"  # Flower tells its programs apart by this
+    try:
+        flower_supernode()
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(1)  # threads of Flower's would keep it alive
+
+
+if __name__ == "__main__":
+    main()
