@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
@@ -368,10 +368,20 @@ class Engine:
         tasks = self._tasks(handler, messages, expected, place, attendance)
         with self.ledger.exchange(asked) as note:
             for outcome in self.executor.run(self._host, tasks):
+                outcome = self._counted(outcome, handler) if asked else outcome
                 note(outcome)
                 attendance.note(outcome)
                 yield outcome
                 del outcome
+
+    def _counted(self, outcome: Outcome, handler: Callable[..., Any]) -> Outcome:
+        """The outcome, if what it claims of private releases can be; else a failure, after which one may have been."""
+        try:
+            if isinstance(outcome, Answer):
+                self.ledger.check(outcome)
+        except Misfit as misfit:
+            return replace(refusal(outcome.client, self._host.full_name(handler.__name__), misfit), unheard=True)
+        return outcome
 
     def _tasks(
         self,
