@@ -14,6 +14,7 @@ _NOT_THE_SETTING = (
     "run.lost_rounds",
     "run.on_divergence",
     "run.largest_value",
+    "run.outlier_factor",
 )
 
 

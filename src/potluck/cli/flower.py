@@ -22,6 +22,9 @@ from potluck.experiment.result import Result
 from potluck.experiment.run import cohort_size
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 
+_SERVED = {"tolerate_failures": "true", "outlier_factor": "10"}
+"""What holds of `run` if nothing else is said: nodes may fail, and may lie."""
+
 
 def require_flower() -> None:
     """Check that Flower is installed.
@@ -169,9 +172,8 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
     """The experiment of a new run, or the one that the run in the folder was started with."""
-    asked = experiment_for(target, assignments)
-    if not _says(target, assignments, "tolerate_failures"):  # nodes may fail
-        asked = experiment_for(target, [*assignments, "run.tolerate_failures=true"])
+    unsaid = [f"run.{key}={value}" for key, value in _SERVED.items() if not _says(target, assignments, key)]
+    asked = experiment_for(target, [*assignments, *unsaid])
     config = folder and folder / CONFIG
     if config is None or not config.is_file():
         return asked
