@@ -316,9 +316,7 @@ def test_what_may_have_been_released_counts_too():
     private = get_method("fedin")(privacy=FeaturePrivacy(clip=0.1, epsilon=1.0, delta=1e-5))
     statement = private.privacy_statement({0: Releases(4), 1: Releases(3, unheard=2)})
     assert private.privacy.spent(5) <= shown(statement) < 1.01 * private.privacy.spent(5)
-    assert (
-        "Client 1 released features at most 5 times (3 for certain, and 2 requests were not answered)" in statement
-    )
+    assert "Client 1 released features at most 5 times (3 for certain, and 2 requests were not answered)" in statement
 
 
 def test_a_statement_says_for_how_many_clients_it_holds():

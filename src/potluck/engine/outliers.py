@@ -6,14 +6,13 @@ or how large it is where none like it was sent, against the median of the client
 root mean squares, so that slices of a tensor can be compared with the whole.
 
 A client may exceed the median by the run's factor, and by as much more as it has more training examples than the median
-client, up to a hundredfold, since who takes a hundred steps moves further than who takes one. A tensor that comes back
-no more than twice as large as it was sent is never held against its client: its direction may be wrong, but not its
-size. Numbers that their declaration bounds, such as probabilities, counts and masks, are not compared, nor are single
-numbers.
+client, up to a hundredfold, since who takes a hundred steps moves further than who takes one. Numbers that their
+declaration bounds, such as probabilities, counts and masks, are not compared, nor are single numbers.
 
-Among five or more the median is an honest client's even if two lie, and what stands out is refused. Among fewer it is
-believed and remembered for a round. If everybody else diverges on what has become of it, that round is undone, and the
-client named; one that is named again is left out of the rest of the run.
+Among five or more the median is an honest client's even if two lie, and what exceeds it is refused if its size can do
+harm: if it is above one, and a tensor that was sent came back larger by the same factor. Else it is believed and
+remembered for a round. If everybody else diverges on what has become of it, that round is undone, and the client named;
+one that is named again is left out of the rest of the run.
 """
 
 import math
@@ -41,23 +40,33 @@ MOST_OFTEN = 2
 """How often a client is named until it is left out."""
 
 _MOST_WORK = 100.0
-_GROWN = 2.0
+_HARMLESS = 1.0
+_NOISE = 1e-3  # rounding moves a bias before BatchNorm, whose gradient is zero
 _LEAST_DIVERGED = 2  # a single client's word that it diverged undoes nothing
 
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a tensor in a reply.
+    """The size of a tensor in a reply; all are root mean squares.
 
     Attributes:
-        number: the root mean square of its numbers, or of their differences from what was sent.
-        moved: whether a tensor like it was sent.
-        grown: whether it is large enough to be held against its client.
+        number: of its differences from what was sent; of its numbers, if none like it was.
+        sent: of what was sent; None if none like it was.
+        came: of its numbers.
     """
 
     number: float
-    moved: bool
-    grown: bool = True
+    sent: float | None
+    came: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may have spoilt a round: it is more than noise, and moved by more than its own size."""
+        return self.number > max(_NOISE, self.sent or 0.0)
+
+    def harms(self, factor: float) -> bool:
+        """Whether it is too large for what it is."""
+        return self.number > _HARMLESS and (self.sent is None or self.came > factor * self.sent)
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class Outlier:
         size: root mean square.
         most: the largest size expected.
         owners: the number of clients compared, with this one.
+        refused: whether it costs its client the reply.
     """
 
     client: ClientId
@@ -79,6 +89,7 @@ class Outlier:
     size: float
     most: float
     owners: int
+    refused: bool
 
     @property
     def ratio(self) -> float:
@@ -86,11 +97,9 @@ class Outlier:
         return self.size / self.most
 
     def __str__(self) -> str:
-        did = "moved by" if self.moved else "has the size"
-        return (
-            f"its {self.name} {did} {self.size:.3g} (root mean square), where the median of {self.owners} clients lets"
-            f" expect at most {self.most:.3g}"
-        )
+        did = "moved by" if self.moved else "is of the size"
+        most = f"expected at most {self.most:.3g} by the median of {self.owners} clients"
+        return f"its {self.name} {did} {self.size:.3g} (root mean square); {most}"
 
 
 @dataclass(frozen=True)
@@ -173,12 +182,12 @@ class Outliers:
             waiting[place] = reply if isinstance(reply, Failure) else outcome
             del outcome, reply
         found = {one.client: one for one in standing_out(sizes, self._examples, self._factor)}
-        self._remember(one for one in found.values() if one.owners < LEAST_OWNERS)
+        self._remember(one for one in found.values() if not one.refused)
         for place in range(len(waiting)):
             outcome = waiting.pop(place)
             one = found.get(outcome.client)
-            if one is not None and one.owners >= LEAST_OWNERS:
-                outcome = refused(one.client, Misfit(str(one)))
+            if one is not None and one.refused:
+                outcome = refused(one.client, Misfit(f"{one}, by run.outlier_factor {self._factor:g}"))
             if isinstance(outcome, Answer):
                 yield outcome, Message.decode(outcome.payload, views=True)
             else:
@@ -223,7 +232,7 @@ def sizes_of(reply: Message, sent: Message, kind: Kind) -> dict[Path, Size]:
 def standing_out(
     sizes: Mapping[ClientId, Mapping[Path, Size]], examples: Mapping[ClientId, int], factor: float
 ) -> list[Outlier]:
-    """Of each client whose reply stands out, the tensor that does so most among the most clients.
+    """Of each client whose reply stands out, the tensor that does so most; one that is refused comes before others.
 
     Args:
         sizes: of the replies of one exchange.
@@ -234,28 +243,26 @@ def standing_out(
     for client, of in sizes.items():
         for path, size in of.items():
             if size.number:  # who leaves a tensor as it is says nothing of how far one moves it
-                owners.setdefault((path, size.moved), {})[client] = size
-    found: dict[ClientId, Outlier] = {}
+                owners.setdefault((path, size.sent is not None), {})[client] = size
+    found: dict[ClientId, list[Outlier]] = {}
     for (path, moved), those in owners.items():
         middle = median_low(size.number for size in those.values())
         usual = max(1, median_low(examples[client] for client in those))
         for client, size in those.items():
-            work = min(max(1.0, examples[client] / usual), _MOST_WORK)
-            one = Outlier(client, ".".join(path), moved, size.number, factor * work * middle, len(those))
-            if size.grown and one.ratio > 1 and _weight(one) > _weight(found.get(client)):
-                found[client] = one
-    return list(found.values())
-
-
-def _weight(one: Outlier | None) -> tuple[bool, float]:
-    return (one.owners >= LEAST_OWNERS, one.ratio) if one else (False, 0.0)
+            most = factor * middle * min(max(1.0, examples[client] / usual), _MOST_WORK)
+            if size.number > most and size.counts:
+                refused = len(those) >= LEAST_OWNERS and size.harms(factor)
+                one = Outlier(client, ".".join(path), moved, size.number, most, len(those), refused)
+                found.setdefault(client, []).append(one)
+    return [max(of, key=lambda one: (one.refused, one.ratio)) for of in found.values()]
 
 
 def _size(tensor: Tensor, sent: Any) -> Size:
+    came = _rms(tensor)
     if not (isinstance(sent, Tensor) and sent.shape == tensor.shape):
-        return Size(_rms(tensor), moved=False)
+        return Size(came, None, came)
     sent = sent.to(tensor.device)
-    return Size(_rms(tensor - sent), moved=True, grown=_rms(tensor) > _GROWN * _rms(sent))
+    return Size(_rms(tensor - sent), _rms(sent), came)
 
 
 def _rms(tensor: Tensor) -> float:
