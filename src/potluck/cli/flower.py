@@ -22,7 +22,7 @@ from potluck.experiment.result import Result
 from potluck.experiment.run import cohort_size
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 
-_SERVED = {"tolerate_failures": "true", "outlier_factor": "10"}
+_SERVED = {"tolerate_failures": "true", "outlier_factor": "100"}
 """What holds of `run` if nothing else is said: nodes may fail, and may lie."""
 
 

@@ -5,14 +5,14 @@ So the replies of an exchange are compared, tensor by tensor: how far a client h
 or how large it is where none like it was sent, against the median of the clients that moved one of that name. Sizes are
 root mean squares, so that slices of a tensor can be compared with the whole.
 
-A client may exceed the median by the run's factor, and by as much more as it has more training examples than the median
-client, up to a hundredfold, since who takes a hundred steps moves further than who takes one. Numbers that their
-declaration bounds, such as probabilities, counts and masks, are not compared, nor are single numbers.
+A client may exceed the median by a factor, and by as much more as it has more training examples than the median client,
+up to a hundredfold, since who takes a hundred steps moves further than who takes one. Numbers that their declaration
+bounds, such as probabilities, counts and masks, are not compared, nor are single numbers.
 
-Among five or more the median is an honest client's even if two lie, and what exceeds it is refused if its size can do
-harm: if it is above one, and a tensor that was sent came back larger by the same factor. Else it is believed and
-remembered for a round. If everybody else diverges on what has become of it, that round is undone, and the client named;
-one that is named again is left out of the rest of the run.
+Among five or more the median is an honest client's even if two lie. What exceeds it by the run's factor is refused, if
+its size can do harm: if it is above one, and a tensor that was sent came back ten times as large or more. What exceeds
+the median tenfold and is not refused is believed, and remembered for a round. If everybody else diverges on what has
+become of it, that round is undone, and the client named; one that is named again is left out of the rest of the run.
 """
 
 import math
@@ -40,7 +40,9 @@ MOST_OFTEN = 2
 """How often a client is named until it is left out."""
 
 _MOST_WORK = 100.0
+_REMEMBERED = 10.0  # times the median; honest clients exceed it now and then, which costs nothing unless all diverge
 _HARMLESS = 1.0
+_GROWN = 10.0
 _NOISE = 1e-3  # rounding moves a bias before BatchNorm, whose gradient is zero
 _LEAST_DIVERGED = 2  # a single client's word that it diverged undoes nothing
 
@@ -64,9 +66,10 @@ class Size:
         """Whether it may have spoilt a round: it is more than noise, and moved by more than its own size."""
         return self.number > max(_NOISE, self.sent or 0.0)
 
-    def harms(self, factor: float) -> bool:
-        """Whether it is too large for what it is."""
-        return self.number > _HARMLESS and (self.sent is None or self.came > factor * self.sent)
+    @property
+    def harms(self) -> bool:
+        """Whether it is so large that a mean can be spoilt by it."""
+        return self.number > _HARMLESS and (self.sent is None or self.came > _GROWN * self.sent)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Outliers:
     """Compares the replies of each exchange, and remembers for a round what stood out and was believed.
 
     Args:
-        factor: how many times the median is the most that is expected.
+        factor: how many times the median is refused.
         examples: by client, its number of training examples.
 
     Attributes:
@@ -237,7 +240,7 @@ def standing_out(
     Args:
         sizes: of the replies of one exchange.
         examples: by client, its number of training examples.
-        factor: how many times the median is the most that is expected.
+        factor: how many times the median is refused.
     """
     owners: dict[tuple[Path, bool], dict[ClientId, Size]] = {}
     for client, of in sizes.items():
@@ -249,9 +252,10 @@ def standing_out(
         middle = median_low(size.number for size in those.values())
         usual = max(1, median_low(examples[client] for client in those))
         for client, size in those.items():
-            most = factor * middle * min(max(1.0, examples[client] / usual), _MOST_WORK)
-            if size.number > most and size.counts:
-                refused = len(those) >= LEAST_OWNERS and size.harms(factor)
+            own = middle * min(max(1.0, examples[client] / usual), _MOST_WORK)
+            refused = len(those) >= LEAST_OWNERS and size.harms and size.number > factor * own
+            most = own * (factor if refused else min(factor, _REMEMBERED))
+            if size.counts and size.number > most:
                 one = Outlier(client, ".".join(path), moved, size.number, most, len(those), refused)
                 found.setdefault(client, []).append(one)
     return [max(of, key=lambda one: (one.refused, one.ratio)) for of in found.values()]

@@ -134,10 +134,10 @@ class RunConfig(Checked):
         on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
             "drop" the reply and continue. None means "drop" if failures are tolerated, else "stop".
         largest_value: the largest number in a reply; a larger one counts as divergence.
-        outlier_factor: refuse a reply in which a tensor has moved, from what was sent, so many times as far as the
-            median of five or more clients that moved it, or is so many times as large if it was not sent; a client
-            may move it further in proportion to its examples. Among fewer, a round whose outlier makes all others
-            diverge is undone. 0 compares nothing, as does None; `potluck serve` takes 10 for None.
+        outlier_factor: refuse a reply in which a tensor was moved, from what was sent, so many times as far as by the
+            median of five or more clients, or is so many times as large as the median, if it was not sent; a client
+            may exceed it further by its number of examples. Of fewer clients, a round is undone if a reply that stands
+            out makes all others diverge. 0 compares nothing, as None does; `potluck serve` takes 100 for None.
         track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
             several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
     """
