@@ -10,7 +10,7 @@ up to a hundredfold, since who takes a hundred steps moves further than who take
 bounds, such as probabilities, counts and masks, are not compared, nor are single numbers.
 
 Among five or more the median is an honest client's even if two lie. What exceeds it by the run's factor is refused, if
-its size can do harm: if it is above one, and a tensor that was sent came back ten times as large or more. What exceeds
+its size can do XX a tensor that was sent came back ten times as large or more. What exceeds
 the median tenfold and is not refused is believed, and remembered for a round. If everybody else diverges on what has
 become of it, that round is undone, and the client named; one that is named again is left out of the rest of the run.
 """
@@ -41,7 +41,7 @@ MOST_OFTEN = 2
 
 _MOST_WORK = 100.0
 _REMEMBERED = 10.0  # times the median; honest clients exceed it now and then, which costs nothing unless all diverge
-_HARMLESS = 1.0
+_HARMLESS = 10.0
 _GROWN = 10.0
 _NOISE = 1e-3  # rounding moves a bias before BatchNorm, whose gradient is zero
 _LEAST_DIVERGED = 2  # a single client's word that it diverged undoes nothing
