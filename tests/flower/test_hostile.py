@@ -27,6 +27,7 @@ SAMPLE = {
     ("reply", "10^400 examples"): "fedavg",
     ("reply", "a path as the name of what it keeps"): "mfedepth",
     ("reply", "a result for an answer"): "local",
+    ("reply", "9e8, which is within the bound, in all its tensors, among six"): "fedavg",
     ("failure", "a failure that calls itself ContractError"): "fedin",
     ("failure", "a traceback that does so"): "fedavg",
     ("failure", "a failure of divergence"): "fedavg",
@@ -74,7 +75,7 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
     level = logger.level
     try:
         reference = references.of(method, attack)
-        attacked = hostile.play(method, point, attack.spoil, references._watch)
+        attacked = hostile.play(method, point, attack.spoil, references._watch, attack.nodes)
     finally:
         logger.setLevel(level)
     assert hostile.cost(attack, attacked, reference) == "nothing else"
@@ -84,7 +85,7 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
     assert others >= {1, 2}
     if point in ("reply", "failure"):
         assert len(attacked.reasons) == 2  # one a round
-        assert others == {0, 1, 2}
+        assert others == set(range(attack.nodes))
     if point == "introduction":
         assert others == {1, 2}
 

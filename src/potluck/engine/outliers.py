@@ -10,7 +10,7 @@ up to a hundredfold, since who takes a hundred steps moves further than who take
 bounds, such as probabilities, counts and masks, are not compared, nor are single numbers.
 
 Among five or more the median is an honest client's even if two lie. What exceeds it by the run's factor is refused, if
-its size can do XX a tensor that was sent came back ten times as large or more. What exceeds
+its size can do harm: if it is above ten, and a tensor that was sent came back ten times as large or more. What exceeds
 the median tenfold and is not refused is believed, and remembered for a round. If everybody else diverges on what has
 become of it, that round is undone, and the client named; one that is named again is left out of the rest of the run.
 """
