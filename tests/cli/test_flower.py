@@ -83,7 +83,7 @@ class TestWithFlower:
     def test_what_holds_of_a_served_run_is_in_its_configuration(self, tmp_path):
         from potluck.cli.flower import _experiment
 
-        (tmp_path / "file.toml").write_text('method = "local"\n[run]\noutlier_factor = 20\n')
+        (tmp_path / "file.toml").write_text('[method]\nname = "local"\n[run]\noutlier_factor = 20\n')
         asked = _experiment(str(tmp_path / "file.toml"), [], None)
         assert asked.run.outlier_factor == 20
         assert "outlier_factor = 20" in asked.toml()
