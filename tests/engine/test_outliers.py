@@ -13,7 +13,7 @@ from potluck.core.tree import pack
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
-from potluck.engine.outliers import Outlier, Size, sizes_of, standing_out
+from potluck.engine.outliers import Before, Outlier, Outliers, Size, sizes_of, standing_out
 from potluck.methods import get_method
 from potluck.testing.conformance import Without, packed
 from potluck.testing.lying import LIAR, POISON, Lying, spoilt
@@ -175,6 +175,20 @@ def test_only_the_last_round_is_undone():
     after, report = subject.round(3, lost, range(4))
     assert report.undone is None
     assert after is lost
+
+
+@pytest.mark.parametrize(("earlier", "later", "undone"), [(1e8, 20.0, True), (20.0, 1e8, False)])
+def test_the_reply_that_stood_out_most_is_blamed_be_it_of_this_round_or_of_the_one_before(earlier, later, undone):
+    outliers = Outliers(FACTOR, {})
+    one, other = (Outlier(client, "w", False, size, 1.0, 3, False) for client, size in ((0, earlier), (1, later)))
+    outliers.begin(1)
+    outliers._remember([one])
+    outliers.end(1, "state", "mark")
+    outliers.begin(2)
+    outliers._remember([other])
+    assert outliers.blamed([], [2, 3]) is (one if undone else other)
+    assert outliers.undo() == (Before(1, "state", "mark", one) if undone else None)
+    assert outliers.named == {0 if undone else 1: 1}
 
 
 # Honest clients

@@ -206,15 +206,16 @@ class Outliers:
 
     @property
     def suspect(self) -> Outlier | None:
-        """The reply of this round, or else of the one before it, that stood out most and was believed."""
-        return self._believed or (self.before and self.before.outlier)
+        """Of the replies of this round and of the one before it that were believed, the one that stood out most."""
+        found = [self._believed, self.before and self.before.outlier]
+        return max(filter(None, found), key=lambda one: one.ratio, default=None)
 
     def undo(self) -> Before | None:
-        """Name the suspect's client; return what to go back to, None if the round was not yet over."""
-        if (one := self.suspect) is not None:
+        """Name the suspect's client; return what to go back to, None if its reply is of this round."""
+        one, before, self.before = self.suspect, self.before, None
+        if one is not None:
             self.named[one.client] += 1
-        before, self.before = None if self._believed else self.before, None
-        return before
+        return before if before is not None and before.outlier is one else None
 
     def _remember(self, found: Iterable[Outlier]) -> None:
         known = [self._believed] if self._believed else []
