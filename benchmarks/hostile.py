@@ -4,10 +4,11 @@
 
 For each attack a real run is played, with the server's own code from the first message to the last checkpoint, over a
 stand-in of Flower's grid (potluck.testing.loopback) with three nodes in this process, of which the first, client 0, has
-a valid key and bad intentions. It is compared with a run in which that node simply fails at the same point: records of
-rounds and clients have to be equal but for the reason, checkpoints bit for bit. An audit hook of Python watches what is
-opened, imported, executed and started. The table says what was observed. It takes over a thousand runs of two rounds;
-the tests try some of the attacks. Needs the extra `flower`.
+a valid key and bad intentions; with six, where it takes others to tell that a reply is a lie. It is compared with a run
+in which that node simply fails at the same point: records of rounds and clients have to be equal but for the reason,
+checkpoints bit for bit. An audit hook of Python watches what is opened, imported, executed and started. The table says
+what was observed. It takes over a thousand runs of two rounds; the tests try some of the attacks. Needs the extra
+`flower`.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from potluck.flower.wire.envelope import VERSION, unwrap, wrap
 from potluck.methods import get_method, list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, LOG, ROUNDS, Checkpoint
 from potluck.testing.loopback import Answer, Loopback
+from potluck.testing.lying import spoilt
 from potluck.testing.worlds import federation_table
 
 HOSTILE = 0
@@ -69,6 +71,7 @@ class Attack:
         lie: whether it fits everything that a server can check, so that it stands in the node's own row.
         building: whether it is tried on a method whose server builds clients' models; elsewhere an architecture's name
             is a label, and the node takes part.
+        nodes: how many there are.
     """
 
     point: str
@@ -77,6 +80,7 @@ class Attack:
     everywhere: bool = False
     lie: bool = False
     building: bool = False
+    nodes: int = 3
 
 
 @dataclass
@@ -160,10 +164,10 @@ class Watch:
             self._touched.append(f"{event} {path}")
 
 
-def tree_of(method: str) -> dict[str, Any]:
-    """A small experiment."""
+def tree_of(method: str, nodes: int) -> dict[str, Any]:
+    """A small experiment, with what `potluck serve` takes by default."""
     more = OPTIONS.get(method, {})
-    small = {"dataset": "digits", "train_fraction": 0.1, "clients": 3}
+    small = {"dataset": "digits", "train_fraction": 0.1, "clients": nodes}
     models = [{"name": name, "width": 4} for name in ("cnn2", "cnn3", "cnn4")]
     return {
         "federation": {
@@ -178,6 +182,7 @@ def tree_of(method: str) -> dict[str, Any]:
             "executor": "sequential",
             "tolerate_failures": True,
             "rounds_close": {"deadline_s": 60.0, "patience_s": 5.0},
+            "outlier_factor": 100.0,
         },
     }
 
@@ -211,16 +216,16 @@ def spoiling(honest: Answer, point: str, spoil: Callable[[RecordDict], RecordDic
     return answer
 
 
-def play(method: str, point: str, spoil: Callable[[RecordDict], RecordDict], watch: Watch) -> Observed:
-    """A run with two honest nodes and one that is not."""
+def play(method: str, point: str, spoil: Callable[[RecordDict], RecordDict], watch: Watch, count: int = 3) -> Observed:
+    """A run with so many nodes, one of which is not honest."""
     found = Observed()
     with TemporaryDirectory(prefix="hostile-") as name:
         place = Path(name)
-        nodes = {f"node{client}": at_home(place / f"state{client}") for client in range(3)}
+        nodes = {f"node{client}": at_home(place / f"state{client}") for client in range(count)}
         nodes[f"node{HOSTILE}"] = spoiling(nodes[f"node{HOSTILE}"], point, spoil)
         watch.start(place)
         try:
-            serve(Loopback(nodes), tree_of(method), place / "run", say=found.said.append)
+            serve(Loopback(nodes), tree_of(method, count), place / "run", say=found.said.append)
         except BaseException as error:
             found.error = f"{type(error).__name__}: {error}"[:200]
         finally:
@@ -343,6 +348,17 @@ def first_tensor(change: Callable[[torch.Tensor], Any]) -> Callable[[RecordDict]
                     node[name] = change(value)
                     return reply
         return {**reply, "weights": {"w": change(torch.ones(2, 3))}}
+
+    return entries(spoil)
+
+
+def all_tensors(value: float) -> Callable[[RecordDict], RecordDict]:
+    """This number in place of every float in its tensors."""
+
+    def spoil(reply: dict[str, Any]) -> dict[str, Any]:
+        changed = spoilt(reply, value)
+        floats = (v for node in _dicts(reply) for v in node.values() if isinstance(v, torch.Tensor))
+        return changed if any(map(torch.is_floating_point, floats)) else {**reply, "weights": {"w": torch.ones(2, 3)}}
 
     return entries(spoil)
 
@@ -507,6 +523,9 @@ def _replies() -> Iterator[Attack]:
     )
     yield Attack(at, "random bytes", payload(lambda before: bytes(range(256)) * 20), everywhere=True)
     yield Attack(at, "an answer for another client", replaced(client=1), everywhere=True)
+    yield Attack(
+        at, "9e8, which is within the bound, in all its tensors, among six", all_tensors(9e8), everywhere=True, nodes=6
+    )
     yield Attack(at, "half precision for floats", first_tensor(lambda tensor: tensor.half()))
     yield Attack(at, "a list for a tensor", first_tensor(lambda tensor: [1, 2]))
     yield Attack(at, "a table for a tensor", first_tensor(lambda tensor: {"w": tensor}))
@@ -640,13 +659,14 @@ class References:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._played: dict[tuple[str, str], Observed] = {}
+        self._played: dict[tuple[str, str, int], Observed] = {}
 
     def of(self, method: str, attack: Attack) -> Observed:
         """The run to compare with."""
-        key = method, "lie" if attack.lie else POINTS[attack.point]
+        key = method, "lie" if attack.lie else POINTS[attack.point], attack.nodes
         if key not in self._played:
-            self._played[key] = play(method, attack.point, honest if attack.lie else failing, self._watch)
+            spoil = honest if attack.lie else failing
+            self._played[key] = play(method, attack.point, spoil, self._watch, attack.nodes)
         return self._played[key]
 
 
@@ -671,7 +691,7 @@ def main() -> None:
             costs: dict[str, list[str]] = {}
             for method in methods:
                 reference = references.of(method, attack)
-                found = cost(attack, play(method, attack.point, attack.spoil, watch), reference)
+                found = cost(attack, play(method, attack.point, attack.spoil, watch, attack.nodes), reference)
                 costs.setdefault(found, []).append(method)
                 if found != "nothing else":
                     print(f"{attack.point}: {attack.what}: {method}: {found}", file=sys.stderr, flush=True)
@@ -696,11 +716,12 @@ def _row(attack: Attack, found: str, methods: list[str], all_methods: int) -> st
 _PAGE = """\
 # Hostile answers
 
-{count} things that one node with a valid key did to a run of three nodes, and what each cost. The command
-`python benchmarks/hostile.py --out docs/hostile-answers.md` wrote it, from what it observed; it says how. Failures are
-tolerated (`run.tolerate_failures = true`, which `potluck serve` has by default). *Else* is what differed from a run in
-which the node simply failed at that point: of the records of rounds and clients, the checkpoint, the log, and files,
-programs and connections that the server touched. [What this protects from](security.md).
+{count} things that one node with a valid key did to a run of three nodes, or of six where the table says so, and what
+each cost. The command `python benchmarks/hostile.py --out docs/hostile-answers.md` wrote it, from what it observed; it
+says how. Failures are tolerated and replies compared (`run.tolerate_failures = true`, `run.outlier_factor = 100`, which
+`potluck serve` has by default). *Else* is what differed from a run in which the node simply failed at that point: of
+the records of rounds and clients, the checkpoint, the log, and files, programs and connections that the server touched.
+[What this protects from](security.md).
 
 *all* stands for {methods}.
 

@@ -83,6 +83,8 @@ class RoundRecord:
             the largest. None if nothing was evaluated, and in runs of earlier versions.
         metrics_by_architecture: mean over an architecture's clients, by measure ("personal", "common") and name.
         lost: why the round was lost, that is, changed neither the server's state nor any client's; absent otherwise.
+        undone: the number of the round that was undone, with all that it had changed; absent if none was.
+        outlier: the client whose reply made all others diverge, so that the round was lost; absent if none is named.
         notes: numbers that the method reported: the server's by name, and as `clients/NAME` the mean over the clients
             that reported it; absent if there are none.
     """
@@ -108,6 +110,8 @@ class RoundRecord:
     metrics: dict[str, Values] | None = None
     metrics_by_architecture: dict[str, dict[str, Values]] | None = None
     lost: str | None = None
+    undone: int | None = None
+    outlier: int | None = None
     notes: dict[str, float] | None = None
 
     @property
@@ -216,6 +220,21 @@ class Extent:
 
 
 @dataclass(frozen=True)
+class Undo:
+    """What a checkpoint holds so that its round can be undone, if a reply in it stood out and was believed.
+
+    Attributes:
+        state: files of the method's state before the round; none for the initial one.
+        clients: by client, the file of its state before the round.
+        outlier: facts about the reply.
+    """
+
+    state: tuple[str, ...]
+    clients: dict[int, str]
+    outlier: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """The state of a run after a round; the content of `last.json` and `best.json`.
 
@@ -227,6 +246,7 @@ class Checkpoint:
         best_round: the first round with it.
         records: the extent of each file of records; None in a checkpoint of the first schema.
         config: the settings that affect what the run computes; None likewise.
+        undo: what its round can be undone with; absent if nothing in it stood out.
     """
 
     round: int
@@ -236,6 +256,7 @@ class Checkpoint:
     best_round: int | None
     records: Mapping[str, Extent] | None = None
     config: dict[str, Any] | None = field(default=None, compare=False)
+    undo: Undo | None = None
 
     @property
     def digest(self) -> str:
@@ -247,7 +268,8 @@ class Checkpoint:
     @property
     def files(self) -> set[str]:
         """Names of the files that the checkpoint needs."""
-        return {*self.state, *self.clients.values()}
+        undo = {*self.undo.state, *self.undo.clients.values()} if self.undo else set[str]()
+        return {*self.state, *self.clients.values(), *undo}
 
     @property
     def has_whole_state(self) -> bool:
@@ -256,8 +278,10 @@ class Checkpoint:
 
     def sealed(self) -> bytes:
         """The checkpoint as JSON with a seal over its content."""
-        clients = {str(id): file for id, file in self.clients.items()}
-        content = {"schema": CHECKPOINT_SCHEMA, **asdict(self), "clients": clients}
+        content: dict[str, Any] = {"schema": CHECKPOINT_SCHEMA, **asdict(self), "clients": _by_text(self.clients)}
+        undo = content.pop("undo")
+        if self.undo is not None:
+            content["undo"] = {**undo, "clients": _by_text(self.undo.clients)}
         return json.dumps({**content, "seal": _seal(content)}, indent=1).encode()
 
     @classmethod
@@ -280,12 +304,14 @@ class Checkpoint:
                     f"{path} has schema {schema}; this Potluck reads up to {CHECKPOINT_SCHEMA}: use the newer"
                     " version that wrote it"
                 )
-            clients = {int(id): file for id, file in content.pop("clients").items()}
+            clients, undo = _by_number(content.pop("clients")), content.pop("undo", None)
+            if undo is not None:
+                undo = Undo(tuple(undo["state"]), _by_number(undo["clients"]), undo["outlier"])
             extents = content.pop("records", None)
             records = None if extents is None else {name: Extent(**extent) for name, extent in extents.items()}
             state = content.pop("state")
             parts = (state,) if isinstance(state, str) else tuple(state)
-            return cls(**content, state=parts, clients=clients, records=records)
+            return cls(**content, state=parts, clients=clients, records=records, undo=undo)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{path} is damaged: {reason}; restore it, or run again") from error
@@ -390,6 +416,14 @@ def check_schema(path: Path, manifest: Mapping[str, Any]) -> None:
             f"{path}: the run has schema version {version}; this Potluck reads version {SCHEMA_VERSION};"
             f" read it with Potluck {writer}"
         )
+
+
+def _by_text(files: Mapping[int, str]) -> dict[str, str]:
+    return {str(id): file for id, file in files.items()}
+
+
+def _by_number(files: Mapping[str, str]) -> dict[int, str]:
+    return {int(id): file for id, file in files.items()}
 
 
 def _seal(content: dict[str, Any]) -> str:

@@ -106,3 +106,24 @@ class TestWithFlower:
             _experiment(None, ["run.seed=1"], run)
         with pytest.raises(ConfigError, match="was started with another configuration"):
             _experiment("fedavg", ["federation.clients=3"], run)
+
+    @pytest.mark.parametrize(
+        ("said", "expected"),
+        [([], (True, 100.0)), (["run.outlier_factor=0"], (True, 0)), (["run.tolerate_failures=false"], (False, 100.0))],
+    )
+    def test_what_is_served_compares_replies_and_tolerates_failures_unless_told_otherwise(self, said, expected):
+        from potluck.cli.flower import _experiment
+
+        run = _experiment("local", said, None).run
+        assert (run.tolerate_failures, run.outlier_factor) == expected
+
+    def test_what_holds_of_a_served_run_is_in_its_configuration(self, tmp_path):
+        from potluck.cli.flower import _experiment
+
+        (tmp_path / "file.toml").write_text('[method]\nname = "local"\n[run]\noutlier_factor = 20\n')
+        asked = _experiment(str(tmp_path / "file.toml"), [], None)
+        assert asked.run.outlier_factor == 20
+        assert "outlier_factor = 20" in asked.toml()
+        asked = _experiment("local", [], None)
+        (tmp_path / "config.toml").write_text(asked.toml())
+        assert _experiment(None, [], tmp_path).tree() == asked.tree()

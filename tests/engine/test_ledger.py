@@ -3,14 +3,15 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from potluck.core.errors import CheckpointError
 from potluck.core.method import Releases
 from potluck.core.roles import ClientFailure, Failure
-from potluck.engine.client.session import Answer
+from potluck.core.schema import Misfit
+from potluck.engine.client.session import Answer, ContractError
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
@@ -49,7 +50,7 @@ LATE = failure(unheard=True)
     ("outcomes", "expected"),
     [
         ([], Releases()),
-        ([answer(), answer(releases=3)], Releases(4)),
+        ([answer(), answer()], Releases(2)),
         ([answer(releases=0)], Releases()),
         ([failure(), answer(), failure()], Releases(1)),
         ([answer(), LATE, LATE], Releases(1, 2)),
@@ -97,13 +98,25 @@ def test_what_was_certain_before_a_failure_that_ends_the_run_is_on_disk(tmp_path
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"0": 1}', '{"x": [1, 2]}', '{"0": [1]}', '{"0": [null, 1]}', "\xff"]
+    "content", ["", "[]", "{", '{"0": 1}', '{"x": [1, 2, 3]}', '{"0": [1, 2]}', '{"0": [null, 1, 1]}', "\xff"]
 )
 def test_a_damaged_count_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "releases.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"releases\.json is damaged") as caught:
         Ledger(tmp_path / "releases.json")
     assert "\n" not in str(caught.value)
+
+
+def test_a_client_cannot_have_released_more_often_than_it_was_asked(tmp_path):
+    path = tmp_path / "releases.json"
+    told(answer(), LATE, ledger=Ledger(path))  # asked twice, and once before the server was started anew
+    ledger = Ledger(path)
+    with ledger.exchange([0]):
+        ledger.check(answer(released=3))
+        with pytest.raises(Misfit, match="it claims 4 private releases in this run; expected at most 3, as often as"):
+            ledger.check(answer(released=4))
+        with pytest.raises(Misfit, match="it claims 2 private releases in one answer; expected at most 1"):
+            ledger.check(answer(releases=2))
 
 
 # In a run
@@ -191,6 +204,21 @@ def test_every_executor_brings_the_counts_home(make):
     assert engine.ledger.releases == {0: Releases(2), 1: Releases(2)}
 
 
+class ReleasesTwice(type(PRIVATE)):
+    """Calls the mechanism twice where the account allows one release."""
+
+    def released(self, client, count):
+        super().released(client, count)
+        return super().released(client, count)
+
+
+def test_a_method_that_releases_twice_in_a_call_breaks_the_contract():
+    twice = ReleasesTwice(**{spec.name: getattr(PRIVATE, spec.name) for spec in fields(PRIVATE)})
+    engine = Engine(twice, toy_federation(World(clients=2)))
+    with pytest.raises(ContractError, match="made 2 private releases in one call; expected at most one"):
+        run_rounds(engine, 1)
+
+
 def test_a_run_without_private_releases_counts_and_writes_nothing(tmp_path):
     finished = run(tmp_path, 1, replace(PRIVATE, privacy=None))
     finished.run()
@@ -200,7 +228,7 @@ def test_a_run_without_private_releases_counts_and_writes_nothing(tmp_path):
 
 def test_a_private_run_whose_count_was_lost_is_not_resumed(tmp_path):
     run(tmp_path, 1).run()
-    assert json.loads((tmp_path / "releases.json").read_text()) == {"0": [1, 0], "1": [1, 0]}
+    assert json.loads((tmp_path / "releases.json").read_text()) == {"0": [1, 0, 1], "1": [1, 0, 1]}
     (tmp_path / "releases.json").unlink()
     with pytest.raises(CheckpointError, match=r"releases\.json is missing; what clients have released is not known"):
         run(tmp_path, 2).run()

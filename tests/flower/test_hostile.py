@@ -1,5 +1,6 @@
 """One hostile node costs its own part and nothing else: a sample of the attacks of `benchmarks/hostile.py`."""
 
+import json
 import logging
 import re
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from potluck.flower.server.serve import serve
+from potluck.flower.wire.envelope import unwrap
 from potluck.methods import get_method, list_methods
+from potluck.testing.loopback import Loopback
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "hostile-answers.md"
@@ -27,6 +31,7 @@ SAMPLE = {
     ("reply", "10^400 examples"): "fedavg",
     ("reply", "a path as the name of what it keeps"): "mfedepth",
     ("reply", "a result for an answer"): "local",
+    ("reply", "9e8, which is within the bound, in all its tensors, among six"): "fedavg",
     ("failure", "a failure that calls itself ContractError"): "fedin",
     ("failure", "a traceback that does so"): "fedavg",
     ("failure", "a failure of divergence"): "fedavg",
@@ -74,7 +79,7 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
     level = logger.level
     try:
         reference = references.of(method, attack)
-        attacked = hostile.play(method, point, attack.spoil, references._watch)
+        attacked = hostile.play(method, point, attack.spoil, references._watch, attack.nodes)
     finally:
         logger.setLevel(level)
     assert hostile.cost(attack, attacked, reference) == "nothing else"
@@ -84,7 +89,7 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
     assert others >= {1, 2}
     if point in ("reply", "failure"):
         assert len(attacked.reasons) == 2  # one a round
-        assert others == {0, 1, 2}
+        assert others == set(range(attack.nodes))
     if point == "introduction":
         assert others == {1, 2}
 
@@ -120,6 +125,31 @@ def test_the_command_writes_the_table_of_what_it_tried(hostile, tmp_path, monkey
     method = list_methods()[0]  # what is not tried on all is tried on the next in turn
     row = f"| reply | a list where entries belong | {method} | its reply | nothing |"
     assert table.read_text().splitlines()[-1] == row
+
+
+@pytest.mark.slow
+def test_among_three_nodes_the_round_that_one_has_spoilt_is_undone_and_the_records_blame_it_alone(hostile, tmp_path):
+    """With MOON the nodes go back to what they kept before the round."""
+    rounds = 6
+    tree = hostile.tree_of("moon", 3)
+    tree["run"] = {**tree["run"], "rounds": rounds, "common_test": False}
+    said = []
+
+    def lying(records):
+        words, _ = unwrap(records)
+        return hostile.all_tensors(9e8)(records) if "answer" in words else records
+
+    nodes = {f"node{client}": hostile.at_home(tmp_path / f"state{client}") for client in range(3)}
+    nodes["node0"] = hostile.spoiling(nodes["node0"], "reply", lying)
+    serve(Loopback(nodes), tree, tmp_path / "run", timeout=60.0, patience=5.0, say=said.append)
+    records = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [record.get("undone") for record in records] == [None, 1, None, 3, None, None]
+    assert [record.get("outlier") for record in records] == [None, 0, None, 0, None, None]
+    for record in records:
+        for client, reason in record["failed"].items():
+            assert client == "0" or "client 0's reply of round" in reason
+    assert [record["replied"] for record in records[4:]] == [[1, 2], [1, 2]]
+    assert not [reason for record in records for reason in record["failed"].values() if "is missing" in reason]
 
 
 def test_the_comparison_sees_what_others_would_lose(hostile):

@@ -44,8 +44,22 @@ def test_a_reply_that_came_too_late_is_forgotten(tmp_path):
     store = NodeStore(tmp_path)
     accepted = store.write(b"accepted", None, 1)
     store.write(b"too late", accepted, 2)
-    new = store.write(b"new", accepted, 3)
-    assert kept(store) == {accepted.decode(), new.decode()}
+    store.write(b"another", accepted, 3)
+    new = store.write(b"new", accepted, 4)
+    store.write(b"newer", new, 5)
+    assert "too late" not in {(tmp_path / name).read_text() for name in kept(store)}
+
+
+def test_the_round_before_the_last_can_be_undone(tmp_path):
+    store = NodeStore(tmp_path)
+    start = store.write(b"start", None, 1)
+    spoilt = store.write(b"spoilt", start, 5)
+    store.write(b"diverged", spoilt, 6)
+    assert store.read(start.decode()) == b"start"
+    again = store.write(b"again", start, 7)
+    assert store.read(again.decode()) == b"again"
+    end = store.write(b"end", again, 9)
+    assert kept(store) == {again.decode(), end.decode()}
 
 
 @pytest.mark.parametrize("name", ["0" * 32, "../secret", ""])

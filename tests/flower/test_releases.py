@@ -1,6 +1,7 @@
 """Private releases are counted by the node that makes them, whatever becomes of its reply, and of the server."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -34,10 +35,13 @@ class House:
 
     Attributes:
         fate: by client, what becomes of its next replies: it "arrives", is "late", or the client is "away".
+        lie: by client, words of its next answers that are not true.
     """
 
     def __init__(self, place, method=PRIVATE):
         self.fate = {0: "arrives", 1: "arrives"}
+        self.lie = {0: {}, 1: {}}
+        self.failures = {}
         self._place, self._method = place, method
         self._grid = Loopback({f"node{id}": self._answer(id) for id in (0, 1)})
         self.serve()
@@ -61,7 +65,8 @@ class House:
         """One round; what the server then knows."""
         self._number += 1
         try:
-            self._state, _ = self._engine.round(self._number, self._state, ids or (0, 1))
+            self._state, report = self._engine.round(self._number, self._state, ids or (0, 1))
+            self.failures = report.failures
         except Exception as error:
             assert "no client answered" in str(error)  # noqa: PT017
         return self._engine.ledger.releases
@@ -75,7 +80,7 @@ class House:
             outcome = node.execute(to_job(unwrap(message.content)))
             if self.fate[id] == "late":
                 raise TimeoutError("too late")
-            return Message(wrap(*from_outcome(outcome)), reply_to=message)
+            return Message(wrap(*from_outcome(replace(outcome, **self.lie[id]))), reply_to=message)
 
         return answer
 
@@ -137,6 +142,40 @@ def test_a_node_that_has_lost_its_count_is_not_believed_to_have_released_less(ho
     house.round()
     (tmp_path / "node1" / "releases.json").unlink()
     assert house.round() == {0: Releases(3), 1: Releases(3)}
+
+
+@pytest.mark.parametrize("lie", [{"released": 10**9}, {"released": 3}, {"releases": 10**9}, {"releases": 2}])
+def test_a_false_count_costs_its_reply_and_not_the_statement(house, lie):
+    house.round()
+    house.lie[1] = lie
+    known = house.round()
+    assert known == {0: Releases(2), 1: Releases(1, unheard=1)}  # it may have released what nobody took
+    (claimed,) = lie.values()
+    assert list(house.failures) == [1]
+    assert house.failures[1].kind == "misfit"
+    assert f"it claims {claimed} private releases in " in house.failures[1].reason
+    said = PRIVATE.privacy_statement(known)
+    assert f"epsilon {shown(PRIVATE.privacy.spent(2))} " in said
+    assert "of any of the 2 clients" in said
+    house.lie[1] = {}
+    assert house.round() == {0: Releases(3), 1: Releases(3)}
+    assert not house.failures
+
+
+def test_a_server_that_was_started_anew_still_knows_how_often_it_asked(house):
+    house.fate[1] = "late"
+    for _ in range(3):
+        house.round()
+    house.serve()
+    house.fate[1], house.lie[1] = "arrives", {"released": 5}
+    assert house.round()[1] == Releases(0, unheard=4)
+    house.lie[1] = {}
+    assert house.round()[1] == Releases(5)
+
+
+def shown(epsilon):
+    """As a statement shows it: three digits, rounded up."""
+    return f"{math.ceil(epsilon * 100) / 100:g}"
 
 
 def test_a_node_keeps_no_count_of_what_is_not_private(tmp_path):

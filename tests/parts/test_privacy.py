@@ -306,7 +306,8 @@ def test_fedin_says_what_it_spent_or_why_it_can_say_nothing():
     statement = private.privacy_statement({0: Releases(2), 1: Releases(7), 2: Releases(5)})
     assert "at delta 1e-05" in statement
     assert private.privacy.spent(7) <= shown(statement) < 1.01 * private.privacy.spent(7)
-    assert "one training example of client 1, which released features 7 times; no client did so" in statement
+    assert "for replacing one training example of any of the 3 clients that released features. " in statement
+    assert "Client 1 released features 7 times; no client did so more often." in statement
     assert "another run of this seed differs" in statement
     assert "Weights and BatchNorm's statistics are sent as they are, so no epsilon can be stated" in statement
 
@@ -315,10 +316,15 @@ def test_what_may_have_been_released_counts_too():
     private = get_method("fedin")(privacy=FeaturePrivacy(clip=0.1, epsilon=1.0, delta=1e-5))
     statement = private.privacy_statement({0: Releases(4), 1: Releases(3, unheard=2)})
     assert private.privacy.spent(5) <= shown(statement) < 1.01 * private.privacy.spent(5)
-    assert (
-        "client 1, which released features at most 5 times (3 for certain, and 2 requests were not answered)"
-        in statement
-    )
+    assert "Client 1 released features at most 5 times (3 for certain, and 2 requests were not answered)" in statement
+
+
+def test_a_statement_says_for_how_many_clients_it_holds():
+    private = get_method("fedin")(privacy=FeaturePrivacy(clip=0.1, epsilon=1.0, delta=1e-5))
+    alone = private.privacy_statement({0: Releases(), 4: Releases(1)})
+    assert "example of the one client that released features. Client 4 released features 1 time;" in alone
+    several = private.privacy_statement({0: Releases(), 4: Releases(1), 5: Releases(0, unheard=1)})
+    assert "example of any of the 2 clients that released features." in several
 
 
 @pytest.mark.parametrize("found", [{}, {0: Releases(0)}])

@@ -17,6 +17,7 @@ _NOT_THE_SETTING = (
     "run.rounds_close.patience_s",
     "run.on_divergence",
     "run.largest_value",
+    "run.outlier_factor",
 )
 
 

@@ -23,6 +23,9 @@ from potluck.experiment.result import Result
 from potluck.experiment.run import what_matters
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 
+_SERVED = {"tolerate_failures": "true", "outlier_factor": "100"}
+"""What holds of `run` if nothing else is said: nodes may fail, and may lie."""
+
 
 def require_flower() -> None:
     """Check that Flower is installed.
@@ -177,9 +180,8 @@ def _experiment(target: str | None, assignments: Sequence[str], folder: Path | N
     if folder and config and config.is_file() and target is None:
         check_free(f"--folder {folder}", assignments, "a new folder holds a run with another")
         return resolve(override(read_toml(config), assignments), str(config))
-    asked = experiment_for(target, assignments)
-    if not _says(target, assignments, "tolerate_failures"):  # nodes may fail
-        asked = experiment_for(target, [*assignments, "run.tolerate_failures=true"])
+    unsaid = [f"run.{key}={value}" for key, value in _SERVED.items() if not _says(target, assignments, key)]
+    asked = experiment_for(target, [*assignments, *unsaid])
     if (
         config
         and config.is_file()

@@ -267,7 +267,7 @@ class Client:
         num_classes: the width of an output: of a classification, its classes.
         architecture: name of its network in the federation.
         keeps_model: whether `model` is kept for the next call; a handler may set it to False.
-        releases: private releases made in this call, which the privacy mechanism adds here.
+        releases: private releases made in this call, which the privacy mechanism adds here; one at most.
         notes: numbers reported in this call.
     """
 

@@ -8,7 +8,7 @@ A declaration follows from what the server sent and knows, never from the reply.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,7 @@ class UpTo:
 
 
 Dimension = int | UpTo
+Path = tuple[str, ...]
 
 
 @dataclass
@@ -80,6 +81,15 @@ class Kind(ABC):
         Raises:
             Misfit: it does not; `NotFinite` if only the size of a number is wrong.
         """
+
+    def unbounded(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+        """The tensors of a value that fits whose numbers have no bound but the largest number allowed; here none.
+
+        Args:
+            value: what has passed `check`.
+            path: the names that lead to it.
+        """
+        return iter(())
 
 
 class Schema(Kind):
@@ -116,6 +126,11 @@ class Schema(Kind):
                 expected = ", ".join(list(self.entries)[:6]) + (" ..." if len(self.entries) > 6 else "")
                 raise Misfit(f"{inside}{name} is not expected; expected are {expected or 'no entries'}")
             self.entries[name].check(entry, f"{inside}{name}", look)
+
+    def unbounded(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+        """Those of every entry that is there."""
+        for name, entry in value.items():
+            yield from self.entries[name].unbounded(entry, (*path, name))
 
 
 class Layers(Schema):
@@ -181,6 +196,10 @@ class Optional(Kind):
         """Check an entry that is present."""
         self.kind.check(value, where, look)
 
+    def unbounded(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+        """Those of an entry that is present."""
+        return self.kind.unbounded(value, path)
+
 
 @dataclass(slots=True)
 class Tensors(Kind):
@@ -203,6 +222,11 @@ class Tensors(Kind):
         if value.shape != self.shape or value.dtype != self.dtype:
             self._check_form(value, where, look)
         check_numbers(value, where, look.largest, self.least, self.most)
+
+    def unbounded(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+        """The tensor itself, unless its type or the declaration limits its numbers."""
+        if self.most == math.inf and self.dtype != torch.bool:
+            yield path, value
 
     def _check_form(self, value: Tensor, where: str, look: Look) -> None:
         fixed = [n for n in self.shape if not isinstance(n, UpTo)]
@@ -344,6 +368,14 @@ class Undeclared(Kind):
             if name == "examples":
                 count(self.member.examples).check(entry, name, look)
             self._check(entry, name, name, look, _DEEPEST)
+
+    def unbounded(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+        """All tensors of numbers."""
+        for name, entry in value.items():
+            if isinstance(entry, Mapping):
+                yield from self.unbounded(entry, (*path, name))
+            elif isinstance(entry, Tensor) and entry.dtype != torch.bool:
+                yield (*path, name), entry
 
     def _check(self, value: Any, name: str, where: str, look: Look, deepest: int) -> None:
         if isinstance(value, Mapping):

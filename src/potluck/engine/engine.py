@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from potluck.engine.inspection import check_inputs, not_finite
 from potluck.engine.ledger import Ledger
 from potluck.engine.numerics.costs import forward_flops
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.outliers import MOST_OFTEN, Outliers
 from potluck.engine.room import available_bytes
 from potluck.engine.store import ClientStore
 
@@ -50,6 +51,8 @@ class RoundReport:
         losses: by client, the mean loss of each fit on its own training examples.
         seconds_local: time spent in client calls.
         lost: why the round was lost, that is, changed neither the server's state nor any client's; None if it was not.
+        undone: the number of the round that was undone with it, if one was.
+        outlier: the client whose reply everybody else diverged on, if one is named.
         server_notes: numbers that the server's half of the method reported; empty if the round was lost.
         client_notes: by client, those that its handlers reported.
     """
@@ -60,6 +63,8 @@ class RoundReport:
     losses: dict[ClientId, list[float]] = field(default_factory=dict)
     seconds_local: float = 0.0
     lost: str | None = None
+    undone: int | None = None
+    outlier: ClientId | None = None
     server_notes: dict[str, float] = field(default_factory=dict[str, float])
     client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
 
@@ -94,11 +99,14 @@ class Engine:
             as if it had failed; None means "drop" if failures are tolerated, else "stop".
         quorum: the least number of clients that must answer an exchange; of fewer that are asked, all.
         largest: the largest number that a reply may hold.
+        outlier_factor: how many times the median the tensors of a reply may be, see `potluck.engine.outliers`; None
+            compares none.
         ledger: of private releases; kept in memory by default.
 
     Attributes:
         rounds_done: the number of the last round; set it when resuming from a saved state.
         on_client_end: called when a client has trained or its model was evaluated; what it raises ends the round.
+        outliers: what compares replies, and remembers; None if nothing does.
     """
 
     def __init__(
@@ -114,6 +122,7 @@ class Engine:
         on_divergence: OnDivergence | None = None,
         quorum: int = 1,
         largest: float = LARGEST,
+        outlier_factor: float | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.method = method
@@ -132,6 +141,8 @@ class Engine:
         self._drop_diverged = tolerate_failures if on_divergence is None else on_divergence == "drop"
         self._host = ClientRuntime(method, federation, seed, computing)
         self._door = Door(method, largest)
+        examples = {client: member.examples for client, member in federation.roster.items()} if outlier_factor else {}
+        self.outliers = Outliers(outlier_factor, examples) if outlier_factor else None
         self._known: dict[Hashable, Any] = {}
         self._room_checked: set[bool] = set()
 
@@ -142,6 +153,8 @@ class Engine:
             DataError: a client's inputs hold NaN or infinity.
         """
         check_inputs(self.federation)
+        if self.outliers is not None:
+            self.outliers.forget()
         self.executor.start(self._host)
         return self.method.init(self.server(0))
 
@@ -179,9 +192,12 @@ class Engine:
             ContractError: the method broke its contract.
         """
         report, self.rounds_done = RoundReport(sorted(ids)), number
-        cohort = _Cohort(report.cohort, self, number, report)
+        self._leave_out(number, report)
+        cohort = _Cohort(report.replied, self, number, report)
         before = self.store.mark() if self._may_lose_rounds else None
         try:
+            if not cohort.ids:
+                raise _Lost(f"nobody is left to ask; {next(iter(report.failures.values()))}")
             server = self.server(number)
             following = self.method.round(state, cohort, server)
             cohort.finish()
@@ -201,12 +217,46 @@ class Engine:
             if isinstance(error, Deserted):
                 raise
             report.lost = one_line(f"{type(error).__name__ + ': ' if not isinstance(error, _Lost) else ''}{error}")
+            if diverged or isinstance(error, _Spoilt):
+                state = self._undone(number, state, report)
             log.warning("round %d is lost: %s", number, report.lost, extra=ON_SCREEN)
             if not isinstance(error, _Lost):
                 log.info("the round was lost because of this", exc_info=error)
             return state, report
+        if self.outliers is not None:
+            self.outliers.end(number, state, before)
         report.server_notes.update(server.notes)
         return following, report
+
+    def _leave_out(self, number: int, report: RoundReport) -> None:
+        """Begin a round without the clients that have spoilt others."""
+        if self.outliers is None:
+            return
+        self.outliers.begin(number)
+        for client in sorted(self.outliers.left_out & set(report.cohort)):
+            why = f"it is left out, since everybody else diverged on its replies {MOST_OFTEN} times"
+            report.failures[client] = Failure(client, self._host.full_name("round"), why, kind="misfit")
+
+    def _undone(self, number: int, state: Any, report: RoundReport) -> Any:
+        """The state to go on from after a round on whose way all diverged: that before the reply that caused it."""
+        if self.outliers is None or (outlier := self.outliers.suspect) is None:
+            return state
+        before = self.outliers.undo()
+        at = number if before is None else before.number
+        for client, failure in report.failures.items():
+            if failure.kind == "divergence" and client != outlier.client:
+                why = f"it diverged on what client {outlier.client}'s reply of round {at} had spoilt"
+                report.failures[client] = replace(failure, reason=why)
+        report.outlier = outlier.client
+        report.lost = one_line(f"all diverged on a reply of client {outlier.client}'s in round {at}: {outlier}")
+        if before is not None:
+            report.undone = at
+            report.lost = one_line(f"{report.lost}; round {at} is undone")
+            state = before.state
+            self.store.roll_back(before.mark)
+        if outlier.client in self.outliers.left_out:
+            log.warning("client %d is left out of the rest of the run", outlier.client, extra=ON_SCREEN)
+        return state
 
     def inference_model(self, state: Any, client: ClientId) -> nn.Module:
         """The model that this client would deploy now; its message is counted as evaluation traffic."""
@@ -285,10 +335,10 @@ class Engine:
         place: "_Place",
     ) -> Iterator[tuple[ClientId, Message]]:
         """The replies that fit, each released before the next is awaited; the others go to `failures`."""
-        report, answers, started = place.report, 0, time.perf_counter()
+        report, answered, started = place.report, list[ClientId](), time.perf_counter()
         self._check_room(expected, together=False)
-        for outcome in self._outcomes(handler, messages, expected, place):
-            client, reply = outcome.client, self._admitted(outcome, handler, expected[outcome.client])
+        for outcome, reply in self._admissions(handler, messages, expected, place):
+            client = outcome.client
             if isinstance(reply, Failure):
                 self._note(reply, place.round)
                 failures[client] = reply
@@ -301,7 +351,7 @@ class Engine:
                 report.losses.setdefault(client, []).extend(outcome.losses)
             if outcome.notes:
                 report.client_notes.setdefault(client, {}).update(outcome.notes)
-            answers += 1
+            answered.append(client)
             report.seconds_local += time.perf_counter() - started
             del outcome
             yield client, reply
@@ -311,11 +361,12 @@ class Engine:
         report.failures.update(failures)
         place.unread = None
         self._check_attended(len(messages), failures)
-        if answers < (least := min(self._quorum, len(messages))):
-            found = (
-                f"{answers} of {len(messages)} clients answered, and {least} must" if answers else "no client answered"
-            )
-            raise _Lost(f"{found}; {next(iter(failures.values()))}")
+        diverged = [client for client, failure in failures.items() if failure.kind == "divergence"]
+        if self.outliers is not None and (outlier := self.outliers.blamed(answered, diverged)):
+            raise _Spoilt(f"all clients but {outlier.client} diverged")
+        if len(answered) < (least := min(self._quorum, len(messages))):
+            few = f"{len(answered)} of {len(messages)} clients answered, and {least} must"
+            raise _Lost(f"{few if answered else 'no client answered'}; {next(iter(failures.values()))}")
 
     def _check_attended(self, asked: int, failures: Mapping[ClientId, Failure]) -> None:
         """Check that a quorum of the clients asked was there, whatever it answered.
@@ -326,6 +377,27 @@ class Engine:
         absent = [failure for failure in failures.values() if failure.kind == "absence"]
         if (here := asked - len(absent)) < (least := min(self._quorum, asked)):
             raise Deserted(f"{here} of {asked} clients were there to the end, and {least} are needed; {absent[0]}")
+
+    def _admissions(
+        self,
+        handler: Callable[..., Any],
+        messages: Mapping[ClientId, Message],
+        expected: Mapping[ClientId, Kind],
+        place: "_Place",
+    ) -> Iterator[tuple[Outcome, Message | Failure]]:
+        """The outcomes of an exchange, with the replies that fit and do not stand out, or failures."""
+
+        def refused(client: ClientId, misfit: Misfit) -> Failure:
+            return refusal(client, self._host.full_name(handler.__name__), misfit)
+
+        def admitted() -> Iterator[tuple[Outcome, Message | Failure]]:
+            for outcome in self._outcomes(handler, messages, expected, place):
+                yield outcome, self._admitted(outcome, handler, expected[outcome.client])
+                del outcome
+
+        if self.outliers is None:
+            return admitted()
+        return self.outliers.sifted(admitted(), messages, expected, refused)
 
     def _admitted(self, outcome: Outcome, handler: Callable[..., Any], expected: Kind) -> Message | Failure:
         """The reply, if it fits and the client's state can be stored."""
@@ -401,10 +473,20 @@ class Engine:
         tasks = self._tasks(handler, messages, expected, place, attendance)
         with self.ledger.exchange(asked) as note:
             for outcome in self.executor.run(self._host, tasks):
+                outcome = self._counted(outcome, handler) if asked else outcome
                 note(outcome)
                 attendance.note(outcome)
                 yield outcome
                 del outcome
+
+    def _counted(self, outcome: Outcome, handler: Callable[..., Any]) -> Outcome:
+        """The outcome, if what it claims of private releases can be; else a failure, after which one may have been."""
+        try:
+            if isinstance(outcome, Answer):
+                self.ledger.check(outcome)
+        except Misfit as misfit:
+            return replace(refusal(outcome.client, self._host.full_name(handler.__name__), misfit), unheard=True)
+        return outcome
 
     def _tasks(
         self,
@@ -499,6 +581,10 @@ class _Lost(PotluckError):
 
 class Deserted(_Lost):
     """Fewer clients than the quorum were there to the end, which says nothing against those that were."""
+
+
+class _Spoilt(_Lost):
+    """Everybody diverged but the client whose reply had stood out."""
 
 
 class _StateDiverged(_Lost):

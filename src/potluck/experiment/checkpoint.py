@@ -7,7 +7,7 @@ is the only step that counts, so a run killed at any moment has either the old c
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from potluck.core.errors import CheckpointError
 from potluck.core.tree import pack, unpack
 from potluck.engine.files import make_folder, remove, rename, sync, write_atomically
 from potluck.engine.store import ClientStore, ContentFiles
-from potluck.records import BEST, LAST, Checkpoint, Extent
+from potluck.records import BEST, LAST, Checkpoint, Extent, Undo
 
 log = logging.getLogger(__name__)
 _PART_BYTES = 2**18
@@ -52,6 +52,7 @@ class Checkpoints:
         best_round: int | None,
         records: dict[str, Extent],
         config: dict[str, Any],
+        undo: Undo | None = None,
     ) -> Checkpoint:
         """Write the state after round `number`; the best round's checkpoint is kept beside the last one.
 
@@ -62,6 +63,7 @@ class Checkpoints:
             best_round: the first round with it.
             records: the extent of the records that the checkpoint refers to.
             config: the run's settings.
+            undo: what the round can be undone with, all of whose files the last checkpoint named.
 
         Raises:
             StorageError: it cannot be written; the last checkpoint is unchanged.
@@ -72,11 +74,12 @@ class Checkpoints:
             parts.append(f"part-{digest(content)}.safetensors")
             self._content.put(self._folder / parts[-1], content)
         self._content.sync()
-        checkpoint = Checkpoint(number, tuple(parts), self._store.save(), best_validation, best_round, records, config)
         best = self._best()
+        checkpoint = Checkpoint(number, tuple(parts), self._store.save(), best_validation, best_round, records, config)
         if best_round == number:
             best = checkpoint
             write_atomically(self._folder / BEST, checkpoint.sealed())
+        checkpoint = replace(checkpoint, undo=undo)
         sync(self._folder)  # the files' names must be durable before the checkpoint that refers to them
         write_atomically(self._folder / LAST, checkpoint.sealed())
         sync(self._folder)  # only now: until here the last checkpoint may still be needed

@@ -159,6 +159,10 @@ class RunConfig(Checked):
         on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
             "drop" the reply and continue. None means "drop" if failures are tolerated, else "stop".
         largest_value: the largest number in a reply; a larger one counts as divergence.
+        outlier_factor: refuse a reply in which a tensor was moved, from what was sent, so many times as far as by the
+            median of five or more clients, or is so many times as large as the median, if it was not sent; a client
+            may exceed it further by its number of examples. Of fewer clients, a round is undone if a reply that stands
+            out makes all others diverge. 0 compares nothing, as None does; `potluck serve` takes 100 for None.
         track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
             several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
     """
@@ -178,11 +182,14 @@ class RunConfig(Checked):
     lost_rounds: _Count = 10
     on_divergence: OnDivergence | None = None
     largest_value: Annotated[float, above(0), below(1e38)] = LARGEST
+    outlier_factor: Annotated[float, at_least(0)] | None = None
     track: TrackerName | tuple[TrackerName, ...] = ()
 
     def __post_init__(self) -> None:
         alone = self.threads == 1 or self.executor != "workers"
         require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
+        sensible = not self.outlier_factor or self.outlier_factor > 1
+        require(sensible, "outlier_factor", "more than 1, or 0 to compare nothing", self.outlier_factor)
 
     def cohort_size(self, clients: int) -> int:
         """How many of the clients are drawn each round."""

@@ -58,6 +58,8 @@ def round_record(number: int, report: RoundReport, evaluation: Evaluation | None
         metrics=_metrics(evaluation) if evaluation else None,
         metrics_by_architecture=_metrics_by_architecture(evaluation) if evaluation else None,
         lost=report.lost,
+        undone=report.undone,
+        outlier=report.outlier,
         notes=report.notes or None,
     )
 
@@ -168,8 +170,8 @@ class Records:
 
 
 def line_of(record: RoundRecord) -> dict[str, Any]:
-    """The content of a round's line; `lost` and `notes` are present only if they are set."""
-    absent = [name for name in ("lost", "notes") if getattr(record, name) is None]
+    """The content of a round's line; what few rounds have is present only if it is set."""
+    absent = [name for name in ("lost", "undone", "outlier", "notes") if getattr(record, name) is None]
     return {name: value for name, value in asdict(record).items() if name not in absent}
 
 

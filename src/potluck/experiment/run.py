@@ -6,8 +6,9 @@ import math
 import os
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,19 +28,28 @@ from potluck.engine.executors.choice import Choice, choose_executor
 from potluck.engine.files import append, make_folder
 from potluck.engine.inspection import check_targets
 from potluck.engine.ledger import Ledger
+from potluck.engine.outliers import Before, Outlier
 from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import check_needs
 from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart, Waiting
-from potluck.experiment.records import Records, line_of, lines_of, lost_in_a_row, round_record, write_by_class
+from potluck.experiment.records import (
+    Records,
+    line_of,
+    lines_of,
+    lost_in_a_row,
+    round_record,
+    rounds_of,
+    write_by_class,
+)
 from potluck.experiment.rehearsal import rehearse
 from potluck.experiment.result import Result
 from potluck.experiment.trackers.names import check_installed
 from potluck.experiment.trackers.tracker import trackers
 from potluck.experiment.trained import Trained
-from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord
+from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord, Undo
 
 FREE = ("rounds", "workers", "memory_gib", "track", "rounds_close")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
@@ -112,6 +122,7 @@ class Run:
             on_divergence=config.on_divergence,
             quorum=config.rounds_close.quorum,
             largest=config.largest_value,
+            outlier_factor=config.outlier_factor,
             ledger=Ledger(folder / RELEASES if folder else None),
         )
         weakref.finalize(self, _close, self._engine, os.getpid())  # so workers end even if nobody closed the run
@@ -158,6 +169,7 @@ class Run:
             if self._checkpoints:
                 self.notes += filter(None, [self._checkpoints.complaint()])
                 if self._last:
+                    self._remember(self._checkpoints, self._last)
                     self._state = self._checkpoints.restore(self._last, self._state)
                     self._engine.rounds_done = self._last.round
             else:  # without a folder every call starts over
@@ -233,7 +245,7 @@ class Run:
         return Result(records, evaluation, self._last)
 
     def _round(self, number: int) -> tuple[Evaluation | None, RoundRecord]:
-        started, self._waited = time.perf_counter(), 0.0
+        started, last, self._waited = time.perf_counter(), self._last, 0.0
         cohort = self._cohort(number)
         self._state, report = self._attended(number, cohort, lambda: self._once(number, cohort))
         waited = self._waited
@@ -244,7 +256,7 @@ class Run:
         evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
         record = round_record(number, report, evaluation, evaluation_bytes)
         evaluated = time.perf_counter()
-        self._write(record, evaluation)
+        self._write(record, evaluation, self._undo(number, last))
         if self._folder:
             local = report.seconds_local
             timing = {
@@ -330,7 +342,32 @@ class Run:
         order = torch.randperm(len(ids), generator=fold_in(self._config.seed, "cohort", number).generator())
         return sorted(ids[index] for index in order[:size].tolist())
 
-    def _write(self, record: RoundRecord, evaluation: Evaluation | None) -> None:
+    def _undo(self, number: int, last: Checkpoint | None) -> Undo | None:
+        """What this round could be undone with, by the checkpoint that was the last one when it began."""
+        before = self._engine.outliers.before if self._engine.outliers else None
+        if before is None or before.number != number:
+            return None
+        state, clients = (last.state, last.clients) if last else ((), {})
+        return Undo(state, clients, asdict(before.outlier))
+
+    def _remember(self, checkpoints: Checkpoints, last: Checkpoint) -> None:
+        """What comparing replies has found before this process began; `self._state` is the method's initial one."""
+        outliers = self._engine.outliers
+        if outliers is None or self._folder is None:
+            return
+        records = rounds_of(self._folder, last.round)
+        outliers.named = Counter(record.outlier for record in records if record.outlier is not None)
+        if last.undo is None:
+            return
+        state = self._state
+        if last.undo.state:
+            earlier = replace(last, state=last.undo.state, clients=last.undo.clients)
+            state = checkpoints.restore(earlier, state)
+        else:
+            self._store.restore({})
+        outliers.before = Before(last.round, state, self._store.mark(), Outlier(**last.undo.outlier))
+
+    def _write(self, record: RoundRecord, evaluation: Evaluation | None, undo: Undo | None) -> None:
         """Write records first, then the checkpoint; lines beyond it are dropped when a killed run is resumed."""
         if not self._records or not self._checkpoints:
             return
@@ -345,7 +382,7 @@ class Run:
         if validation is not None and metric.better(validation, best):
             best, best_round = validation, record.round
         extents = self._records.sync()
-        self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings)
+        self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings, undo)
 
 
 def what_matters(settings: Tree) -> Tree:

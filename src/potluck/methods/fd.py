@@ -6,6 +6,8 @@ Clients of any architecture report, for each class that they hold, the mean of t
 client the mean of what all others reported, and a client learns the labels and, for each of its examples, what the
 others predict on average for that class. Neither weights nor public data are needed.
 
+A class with one example has that example's prediction for a mean, and the server sees it.
+
 Symbols
     F         the net's outputs after the softmax
     F_l^i     reply["means"], the mean of F over client i's examples of class l

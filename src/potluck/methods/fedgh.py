@@ -5,6 +5,8 @@ Yi, Wang, Liu, Shi, Yu. ACM MM 2023. https://arxiv.org/abs/2303.13137.
 Clients of any architecture report, for each class they hold, the mean of the features that their heads read. The server
 trains one head, the header, to recognise the classes of all these means, and clients replace their heads by it.
 
+A class with one example has that example's features for a mean, and the server sees them.
+
 Symbols
     theta     state.head, the header
     R_k^s     a row of reply["prototypes"], the mean of client k's features of its examples of class s

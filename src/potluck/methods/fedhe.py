@@ -6,6 +6,8 @@ Clients of any architecture report the mean logits of each class that they hold;
 class, and every client draws the logits of its own examples towards the average of their class. Neither weights nor
 public data are needed, and a client sends no more than a vector a class.
 
+A class with one example has that example's logits for a mean, and the server sees them.
+
 Symbols
     f_k       client.model, kept by the client
     z         logits of one example

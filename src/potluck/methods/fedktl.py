@@ -13,6 +13,8 @@ the input.
     transfer    mu MSE(h'(f(I)), q),                  of pairs (I, q)
     alignment   MMD(F(P), z) + lambda MSE(F(P), Q_y),    of prototypes P of classes y, z ~ N(0, 1)
 
+A class with one example has the direction of that example's outputs for a mean, and the server sees it.
+
 Symbols
     f, h      a client's layers before its head and its head, kept by the client
     theta_c   the angle between a client's outputs and v_c, the simplex's direction of class c

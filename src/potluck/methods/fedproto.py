@@ -6,6 +6,8 @@ Clients of any architecture report, for each class they hold, the mean of the fe
 the class's prototype. The server averages the prototypes of a class, and every client draws the features of its own
 examples towards the average of their class. A client predicts the class whose average is nearest (eq. 4).
 
+A class with one example has that example's features for a prototype, and the server sees them.
+
 Symbols
     f_i       a client's layers before its head, kept by the client like the head itself
     C_i^(j)   reply["prototypes"], the mean of f_i over client i's examples of class j (eq. 3)

@@ -6,6 +6,8 @@ FedGH whose clients report a single vector: a mixture of the mean features of th
 drawn anew in every round, and the same mixture of the classes. So less is sent, and no class's mean can be read off
 unless the client has a single class; and the server's head is trained on soft labels, against overconfidence.
 
+The vector of a client with one class, and one example of it, is that example's features, and the server sees them.
+
 Symbols
     mu_c      the mean of what the head reads over a client's examples of class c
     w         normalised weights of the client's classes, w_c = u_c / sum u, u uniform on [0, 1]

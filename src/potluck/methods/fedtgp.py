@@ -13,6 +13,8 @@ distance, a client's prototype p of class c costs
 
 Clients add strength times the mean squared difference of features to P_y, y an example's class, to the task's loss.
 
+A class with one example has that example's features for a prototype, and the server sees them.
+
 Symbols
     f_i       a client's layers before its head, kept by the client like the head itself
     p         a row of reply["prototypes"], the mean of f_i over a client's examples of one class

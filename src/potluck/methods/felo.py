@@ -7,6 +7,8 @@ Clients of any architecture report, for each class they hold, the mean of their 
 logits; the server averages both by class and sends the averages back, and every client draws the features and
 logits of its own examples towards those of their class. Neither weights nor public data are needed.
 
+A class with one example has that example's features and logits for means, and the server sees them.
+
 Symbols
     f_k       client.model, kept by the client unless weights are shared
     h, z      mid-level features, which the last layer reads, and logits of one example

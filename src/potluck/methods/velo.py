@@ -6,6 +6,8 @@ https://arxiv.org/abs/2210.15527.
 As in Felo clients report mid-level features and logits by class. The server does not average the features: it fits
 a variational auto-encoder, conditional on the class, to them, and sends one synthetic feature a class instead.
 
+Features are sent as they are, one vector an example. A class with one example has that example's logits for a mean.
+
 Symbols
     f_k       client.model, kept by the client unless weights are shared
     h, z      mid-level features and logits of one example

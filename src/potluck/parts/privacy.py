@@ -184,9 +184,9 @@ class FeaturePrivacy(Checked):
             return f"No features were released, so no epsilon is stated for them. {whole}"
         return (
             f"Features: epsilon {_rounded_up(self.spent(most.at_most))} at delta {self.delta:g} for replacing one"
-            f" training example of client {client}, which released features {most}; no client did so more often. This"
-            " holds for the features alone, whatever weights the client was sent. Their noise comes from the operating"
-            f" system, so another run of this seed differs. {whole}"
+            f" training example of {_whose(releases)}. Client {client} released features {most}; no client did so more"
+            " often. This holds for the features alone, whatever weights the client was sent. Their noise comes from"
+            f" the operating system, so another run of this seed differs. {whole}"
         )
 
     def _clipped(self, features: Tensor) -> Tensor:
@@ -243,6 +243,14 @@ class ReleasesFeatures(SharesWeights[P]):
             reason = "noise on the scale of the features themselves is no private mechanism"
             return f"No epsilon can be stated: {reason}." if self.noise else None
         return self.privacy.statement(releases)
+
+
+def _whose(releases: Mapping[ClientId, Releases]) -> str:
+    """For whose examples a statement holds."""
+    count = sum(of.at_most > 0 for of in releases.values())
+    return (
+        "the one client that released features" if count == 1 else f"any of the {count} clients that released features"
+    )
 
 
 def _noise(shape: torch.Size) -> Tensor:

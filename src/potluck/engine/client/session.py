@@ -152,6 +152,8 @@ class Session:
                 f" write `yield {forgotten[0]}(...)`"
             )
         made, notes = self._client.releases, dict(self._client.notes)
+        if made > 1:  # the run's account of privacy allows each request one
+            raise ContractError(f"{self._name} made {made} private releases in one call; expected at most one")
         reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made, notes=notes)
         self._give_back()
         return reply

@@ -16,8 +16,8 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 class NodeStore:
     """A client's states, in files named by their content.
 
-    All records of a round are kept until the next round's first job, so that the server can return to the start of the
-    round; then only the record that the job names is kept.
+    All records of two rounds in a row are kept, so that the server can return to the start of the last one, or of the
+    one before it; of earlier ones only the record that a job names is kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class NodeStore:
             round_number: the round of the job.
         """
         rounds: dict[str, int] = json.loads(self._journal.read_text()) if self._journal.is_file() else {}
-        kept = {name: at for name, at in rounds.items() if at == round_number}
+        kept = {name: at for name, at in rounds.items() if at >= round_number - 1}
         if base is not None:
             kept[base.decode("ascii")] = round_number
         name = None if record is None else digest(record)
