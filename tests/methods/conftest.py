@@ -94,6 +94,13 @@ def play(tmp_path: Path) -> Callable[..., Run]:
     return start
 
 
+@pytest.fixture
+def in_double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def normed(hidden: int, scale: Scale = FULL) -> StagedNet:
     """Fully connected stages with BatchNorm; the deeper net appends stages."""
     width = scale.of(WIDTH)

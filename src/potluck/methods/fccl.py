@@ -151,7 +151,7 @@ class FCCL(Method[State]):
     def score_public(self, client: Client, message: Message) -> ClientWork:
         if "intra" not in client.state:
             for _ in range(self.pretrain):
-                yield Fit(client.model, client.objective, client.train, self.training)
+                yield Fit(client.model, client.objective, client.train, self.training, name="train")
             client.state["intra"] = learnt_of(client.model)
         if client.state.get("begun") != client.round:
             client.state |= {"begun": client.round, "inter": learnt_of(client.model)}
@@ -172,7 +172,7 @@ class FCCL(Method[State]):
         weights = {name: weight for name, weight in (("intra", self.intra), ("inter", self.inter)) if weight}
         teachers = {name: load(client.twin(), past[name]) for name in weights}
         objective = DualDomainLoss(client.criterion, **weights)
-        yield Fit(client.model, objective, client.train, self.training, frozen=teachers)
+        yield Fit(client.model, objective, client.train, self.training, frozen=teachers, name="train")
         return Message()
 
 

@@ -178,10 +178,10 @@ class FedDPA(SharesWeights[State]):
         shared = {name: ~mask for name, mask in masks.items()}
         drawn = PullLoss(client.criterion, self.lambda1)
         bounded = PullLoss(client.criterion, self.lambda2, self.bound)
-        for moving, loss in ((masks, drawn), (shared, bounded)):  # own weights, then shared ones
+        for name, moving, loss in (("own", masks, drawn), ("shared", shared, bounded)):
             if any(bool(mask.any()) for mask in moving.values()):
                 extras = {"sent": sent, "moving": moving, "start": parameters_of(client.model)}
-                yield Fit(client.model, loss, client.train, self.training, extras, after_step=put_back)
+                yield Fit(client.model, loss, client.train, self.training, extras, after_step=put_back, name=name)
         client.state["started"] = True
         return self.sharing.reply(client)
 
