@@ -32,7 +32,8 @@ Limits
 
 Departures from the paper
     1. Masks cover the tensors whose names contain "weight", as in the authors' code, also those of norms; biases are
-       always shared. BatchNorm's running statistics stay at each client, as in the code.
+       always shared. BatchNorm's running statistics stay at each client, as in the code; for a client that has never
+       taken part, which the code does not have, they are measured on its training data.
     2. `grow_every` counts the rounds in which a client takes part; in the code the same clients take part in all.
     3. The weights that a mask gains are exactly a share p of the tensor's shared ones, rounded as in the code; of
        weights that have changed equally, the first come first. The code takes all that have changed as much as the
