@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.batchnorm import forget_statistics
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.message import Message
@@ -79,6 +80,12 @@ class Run:
     def model(self, client: ClientId) -> nn.Module:
         """The model that a client would use now."""
         return self.engine.inference_model(self.state, client)
+
+    def new_model(self, client: ClientId) -> nn.Module:
+        """The client's own model before its first round; to be evaluated, its statistics would be measured."""
+        net = self.model(client)
+        forget_statistics(net)
+        return net
 
 
 @pytest.fixture
