@@ -115,7 +115,7 @@ class Fit(Request):
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
         frozen: nets that objectives only read, by the name under which they find them in their extras: a module, or
             several in an `nn.ModuleList`. They are in evaluation mode and their weights have no gradient, but gradients
-            flow through them to their inputs. Statistics of BatchNorm that were not sent come from `Sharing.ready`.
+            flow through them to their inputs. `Sharing.ready` gives them BatchNorm's statistics that were not sent.
         name: of the training that this is a part of, such as "distil": under `persist`, the client's fits of one name,
             in whichever handler and round, have one optimiser. None for the handler's only fit, which has its name.
     """

@@ -167,10 +167,12 @@ class ClientRuntime:
 
     def _complete(self, net: nn.Module, client: Client) -> None:
         """Measure the BatchNorm statistics that a client's own net lacks, because the client has never trained it."""
+        if not (layers := unlearnt(net)):  # without moving it to the run's device
+            return
         computing = self.computing
         with computing.applied(net), computing.cast():
             inputs = (computing.to_layout(batch.inputs) for batch in client.train.batches(64, client.rng))
-            measure_statistics(net, inputs, unlearnt(net))
+            measure_statistics(net, inputs, layers)
 
     def _inferred(self, work: Generator[Request, Any, nn.Module], key: Key) -> nn.Module:
         """The model that the handler returns after its requests.
