@@ -2,7 +2,15 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics, norms_of, takes_batch_statistics
+from potluck.core.batchnorm import (
+    batch_norms,
+    forget_statistics,
+    keep_statistics,
+    measure_statistics,
+    norms_of,
+    takes_batch_statistics,
+    unlearnt,
+)
 from potluck.core.weights import buffers_of
 
 INPUTS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)) * 2 + 1
@@ -179,3 +187,75 @@ def test_norms_of_finds_layers_of_every_kind_that_undo_a_change_of_scale():
         assert norms_of(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.ReLU())) == [norm]
         assert torch.allclose(norm(x), norm(100 * x), atol=1e-4)
     assert norms_of(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout())) == []
+
+
+def seen(**options):
+    """A layer that has seen a batch in training mode."""
+    layer = nn.BatchNorm1d(3, **options)
+    layer(INPUTS)
+    return layer
+
+
+def without_count():
+    """A layer whose statistics come from software that does not count batches."""
+    layer = seen()
+    layer.num_batches_tracked.zero_()
+    return layer
+
+
+def frozen():
+    """A layer that a builder has put in evaluation mode."""
+    return nn.BatchNorm1d(3).eval()
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (nn.BatchNorm1d(3), True),
+        (nn.BatchNorm1d(3, momentum=None), True),
+        (seen(), False),
+        (seen(momentum=None), False),
+        (seen(momentum=0.0), False),  # whose user wants it so
+        (without_count(), False),
+        (nn.BatchNorm1d(3, track_running_stats=False), False),
+        (frozen(), False),
+        (nn.GroupNorm(1, 3), False),
+    ],
+)
+def test_unlearnt__is_what_has_the_statistics_of_a_new_layer(layer, expected):
+    assert unlearnt(nn.Sequential(nn.Linear(3, 3), layer)) == [layer] * expected
+
+
+def test_unlearnt__finds_layers_of_a_net_in_evaluation_mode_as_a_whole():
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).eval()
+    assert unlearnt(net) == list(net)
+
+
+def test_only_some_statistics_are_measured_behind_those_that_were_learnt(net):
+    both = nn.Sequential(net, new := nn.BatchNorm1d(3))
+    before, net[0].momentum = buffers_of(net), 0.5
+    assert measure_statistics(both, [INPUTS], unlearnt(both)) == 1
+    assert same_buffers(net, before)
+    assert torch.allclose(new.running_mean, net.eval()(INPUTS).mean(0))
+    assert both.training
+    assert new.training
+    assert net[0].momentum == 0.5
+
+
+def test_where_nothing_is_to_be_measured_nothing_is_run(net):
+    def batches():
+        raise AssertionError("asked for a batch")
+        yield
+
+    before = buffers_of(net)
+    assert measure_statistics(net, batches(), unlearnt(net)) == 0
+    assert same_buffers(net, before)
+
+
+def test_forgotten_statistics_are_those_of_a_new_layer_and_frozen_ones_stay():
+    held = seen().eval()
+    net = nn.Sequential(nn.Sequential(seen()), held)
+    before = buffers_of(held)
+    forget_statistics(net)
+    assert unlearnt(net) == [net[0][0]]
+    assert all(torch.equal(buffer, before[name]) for name, buffer in held.state_dict().items() if name in before)

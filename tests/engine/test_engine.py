@@ -447,7 +447,7 @@ def test_fits_of_one_exchange_draw_differently(play):
                 return client.objective(net, batch, extras)
 
             for _ in range(2):
-                yield Fit(client.model, noted, client.train, SGD)
+                yield Fit(client.model, noted, client.train, SGD, name="train")
             return Message()
 
     play(FitsTwice(), ids=(0,))
@@ -811,6 +811,13 @@ class Breaks(Asks):
         yield Fit(client.model, client.objective, client.train, SGD)
 
     @on_client
+    def names_neither(self, client, message):
+        yield Fit(client.model, client.objective, client.train, SGD)
+        yield Fit(client.model, client.objective, client.train, SGD, name="second")
+        yield Fit(client.model, client.objective, client.train, SGD)
+        return Message()
+
+    @on_client
     def yields_a_net(self, client, message):
         yield client.model
         return Message()
@@ -839,6 +846,11 @@ def test_a_name_that_the_message_lacks_is_the_methods_fault_and_no_clients(play,
         ("forgets", r"forgets built a Fit on client 0 but never yielded it: write `yield Fit\(\.\.\.\)`"),
         ("forgets_one", r"forgets_one built a Fit on client 0 but never yielded it: write `yield Fit\(\.\.\.\)`"),
         ("forgets_its_message", r"forgets_its_message returned NoneType on client 0; expected a Message"),
+        (
+            "names_neither",
+            r"names_neither yielded two Fits without a name, whose optimisers could not be told apart under persist: "
+            r'name the training that each is a part of: Fit\(\.\.\., name="train"\)',
+        ),
         ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit, Predict, Gradient or Measure"),
     ],
 )
@@ -898,7 +910,7 @@ def test_the_local_loss_is_the_mean_over_clients_of_their_mean_over_fits(play):
         @on_client
         def work(self, client, message):
             for _ in range(client.id):
-                yield Fit(client.model, self.constant(client.id), client.train, SGD)
+                yield Fit(client.model, self.constant(client.id), client.train, SGD, name="train")
             return Message()
 
         @staticmethod
@@ -916,7 +928,7 @@ def test_fits_on_other_data_have_no_part_in_the_local_loss(play):
         def work(self, client, message):
             other = client.train.take(torch.arange(4))
             for data in (other, client.train, other):
-                yield Fit(client.model, client.objective, data, SGD)
+                yield Fit(client.model, client.objective, data, SGD, name="train")
             return Message()
 
     _, _, report = play(TrainsElsewhere(), ids=(0,))

@@ -307,7 +307,7 @@ class Learns(Method):
     def work(self, client, message):
         first = yield Fit(client.model, client.objective, client.train, SGD)
         second = client.build()
-        report = yield Fit(second, client.objective, client.train, replace(SGD, lr=0.05))
+        report = yield Fit(second, client.objective, client.train, replace(SGD, lr=0.05), name="second")
         drawn = torch.rand(2)
         weights = {"first": weights_of(client.model), "second": weights_of(second)}
         return Message(losses=torch.tensor([first.loss, report.loss]), drawn=drawn, **weights)

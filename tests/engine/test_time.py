@@ -16,6 +16,7 @@ from potluck.core.method import Method, on_client
 from potluck.core.rng import Key
 from potluck.core.roles import Supervised
 from potluck.core.schedule import Schedule
+from potluck.core.tree import unpack
 from potluck.core.weights import minus, parameters_of, weights_of
 from potluck.engine.client.training import train
 from potluck.engine.engine import Engine
@@ -213,6 +214,60 @@ def test_persist__starts_afresh_where_the_weights_are_others():
     again = fitted(4, wide.moments)
     assert not torch.equal(again.net[0].weight, wide.net[0].weight)
     assert float(again.moments[0]["state"]["0.weight"]["step"]) == 4
+
+
+@dataclass(frozen=True)
+class Trains(Method):
+    """In each round asks for handlers, which train the client's model under these names."""
+
+    rounds: tuple[tuple[tuple[str, str | None], ...], ...]
+    training: LocalTraining = LocalTraining("sgd", lr=0.1, momentum=0.9, batch_size=FULL, persist=True)
+
+    def init(self, server):
+        return State(None)
+
+    def round(self, state, cohort, server):
+        for handler, name in self.rounds[server.round - 1]:
+            cohort.ask(getattr(self, handler), Message(name=name))
+        return state
+
+    @on_client
+    def one(self, client, message):
+        yield Fit(client.model, client.objective, client.train, self.training, name=message.get("name"))
+        return Message()
+
+    @on_client
+    def other(self, client, message):
+        yield Fit(client.model, client.objective, client.train, self.training, name=message.get("name"))
+        return Message()
+
+
+@pytest.mark.parametrize(
+    ("fits", "optimisers"),
+    [
+        ((("one", None), ("one", None)), (0, 0)),
+        ((("one", None), ("other", None)), (0, 1)),
+        ((("one", "train"), ("other", "train")), (0, 0)),
+        ((("one", "distil"), ("one", "train")), (0, 1)),
+        ((("one", "distil"), ("one", "train"), ("other", "distil"), ("one", "train")), (0, 1, 0, 1)),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.usefixtures("in_double_precision")
+def test_persist__means_one_optimiser_for_all_fits_of_a_name(fits, optimisers, together):
+    federation = toy_federation(World(clients=1, architectures=1))
+    rounds = (fits,) if together else tuple((fit,) for fit in fits)
+    engine, (*_, state) = played(Trains(rounds), len(rounds), federation=federation)
+    net = played(Trains(()), 0, federation=federation)[0].inference_model(State(None), 0)
+    lasting = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for _ in set(optimisers)]
+    (data,) = federation.sites[0].train.batches(FULL)
+    for place in optimisers:
+        lasting[place].zero_grad()
+        federation.criterion(net(data.inputs), data.targets).backward()
+        lasting[place].step()
+    assert_close(weights_of(engine.inference_model(state, 0)), weights_of(net), rtol=0, atol=1e-10)
+    kept = unpack(engine.store.read(0))["moments"]
+    assert sorted(kept) == sorted({handler if name is None else name for handler, name in fits})
 
 
 def test_persist__is_refused_on_the_server():

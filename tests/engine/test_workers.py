@@ -104,7 +104,8 @@ class IsKilled(Trains):
         yield Fit(client.model, client.objective, client.train, LocalTraining("sgd", lr=0.1, batch_size=4))
         if not self.while_judged:
             self.dies(client)
-        yield Fit(client.model, client.objective, client.train, LocalTraining("sgd", lr=0.1, batch_size=4))
+        again = LocalTraining("sgd", lr=0.1, batch_size=4)
+        yield Fit(client.model, client.objective, client.train, again, name="again")
         return Message(weights=dict(client.model.state_dict()), draw=torch.rand(2), pid=os.getpid())
 
     def inference_message(self, state, client, server):

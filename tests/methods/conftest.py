@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.batchnorm import forget_statistics
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site
 from potluck.core.message import Message
@@ -80,6 +81,12 @@ class Run:
         """The model that a client would use now."""
         return self.engine.inference_model(self.state, client)
 
+    def new_model(self, client: ClientId) -> nn.Module:
+        """The client's own model before its first round; to be evaluated, its statistics would be measured."""
+        net = self.model(client)
+        forget_statistics(net)
+        return net
+
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., Run]:
@@ -92,6 +99,13 @@ def play(tmp_path: Path) -> Callable[..., Run]:
         return run
 
     return start
+
+
+@pytest.fixture
+def in_double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def normed(hidden: int, scale: Scale = FULL) -> StagedNet:

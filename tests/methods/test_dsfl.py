@@ -128,6 +128,41 @@ def test_a_round_is_the_papers(play, clouds):
         assert_close(run.state.common, learnt_of(common), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("in_double_precision")
+@pytest.mark.parametrize("lasting", [("train",), ("distil",), ("train", "distil")], ids="+".join)
+def test_each_of_the_two_trainings_has_an_optimiser_of_its_own_that_lasts_where_it_persists(play, clouds, lasting):
+    """Four rounds by hand, with Adam: both clients learn alone at first, and one of them misses a round."""
+    long = LocalTraining(lr=0.02, batch_size=64, epochs=2)
+    method = DSFL(replace(long, persist="train" in lasting), replace(long, persist="distil" in lasting), long)
+    federation = clouds("mlp2", "mlp3", public=30)
+    run = play(method, federation, rounds=0)
+    nets = [run.model(id) for id in (0, 1)]
+    optimizers = {}
+
+    def train(id, name, loss):
+        if name not in lasting or (id, name) not in optimizers:
+            optimizers[id, name] = torch.optim.Adam(nets[id].parameters(), lr=0.02)
+        for _ in range(2):
+            optimizers[id, name].zero_grad()
+            loss(nets[id]).backward()
+            optimizers[id, name].step()
+
+    def taught(net):
+        labels = lesson["labels"]
+        return -(labels * F.log_softmax(net(federation.public.inputs[lesson["rows"]]), 1)).sum() / len(labels)
+
+    for ids in ((0, 1), (0, 1), (1,), (0, 1)):
+        lesson = run.state.lesson
+        run.round(*ids)
+        for id in ids:
+            own = federation.sites[id].train
+            if lesson:
+                train(id, "distil", taught)
+            train(id, "train", lambda net, own=own: F.cross_entropy(net(own.inputs), own.targets))
+        for id, net in enumerate(nets):
+            assert_close(run.model(id).state_dict(), net.state_dict(), rtol=0, atol=1e-9)
+
+
 def test_predictions_are_made_in_evaluation_mode(play, clouds):
     run = play(replace(ONE_STEP, training=STILL), clouds("mlp2", "mlp3", public=30))
     public = run.engine.federation.public.inputs[run.wire.sent["local_update"][0][0]["rows"]]

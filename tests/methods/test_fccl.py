@@ -243,7 +243,7 @@ def test_learning_from_others_raises_the_correlation_with_them(play, clouds):
 def test_logits_are_made_in_evaluation_mode(play, clouds):
     federation = clouds("norm2", "norm3", public=30)
     run = play(FCCL(pretrain=0), federation, rounds=0)
-    initial = run.model(1)
+    initial = run.new_model(1)
     run.round()
     inputs = federation.public.inputs[run.wire.sent["score_public"][0][1]["rows"]]
     assert_close(run.wire.replied["score_public"][0][1]["logits"], initial.eval()(inputs).detach())

@@ -72,7 +72,7 @@ def test_fused__of_one_teacher_is_its_prediction(ensemble):
 def test_a_client_step_is_the_papers(play, clouds, order):
     federation = clouds("norm2", "mlp3", "norm2", public=20)  # the first and last hold the global architecture too
     run = play(replace(KEMF, order=order), federation, rounds=0)
-    pairs = [(run.model(id).train(), run.engine.global_model(run.state).train()) for id in (0, 1)]
+    pairs = [(run.new_model(id).train(), run.engine.global_model(run.state).train()) for id in (0, 1)]
     run.round()
     for id, (own, common) in enumerate(pairs):
         x, y = federation.sites[id].train.inputs, federation.sites[id].train.targets

@@ -48,7 +48,7 @@ def test_logits_are_raw_and_made_in_evaluation_mode(play, clouds):
     initial = play(FedMD(), clouds("norm2", "norm3", public=30), rounds=0)
     for id in (0, 1):
         logits = run.wire.replied["score_public"][0][id]["logits"]
-        expected = initial.model(id).eval()(drawn_inputs(run)).detach()
+        expected = initial.new_model(id).eval()(drawn_inputs(run)).detach()
         assert_close(logits, expected)
         assert not torch.allclose(logits, initial.model(id).train()(drawn_inputs(run)), atol=1e-3)
 

@@ -62,7 +62,7 @@ def uniform(*shape, seed=0):
 
 def nets(run, client=0):
     """A client's own model before the first round, and its copy of the global one."""
-    return run.model(client).train(), run.engine.global_model(run.states[0]).train()
+    return run.new_model(client).train(), run.engine.global_model(run.states[0]).train()
 
 
 def full_step(net, loss):

@@ -1,6 +1,7 @@
 """FedSelect: which weights become a client's own, how the two parts learn, and what is averaged."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -152,6 +153,42 @@ def test_a_round_of_a_client_with_weights_of_its_own_is_the_papers(play, clouds,
         by_hand(net.train(), federation.sites[id].train, masks[id], training)
         found = run.kept(id)["model"]
         assert_close({name: found[name] for name in average}, parameters_of(net), **CLOSELY)
+
+
+@pytest.mark.usefixtures("in_double_precision")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_own_and_shared_weights_have_an_optimiser_each_that_lasts_where_it_persists(play, clouds, optimizer):
+    """Six rounds by hand: at first nothing is a client's own, then more and more; one client misses a round."""
+    momentum = {"momentum": 0.9} if optimizer == "sgd" else {}
+    training = LocalTraining(optimizer, lr=0.05, batch_size=64, epochs=2, persist=True, **momentum)
+    names, federation = ["mlp2", "mlp3"], clouds("mlp2", "mlp3")
+    run = play(replace(OFTEN, rate=0.3, training=training), federation, rounds=0)
+    nets = [run.engine.server(1).build(name) for name in names]
+    made = {"sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam}[optimizer]
+    optimizers = [{part: made(net.parameters(), lr=0.05) for part in ("own", "shared")} for net in nets]
+    for ids in ((0, 1), (0, 1), (0, 1), (1,), (0, 1), (0, 1)):
+        average = run.state.weights
+        owned = {id: [masks_of(run, id, entry) for entry in ("before", "masks")] for id in ids}
+        run.round(*ids)
+        for id in ids:
+            named, (before, now) = dict(nets[id].named_parameters()), owned[id]
+            none = {name: torch.zeros_like(weight, dtype=torch.bool) for name, weight in named.items()}
+            before, now = {**none, **before}, {**none, **now}
+            with torch.no_grad():
+                for name, weight in named.items():
+                    weight.copy_(torch.where(before[name], weight, average[name]))
+            has_own, data = any(bool(mask.any()) for mask in now.values()), federation.sites[id].train
+            for part in (("own", "shared") if has_own else ("shared",)) * 2:
+                start = parameters_of(nets[id])
+                optimizers[id][part].zero_grad()
+                F.cross_entropy(nets[id](data.inputs), data.targets).backward()
+                optimizers[id][part].step()
+                with torch.no_grad():
+                    for name, weight in named.items():
+                        weight.copy_(torch.where(now[name] == (part == "own"), weight, start[name]))
+            kept = run.kept(id)["model"]
+            assert_close({name: kept[name] for name in named}, parameters_of(nets[id]), rtol=0, atol=1e-9)
+    assert 0 < share(masks_of(run, 0, "before")) < share(masks_of(run, 0)) < 1
 
 
 def test_own_weights_are_only_moved_by_the_first_pass_and_shared_ones_by_the_second(play, clouds):

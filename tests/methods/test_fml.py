@@ -53,7 +53,7 @@ def batch(*labels):
 
 def own_nets(run, id=0):
     """A client's own net and its copy of the common one, before the round."""
-    return run.model(id).train(), run.engine.global_model(run.state).train()
+    return run.new_model(id).train(), run.engine.global_model(run.state).train()
 
 
 def replied(run, id):

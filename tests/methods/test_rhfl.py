@@ -250,7 +250,7 @@ def test_whose_labels_are_wrong_has_less_confidence(play, clouds):
 def test_predictions_and_losses_are_made_in_evaluation_mode(play, clouds):
     federation = clouds("norm2", "norm3", public=30)
     run = play(RHFL(pretrain=0), federation, rounds=0)
-    initial = run.model(1).eval()
+    initial = run.new_model(1).eval()
     run.round()
     inputs = federation.public.inputs[run.wire.sent["predict_public"][0][1]["rows"]]
     assert_close(run.wire.replied["predict_public"][0][1]["predictions"], initial(inputs).softmax(1).detach())

@@ -211,12 +211,15 @@ def test_local_buffers_go_on_from_where_they_were(play, clouds):
     assert_close(run.model(1).stages[0][1].running_mean, (1 - 0.9**2) * mean)
 
 
-def test_a_client_that_was_never_drawn_has_fresh_local_buffers(play, clouds):
-    run = play(FedAvg(sharing=Sharing(buffers="local")), clouds("norm2", "norm2"), rounds=0)
+def test_a_client_that_was_never_drawn_has_no_local_buffers_and_measures_them(play, clouds):
+    federation = clouds("norm2", "norm2")
+    run = play(FedAvg(sharing=Sharing(buffers="local")), federation, rounds=0)
     run.round(0)
-    norm = run.model(1).stages[0][1]
-    assert_close(norm.running_mean, torch.zeros(8), **EXACTLY)
-    assert_close(norm.running_var, torch.ones(8), **EXACTLY)
+    assert run.kept(1) == {"state": {}}
+    linear, norm, _ = run.model(1).stages[0]
+    read = linear(federation.sites[1].train.inputs).detach()
+    assert_close(norm.running_mean, read.mean(0))
+    assert_close(norm.running_var, read.var(0))
 
 
 def test_dropped_buffers_are_not_kept(play, clouds):

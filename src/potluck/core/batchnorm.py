@@ -1,6 +1,11 @@
-"""BatchNorm's running statistics: leaving them unchanged, and re-estimating them."""
+"""BatchNorm's running statistics: leaving them unchanged, and re-estimating them.
 
-from collections.abc import Generator, Iterable
+In evaluation mode a layer normalises by the statistics that it has learnt in training, or that were sent. Where there
+are neither, it would normalise by those of a new layer, mean 0 and variance 1, which fit no data: there they are
+measured on the client's own training data, whether the net is frozen and read (`Sharing.ready`) or evaluated.
+"""
+
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
 
 import torch
@@ -43,18 +48,40 @@ def keep_statistics(net: nn.Module) -> Generator[None]:
             layer.track_running_stats = True
 
 
-def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
+def unlearnt(net: nn.Module) -> list[BatchNorm]:
+    """The BatchNorm layers whose running statistics are those of a new layer, unless they are held in evaluation mode.
+
+    The count of batches alone does not tell: weights that were saved by other software may lack it.
+    """
+    return [layer for layer in _tracking(net) if _is_new(layer)]
+
+
+def forget_statistics(net: nn.Module) -> None:
+    """Set the running statistics to those of new layers, except in layers held in evaluation mode."""
+    for layer in _tracking(net):
+        layer.reset_running_stats()
+
+
+def measure_statistics(net: nn.Module, batches: Iterable[Tensor], only: Collection[nn.Module] | None = None) -> int:
     """Set the running statistics to plain means over `batches` of batch mean and unbiased batch variance.
 
     HeteroFL's static BatchNorm: statistics are measured once for fixed weights instead of tracked while they
     change. Batches of one example are skipped, since they have no variance. Layers held in evaluation mode keep their
     statistics.
 
+    Args:
+        net: of which other layers are in training mode.
+        batches: of inputs (batch, ...).
+        only: the BatchNorm layers to measure; all others normalise by the statistics that they have, and keep them.
+            None for all.
+
     Returns:
         The number of batches measured; with none, the statistics are those of a new layer.
     """
-    held = set(held_layers(net))
-    layers = [layer for layer in batch_norms(net).values() if layer not in held]
+    tracking = _tracking(net)
+    layers = [layer for layer in tracking if only is None or layer in only]
+    if only is not None and not layers:
+        return 0
     momenta = [layer.momentum for layer in layers]
     measured = 0
     try:
@@ -62,6 +89,8 @@ def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
             layer.reset_running_stats()
             layer.momentum = None  # torch's name for a cumulative mean
         with mode(net, training=True), torch.no_grad():
+            for layer in tracking:
+                layer.training = layer in layers
             for inputs in batches:
                 if len(inputs) > 1:
                     net(inputs)
@@ -70,3 +99,16 @@ def measure_statistics(net: nn.Module, batches: Iterable[Tensor]) -> int:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
     return measured
+
+
+def _tracking(net: nn.Module) -> list[BatchNorm]:
+    """The BatchNorm layers that are not held in evaluation mode."""
+    held = set(held_layers(net))
+    return [layer for layer in batch_norms(net).values() if layer not in held]
+
+
+def _is_new(layer: BatchNorm) -> bool:
+    mean, variance = layer.running_mean, layer.running_var
+    if mean is None or variance is None or layer.num_batches_tracked:
+        return False
+    return not bool(mean.any()) and bool((variance == 1).all())

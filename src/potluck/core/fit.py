@@ -47,8 +47,8 @@ class LocalTraining(Checked):
             of rate 1 takes off.
         clip_norm: limit of the gradient's global norm, applied after gradients are combined; None for no limit.
         schedule: how the learning rate falls from round to round.
-        persist: whether a client keeps the optimiser's state for its next call. It is never sent; each `Fit` of a
-            handler, by its position, has its own, which is discarded if names or shapes of the weights have changed.
+        persist: whether a client keeps the optimiser's state for its next call. It is never sent; it belongs to the
+            name of the `Fit`, and is discarded if names or shapes of the weights have changed.
     """
 
     optimizer: str = "adam"
@@ -115,7 +115,9 @@ class Fit(Request):
         keep: how many examples of the last epoch to report observations of, drawn uniformly.
         frozen: nets that objectives only read, by the name under which they find them in their extras: a module, or
             several in an `nn.ModuleList`. They are in evaluation mode and their weights have no gradient, but gradients
-            flow through them to their inputs.
+            flow through them to their inputs. `Sharing.ready` gives them BatchNorm's statistics that were not sent.
+        name: of the training that this is a part of, such as "distil": under `persist`, the client's fits of one name,
+            in whichever handler and round, have one optimiser. None for the handler's only fit, which has its name.
     """
 
     kind = "fit"
@@ -131,6 +133,7 @@ class Fit(Request):
     trainings: Sequence[LocalTraining] | None = None
     keep: int = 0
     frozen: Mapping[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    name: str | None = None
     moments: list[Moments] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

@@ -123,7 +123,8 @@ class Method(Checked, Generic[S]):
     def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Request, Any, nn.Module]:
         """The model that this client would deploy, and that is evaluated; its own by default.
 
-        It may yield requests such as `Measure`, but must not train.
+        If clients keep their models, BatchNorm's statistics that are those of a new layer are then measured on the
+        client's training data. It may yield requests such as `Measure`, but must not train.
         """
         return client.model
 

@@ -92,9 +92,11 @@ class Measure(Request, Checked):
         net: runs in training mode, without gradients.
         data: in random order, not augmented.
         batch_size: examples normalised together.
+        layers: which layers' statistics are measured, "all" or those that are "unlearnt"; without such, nothing is run.
     """
 
     kind = "measure"
     net: nn.Module
     data: Examples
     batch_size: Annotated[int, at_least(1)] = 64
+    layers: Literal["all", "unlearnt"] = "all"

@@ -137,8 +137,9 @@ class Cronus(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, soft_labels_loss, lesson_of_rows(client, message["labels"]), self.distillation)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        lesson = lesson_of_rows(client, message["labels"])
+        yield Fit(client.model, soft_labels_loss, lesson, self.distillation, name="digest")
+        yield Fit(client.model, client.objective, client.train, self.training, name="train")
         return Message()
 
     def _labels(self, predicted: Replies, server: Server) -> Tensor:

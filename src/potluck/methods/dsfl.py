@@ -147,7 +147,7 @@ class DSFL(Method[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         lesson = message.get("lesson")
         if lesson is not None:
-            yield Fit(client.model, soft_labels_loss, soft_lesson(client, lesson), self.distillation)
+            yield Fit(client.model, soft_labels_loss, soft_lesson(client, lesson), self.distillation, name="distil")
         yield Fit(client.model, client.objective, client.train, self.training)
         logits = yield Predict(client.model, public_of(client).take(message["rows"]))
         return Message(predictions=logits if self.average == "logits" else logits.softmax(1))

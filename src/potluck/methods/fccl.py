@@ -44,7 +44,8 @@ Departures from the paper
     5. The code of 2022 replaces the client's own part of the mean by the logits of its model of the round's beginning,
        that of 2023 does not; with one exchange both are the same.
     6. Before its first exchange a client trains on its own data for as long as in `pretrain` rounds; the code does for
-       50 epochs with a falling learning rate. With 0 the client's first model is its intra-domain teacher as it is.
+       50 epochs with a falling learning rate. With 0 the client's first model is its intra-domain teacher as it is,
+       with BatchNorm statistics measured on the client's data.
     7. Only the clients that were drawn take part; in the paper all do in every round.
     8. The code's local training has a weight decay of 1e-5 and its public batches 512 examples.
 """
@@ -65,6 +66,7 @@ from potluck import (
     Fit,
     LocalTraining,
     Mean,
+    Measure,
     Member,
     Message,
     Method,
@@ -151,7 +153,7 @@ class FCCL(Method[State]):
     def score_public(self, client: Client, message: Message) -> ClientWork:
         if "intra" not in client.state:
             for _ in range(self.pretrain):
-                yield Fit(client.model, client.objective, client.train, self.training)
+                yield Fit(client.model, client.objective, client.train, self.training, name="train")
             client.state["intra"] = learnt_of(client.model)
         if client.state.get("begun") != client.round:
             client.state |= {"begun": client.round, "inter": learnt_of(client.model)}
@@ -171,8 +173,10 @@ class FCCL(Method[State]):
         del client.state["begun"]
         weights = {name: weight for name, weight in (("intra", self.intra), ("inter", self.inter)) if weight}
         teachers = {name: load(client.twin(), past[name]) for name in weights}
+        for teacher in teachers.values():
+            yield Measure(teacher, client.train, layers="unlearnt")
         objective = DualDomainLoss(client.criterion, **weights)
-        yield Fit(client.model, objective, client.train, self.training, frozen=teachers)
+        yield Fit(client.model, objective, client.train, self.training, frozen=teachers, name="train")
         return Message()
 
 

@@ -51,7 +51,8 @@ Departures from the paper
     7. A client is evaluated with its own model as its last training left it, as in the code, and with the global one
        before its first, which it also starts from. `evaluated="global"` takes the latter for all.
     8. BatchNorm's running statistics are averaged, and layers owned by some clients only are averaged over those, see
-       `sharing`; the norm that is clipped is that of what a client has.
+       `sharing`; where `sharing.buffers` drops them, they are measured for F and for a client's own model too. The norm
+       that is clipped is that of what a client has.
     9. Local training defaults to Adam, as in the code, which has batches of 16 and two epochs of each part.
 """
 
@@ -171,6 +172,7 @@ class FedDPA(SharesWeights[State]):
         sent = parameters_of(client.model)
         own = kept if client.state.get("started") else sent
         load(client.model, own, partial=True)
+        yield from self.sharing.ready(client, client.model)
         at_once = max(1, min(64, _ROOM // sum(tensor.numel() for tensor in own.values())))
         fisher = yield Gradient(client.model, FisherLoss(client.criterion), client.train, batch_size=at_once)
         masks = {name: scaled(found) > self.threshold for name, found in fisher.items()}
@@ -178,10 +180,10 @@ class FedDPA(SharesWeights[State]):
         shared = {name: ~mask for name, mask in masks.items()}
         drawn = PullLoss(client.criterion, self.lambda1)
         bounded = PullLoss(client.criterion, self.lambda2, self.bound)
-        for moving, loss in ((masks, drawn), (shared, bounded)):  # own weights, then shared ones
+        for name, moving, loss in (("own", masks, drawn), ("shared", shared, bounded)):
             if any(bool(mask.any()) for mask in moving.values()):
                 extras = {"sent": sent, "moving": moving, "start": parameters_of(client.model)}
-                yield Fit(client.model, loss, client.train, self.training, extras, after_step=put_back)
+                yield Fit(client.model, loss, client.train, self.training, extras, after_step=put_back, name=name)
         client.state["started"] = True
         return self.sharing.reply(client)
 

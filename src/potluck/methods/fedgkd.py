@@ -35,7 +35,7 @@ Departures from the paper
     2. As in that code there is no teacher in the first round, and the initial weights never become part of one.
     3. With `buffer=1` the teacher is the model that the client was sent; it costs no further bytes.
     4. The teacher is in evaluation mode. It has BatchNorm statistics averaged like its weights; where these stay at
-       clients or are dropped (`sharing.buffers`), it has the client's own.
+       clients (`sharing.buffers`), it has the client's own; where it has none, or they are dropped, they are measured.
     5. Where architectures differ, a client's teacher has the layers that it owns. Layers owned by some clients only are
        averaged over those, see `sharing`.
     6. FedGKD-VOTE weighs several teachers by their losses on data that the server holds out, and in the authors' code
@@ -140,7 +140,8 @@ class FedGKD(SharesWeights[State]):
         objective, read = client.objective, dict[str, nn.Module]()
         if self.gamma and taught is not None:
             objective = TaughtLoss(client.criterion, self.gamma, self.temperature, self.divergence)
-            read = {"teacher": load(load(client.twin(), learnt_of(client.model)), taught, partial=True)}
+            teacher = load(load(client.twin(), learnt_of(client.model)), taught, partial=True)
+            read = {"teacher": (yield from self.sharing.ready(client, teacher))}
         yield Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)
 

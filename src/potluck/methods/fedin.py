@@ -202,7 +202,7 @@ class FedIN(ReleasesFeatures[State]):
         if S and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
             data = Examples(S["s_in"], S["s_out"])
             training = replace(self.training, steps=report.steps, batch_size=self.feature_batch)
-            yield Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)))
+            yield Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)), name="features")
         return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
 
     def rule_on(self, inner: frozenset[str]) -> Reconcile:

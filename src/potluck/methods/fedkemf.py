@@ -145,8 +145,8 @@ class FedKEMF(Method[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         common = load(client.build(), message["common"])
         if not self.mutual:
-            for net in (client.model, common):
-                yield Fit(net, client.objective, client.train, self.training)
+            for name, net in (("own", client.model), ("common", common)):
+                yield Fit(net, client.objective, client.train, self.training, name=name)
             return Message(common=learnt_of(common))
         pair = nn.ModuleDict({"own": client.model, "common": common})
         losses = [MutualLoss("own", "common", client.criterion), MutualLoss("common", "own", client.criterion)]

@@ -38,8 +38,8 @@ Departures from the paper
     2. The gradient of KL flows into both of its sides, as in the authors' code: through a hybrid path, the teacher,
        into the client's stages before the branch. `teacher_learns=false` treats the teacher as constant.
     3. KL is not multiplied by tau squared, as in the authors' code; the paper's tau is 1, where it does not matter.
-    4. The frozen part of a path is in evaluation mode. The authors' networks have GroupNorm, so that it does not matter
-       there.
+    4. The frozen part of a path is in evaluation mode, with BatchNorm statistics as `sharing.buffers` says, see
+       `Sharing`. The authors' networks have GroupNorm, so that it does not matter there.
     5. Where architectures differ, the global model is the net of the client's own architecture, filled from the layers
        that it was sent. Layers owned by some clients only are averaged over those, see `sharing`.
     6. Local training defaults to Adam, like all methods here; the authors' code has SGD with 0.1, weight decay 1e-3,
@@ -125,7 +125,8 @@ class FedMLB(SharesWeights[State]):
         self.sharing.receive(client, message)
         read = dict[str, nn.Module]()
         if self.lambda2 or self.lambda3:
-            read = {"global": load(client.twin(), learnt_of(client.model))}
+            sent = load(client.twin(), learnt_of(client.model))
+            read = {"global": (yield from self.sharing.ready(client, sent))}
         objective = BranchedLoss(
             client.criterion, self.lambda1, self.lambda2, self.lambda3, self.temperature, self.teacher_learns
         )

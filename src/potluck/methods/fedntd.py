@@ -31,8 +31,9 @@ Limits
     training.lr=0.0 stays at rest
 
 Departures from the paper
-    1. The net that is read is in evaluation mode. The authors' code leaves it in the mode in which it was copied; their
-       network has neither BatchNorm nor Dropout, so it does not matter there.
+    1. The net that is read is in evaluation mode, with BatchNorm statistics as `sharing.buffers` says, see `Sharing`.
+       The authors' code leaves it in the mode in which it was copied; their network has neither BatchNorm nor Dropout,
+       so it does not matter there.
     2. `temperature` and `beta` are 1 by default, as in the authors' configuration; the class of their code that holds
        the loss has a temperature of 3.
     3. Where architectures differ, a client distils the net of its own architecture, filled from the layers that it was
@@ -113,7 +114,8 @@ class FedNTD(SharesWeights[State]):
         objective, read = client.objective, dict[str, nn.Module]()
         if self.beta:
             objective = NotTrueLoss(client.criterion, self.beta, self.temperature)
-            read = {"global": load(client.twin(), learnt_of(client.model))}
+            sent = load(client.twin(), learnt_of(client.model))
+            read = {"global": (yield from self.sharing.ready(client, sent))}
         yield Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)
 

@@ -32,7 +32,8 @@ Limits
 
 Departures from the paper
     1. Masks cover the tensors whose names contain "weight", as in the authors' code, also those of norms; biases are
-       always shared. BatchNorm's running statistics stay at each client, as in the code.
+       always shared. BatchNorm's running statistics stay at each client, as in the code; for a client that has never
+       taken part, which the code does not have, they are measured on its training data.
     2. `grow_every` counts the rounds in which a client takes part; in the code the same clients take part in all.
     3. The weights that a mask gains are exactly a share p of the tensor's shared ones, rounded as in the code; of
        weights that have changed equally, the first come first. The code takes all that have changed as much as the
@@ -42,8 +43,10 @@ Departures from the paper
     5. The server holds the masks and sends each client its own, so that both agree after a reply that was lost. In the
        code everything is in one process.
     6. An epoch is a pass over the client's own weights and one over the shared ones, each with a new optimiser, after
-       whose steps the others are put back: with Adam or momentum a gradient of zero would not hold them. A client that
-       owns nothing yet trains as with FedAvg; the code has it make passes that move nothing but running statistics.
+       whose steps the others are put back: with Adam or momentum a gradient of zero would not hold them. Under
+       `training.persist` all passes over own weights have one optimiser for the whole run, and all over shared ones
+       another. A client that owns nothing yet trains as with FedAvg, on shared weights only; the code has it make
+       passes that move nothing but running statistics.
     7. Norms are in training mode; in the code they are in evaluation mode from the second round on.
     8. A client is evaluated with its own weights and the average's ("merged"). The code evaluates before it averages,
        the client's model as it was trained ("trained"); a client that has never taken part has no such model.
@@ -119,6 +122,7 @@ class FedSelect(Method[State]):
     variants = {
         "growing often": {"grow_every": 1},
         "as it was trained": {"evaluated": "trained"},
+        "lasting optimisers": {"training.persist": True},
     }
 
     training: LocalTraining = LocalTraining()
@@ -172,16 +176,18 @@ class FedSelect(Method[State]):
     def _passes(self, client: Client, masks: Weights) -> Iterator[Fit]:
         """Local training: in every epoch a pass that moves the client's own weights, and one that moves the others."""
         if not any(bool(mask.any()) for mask in masks.values()):
-            yield Fit(client.model, client.objective, client.train, self.training)
+            yield Fit(client.model, client.objective, client.train, self.training, name="shared")
             return
         nothing = {name: torch.zeros_like(w, dtype=torch.bool) for name, w in parameters_of(client.model).items()}
         own = {**nothing, **masks}
         shared = {name: ~mask for name, mask in own.items()}
         training = replace(self.training, epochs=1)  # or as many steps as it has
         for _ in range(self.training.epochs if self.training.steps is None else 1):
-            for moving in (own, shared):
+            for name, moving in (("own", own), ("shared", shared)):
                 extras = {"moving": moving, "start": parameters_of(client.model)}
-                yield Fit(client.model, client.objective, client.train, training, extras, after_step=put_back)
+                yield Fit(
+                    client.model, client.objective, client.train, training, extras, after_step=put_back, name=name
+                )
 
     def _following(self, client: Client, masks: Weights, start: Weights, trained: Weights) -> Weights:
         """The masks of the client's next round; it notes its rounds, and where its weights were at the last growth."""

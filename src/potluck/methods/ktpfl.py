@@ -151,8 +151,8 @@ class KTpFL(Method[State]):
     @on_client
     def digest_and_revisit(self, client: Client, message: Message) -> ClientWork:
         loss = TemperedLoss(self.temperature, client.num_classes if self.reduction == "mean" else 1)
-        yield Fit(client.model, loss, lesson_of_rows(client, message["target"]), self.distillation)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield Fit(client.model, loss, lesson_of_rows(client, message["target"]), self.distillation, name="digest")
+        yield Fit(client.model, client.objective, client.train, self.training, name="train")
         return Message()
 
     def _learnt(self, c: Tensor, s: Tensor) -> Tensor:

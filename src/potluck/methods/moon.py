@@ -35,7 +35,8 @@ Departures from the paper
     2. A client that has never trained has no previous model, and trains without the contrastive loss. Without it the
        first loss would be that of two equal nets, log 2, whose gradient is zero.
     3. The previous model may be many rounds old where few clients are drawn; the paper draws all of them.
-    4. The two nets that are read are in evaluation mode, as in the authors' code; the paper does not say.
+    4. The two nets that are read are in evaluation mode, as in the authors' code; the paper does not say. "previous"
+       has the BatchNorm statistics of its training, and "global" those that `sharing.buffers` says, see `Sharing`.
     5. Layers owned by some clients only are averaged over those, see `sharing`.
     6. Local training defaults to Adam, like all methods here; the paper has SGD with 0.01, momentum 0.9, weight decay
        1e-5, batches of 64 and 10 epochs. It tunes mu from 0.1 to 10; 1 is the default of its code.
@@ -111,7 +112,8 @@ class MOON(SharesWeights[State]):
         objective, read = client.objective, dict[str, nn.Module]()
         if self.mu and (previous := client.state.get("previous")):
             objective = ContrastiveLoss(client.criterion, self.mu, self.temperature)
-            read = {"global": load(client.twin(), learnt_of(client.model)), "previous": load(client.twin(), previous)}
+            sent = yield from self.sharing.ready(client, load(client.twin(), learnt_of(client.model)))
+            read = {"global": sent, "previous": load(client.twin(), previous)}
         yield Fit(client.model, objective, client.train, self.training, frozen=read)  # Alg. 1, l. 13-21
         if self.mu:
             client.state["previous"] = learnt_of(client.model)

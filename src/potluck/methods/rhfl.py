@@ -168,7 +168,7 @@ class RHFL(Method[State]):
     def predict_public(self, client: Client, message: Message) -> ClientWork:
         if "loss" not in client.state:
             for _ in range(self.pretrain):
-                yield Fit(client.model, self._objective(client), client.train, self.training)
+                yield Fit(client.model, self._objective(client), client.train, self.training, name="train")
             client.state["loss"] = yield from self._own_loss(client)
         logits = yield from predict_rows(client, message["rows"])
         return Message(predictions=logits.softmax(1))
@@ -180,7 +180,7 @@ class RHFL(Method[State]):
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, self._objective(client), client.train, self.training)
+        yield Fit(client.model, self._objective(client), client.train, self.training, name="train")
         before, after = client.state["loss"], (yield from self._own_loss(client))
         client.state["loss"] = after
         return Message(quality=torch.tensor([before / after - 1]))

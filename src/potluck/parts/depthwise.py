@@ -158,7 +158,7 @@ class DepthWise(Checked):
                 done = piece.start
                 sub_problem = lead_out(plan.net, piece, plan.memory)
                 if parameters_of(sub_problem):  # otherwise it is entirely frozen
-                    yield Fit(sub_problem, client.objective, z.examples, self.training)
+                    yield Fit(sub_problem, client.objective, z.examples, self.training, name=f"piece{number}")
 
     def _anew(self, client: Client, plan: "Plan", lead_out: SubProblem) -> Generator[Fit, FitReport]:
         """The sub-problems on z_j that is computed for each batch."""
@@ -173,7 +173,14 @@ class DepthWise(Checked):
             sub_problem = lead_out(plan.net, piece, plan.memory)
             if parameters_of(sub_problem):  # otherwise it is entirely frozen
                 objective = AfterFinished(client.criterion, plan.at_once_beside(piece))
-                yield Fit(sub_problem, objective, client.train, self.training, frozen={"finished": finished})
+                yield Fit(
+                    sub_problem,
+                    objective,
+                    client.train,
+                    self.training,
+                    frozen={"finished": finished},
+                    name=f"piece{number}",
+                )
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def predict_rows(
         pretraining: of a client on its own data, before it predicts for the first time; None for none.
     """
     if pretraining is not None and not client.state.get("pretrained"):
-        yield Fit(client.model, client.objective, client.train, pretraining)
+        yield Fit(client.model, client.objective, client.train, pretraining, name="train")
         client.state["pretrained"] = True
     client.state["rows"] = rows
     return (yield Predict(client.model, public_of(client).take(rows)))

@@ -7,18 +7,19 @@ The server keeps weights by group: groups of clients by name, each with one dict
 the layers they own. Replies that come one at a time (`cohort.stream`) are added up one at a time.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import measure_statistics
+from potluck.core.batchnorm import forget_statistics, measure_statistics, unlearnt
 from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.fields import Checked
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
+from potluck.core.requests import Measure
 from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
 from potluck.core.schema import Kind, Schema, count, like
 from potluck.core.weights import (
@@ -58,8 +59,9 @@ class Sharing(Checked):
             and clients keep their models from round to round.
         weighting: "samples" weighs clients by training examples (FedAvg, eq. 21), "uniform" equally (eq. 19, 20).
         buffers: BatchNorm's running statistics are averaged like weights ("average"), stay at each client
-            ("local"), or are neither sent nor kept ("drop": measured on the client's own training data
-            when its model is evaluated).
+            ("local"), or are neither sent nor kept ("drop"). Where a net is read or evaluated and none were sent or
+            learnt, they are measured on the client's own training data: always under "drop", and under "local" at a
+            client that has never trained.
         combine: how clients' tensors are combined; `weighting` applies to rules that weigh.
     """
 
@@ -139,7 +141,7 @@ class Sharing(Checked):
         """The answer with the trained weights, buffers if they are shared, and the number of examples.
 
         Args:
-            client: after its training; its buffers go to its state if they are local.
+            client: after its training; its buffers go to its state if they are local, and are lost if dropped.
             more: entries that are added, or that replace these; None for no entry.
         """
         if not self.averages:
@@ -147,6 +149,8 @@ class Sharing(Checked):
         buffers = buffers_of(client.model)
         if self.buffers == "local":
             client.state["buffers"] = buffers
+        elif self.buffers == "drop":
+            forget_statistics(client.model)
         trained = {} if "weights" in more else {"weights": parameters_of(client.model)}
         return Message(**{**trained, "buffers": self._if_averaged(buffers), "examples": len(client.train), **more})
 
@@ -224,9 +228,24 @@ class Sharing(Checked):
     def deploy(self, client: Client, message: Message) -> nn.Module:
         """The client's model filled from what was sent, ready to be evaluated."""
         self.receive(client, message)
-        if self.buffers == "drop" and self.averages:
-            measure_statistics(client.model, (batch.inputs for batch in client.train.batches(64, client.rng)))
+        if self.averages and self.buffers != "average":
+            inputs = (batch.inputs for batch in client.train.batches(64, client.rng))
+            measure_statistics(client.model, inputs, None if self.buffers == "drop" else unlearnt(client.model))
         return client.model
+
+    def ready(self, client: Client, net: nn.Module) -> Generator[Measure, Any, nn.Module]:
+        """The net, ready to be read in evaluation mode by the client's training, as a teacher is.
+
+        For `teacher = yield from self.sharing.ready(client, net)` in a handler.
+
+        Args:
+            client: after `receive`.
+            net: with weights that the client received, and the statistics of its model.
+        """
+        if not (self.averages and self.buffers == "average"):
+            dropped = self.averages and self.buffers == "drop"
+            yield Measure(net, client.train, layers="all" if dropped else "unlearnt")
+        return net
 
     def global_model(self, pool: GroupWeights, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture and shared buffers; None otherwise."""

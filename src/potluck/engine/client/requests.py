@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import keep_statistics, measure_statistics
+from potluck.core.batchnorm import keep_statistics, measure_statistics, unlearnt
 from potluck.core.fit import Fit, Request
 from potluck.core.inference import forward
 from potluck.core.modes import mode
@@ -87,7 +87,8 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
 def _(request: Measure, key: Key, computing: Numerics) -> int:
     batches = request.data.batches(request.batch_size, key.fold("order").generator())
     with isolated(key.fold("forward")), computing.applied(request.net), computing.cast():
-        return measure_statistics(request.net, (computing.to_layout(batch.inputs) for batch in batches))
+        only = unlearnt(request.net) if request.layers == "unlearnt" else None
+        return measure_statistics(request.net, (computing.to_layout(batch.inputs) for batch in batches), only)
 
 
 def _parts(net: nn.Module, inputs: Tensor, names: tuple[NetPart, ...]) -> tuple[Tensor, ...]:

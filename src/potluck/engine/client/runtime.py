@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from potluck.core.batchnorm import measure_statistics, unlearnt
 from potluck.core.digest import digest
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
@@ -159,9 +160,19 @@ class ClientRuntime:
         client = self._open(client_id, record, key, round_number)
         with isolated(key.fold("handler")):
             found = self._method.inference_model(client, message)
-            if not isinstance(found, Generator):
-                return found
-            return self._inferred(found, key)
+            net = self._inferred(found, key) if isinstance(found, Generator) else found
+            if self._method.keeps_model:
+                self._complete(net, client)
+            return net
+
+    def _complete(self, net: nn.Module, client: Client) -> None:
+        """Measure the BatchNorm statistics that a client's own net lacks, because the client has never trained it."""
+        if not (layers := unlearnt(net)):  # without moving it to the run's device
+            return
+        computing = self.computing
+        with computing.applied(net), computing.cast():
+            inputs = (computing.to_layout(batch.inputs) for batch in client.train.batches(64, client.rng))
+            measure_statistics(net, inputs, layers)
 
     def _inferred(self, work: Generator[Request, Any, nn.Module], key: Key) -> nn.Module:
         """The model that the handler returns after its requests.

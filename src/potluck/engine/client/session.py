@@ -88,6 +88,7 @@ class Session:
         self._losses: list[float] = []
         self._answered = Counter[str]()
         self._built: list[Request] = []
+        self._has_unnamed = False
         self._stream = Stream(call.key.fold("handler"))
         if not runs_on_client(self._handler):
             raise ContractError(f"{self._name} is not marked @on_client, so it cannot be sent to clients")
@@ -98,11 +99,6 @@ class Session:
         assert self._request is not None
         return self.call.key.fold(self._request.kind, self._answered[self._request.kind])
 
-    @property
-    def _place(self) -> str:
-        """The current fit's name among the method's, under which its optimiser state is kept."""
-        return f"{self.call.handler}.{self._answered[Fit.kind]}"
-
     def advance(self, answer: Any = None) -> Request | Answer | Failure:
         """Run the handler to its next request or to its end.
 
@@ -110,7 +106,8 @@ class Session:
             answer: the result of its last request; None at the start.
 
         Raises:
-            ContractError: the handler forgot to yield a request, or returned no Message.
+            ContractError: the handler forgot to yield a request, named no fit where it has several, or returned no
+                Message.
             EntryError: it read an entry that its message lacks.
             WireError: what it returned or keeps cannot be serialised.
         """
@@ -130,7 +127,7 @@ class Session:
     def _advance(self, answer: Any) -> Request | Answer:
         if isinstance(self._request, Fit):
             if self._request.moments is not None:
-                self._client._moments[self._place] = self._request.moments
+                self._client._moments[self._name_of(self._request)] = self._request.moments
             if self._request.data.same_rows(self._client.train):
                 self._losses.append(answer.loss)
         if self._request is not None:
@@ -143,8 +140,9 @@ class Session:
         if isinstance(found, Request):
             self._request = found
             if isinstance(found, Fit):
+                self._check_named(found)
                 found.in_round(self.call.round)
-                found.moments = self._client._moments.get(self._place) if found.lasts else None
+                found.moments = self._client._moments.get(self._name_of(found)) if found.lasts else None
             return found
         if forgotten := [type(request).__name__ for request in self._built if not request.done]:
             raise ContractError(
@@ -157,6 +155,23 @@ class Session:
         reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made, notes=notes)
         self._give_back()
         return reply
+
+    def _name_of(self, fit: Fit) -> str:
+        """The name under which a fit's optimiser state is kept."""
+        return self.call.handler if fit.name is None else fit.name
+
+    def _check_named(self, fit: Fit) -> None:
+        """Check that no two fits of this call have the handler's name, and so one optimiser, without saying so.
+
+        Raises:
+            ContractError: this is the second.
+        """
+        if fit.name is None and self._has_unnamed:
+            raise ContractError(
+                f"{self._name} yielded two Fits without a name, whose optimisers could not be told apart under persist:"
+                ' name the training that each is a part of: Fit(..., name="train")'
+            )
+        self._has_unnamed |= fit.name is None
 
     def _next(self, answer: Any) -> Request | Message:
         """The handler's next request, or what it returned."""
