@@ -271,6 +271,6 @@ def block(full: Weights, base: nn.Module, number: int) -> Weights:
             (number * kept + torch.arange(kept)) % size if kept < size else slice(0, size)
             for kept, size in zip(tensor.shape, full[name].shape, strict=True)
         )
-        for name, tensor in base.state_dict().items()
+        for name, tensor in weights_of(base).items()
     }
     return select(full, places)
