@@ -446,11 +446,11 @@ def classifier_names(net: nn.Module) -> frozenset[str]:
     its matrix, such as a cosine head's temperature, are left out.
     """
     whole = staged(net)
-    layers = {name: dict(layer.named_parameters(recurse=False)) for name, layer in whole.head.named_modules()}
-    *_, (name, last) = [("", dict[str, nn.Parameter]()), *((n, held) for n, held in layers.items() if held)]
-    rows = next((len(parameter) for parameter in last.values() if parameter.dim() > 1), None)
-    prefix = ".".join(filter(None, (whole.head_name, name)))
-    return frozenset(f"{prefix}.{n}" for n, p in last.items() if p.dim() and len(p) == rows)
+    layers = [list(layer.parameters(recurse=False)) for layer in whole.head.modules()]
+    *_, last = [list[nn.Parameter](), *filter(None, layers)]
+    rows = next((len(parameter) for parameter in last if parameter.dim() > 1), None)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return frozenset(names[id(p)] for p in last if p.dim() and len(p) == rows)
 
 
 def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:
