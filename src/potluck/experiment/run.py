@@ -248,7 +248,8 @@ class Run:
             append(self._folder / TIMINGS, lines_of([timing]))
         metric = self._engine.federation.task.primary
         reached = record.value("personal", metric.name)
-        log.info("round %d: loss %s, %s %s on %s", number, record.loss_local, metric.label, reached, TITLES["personal"])
+        loss = "no training loss" if record.loss_local is None else f"loss {record.loss_local}"
+        log.info("round %d: %s, %s %s on %s", number, loss, metric.label, reached, TITLES["personal"])
         return evaluation, record
 
     def _check_not_stalled(self, record: RoundRecord) -> None:

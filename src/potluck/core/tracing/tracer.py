@@ -86,6 +86,8 @@ def _found(labels: Labels, outputs: Sequence[Tensor]) -> Trace:
     for output in outputs:
         labels.fix(labels.of(output))
     state = tensors_of(labels.net)
+    if made := [name for name, tensor in state.items() if not labels.is_parameter(tensor)]:
+        raise labels.unfollowed(f"makes {made[0]}; make it in __init__")
     axes = {name: _axes_of(labels, labels.names[id(tensor)], tensor) for name, tensor in state.items()}
     return Trace(
         axes,
