@@ -27,6 +27,7 @@ _HOMES = {
     "PotluckError": "core.errors",
     "PotluckWarning": "core.errors",
     "Batch": "core.examples",
+    "call_with": "core.calling",
     "Examples": "core.examples",
     "ClientId": "core.federation",
     "Criterion": "core.federation",
@@ -231,6 +232,7 @@ if TYPE_CHECKING:
     from potluck.core.batchnorm import keep_statistics as keep_statistics
     from potluck.core.batchnorm import measure_statistics as measure_statistics
     from potluck.core.batchnorm import norms_of as norms_of
+    from potluck.core.calling import call_with as call_with
     from potluck.core.errors import ConfigError as ConfigError
     from potluck.core.errors import PotluckError as PotluckError
     from potluck.core.errors import PotluckWarning as PotluckWarning

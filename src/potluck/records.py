@@ -71,7 +71,8 @@ class RoundRecord:
         bytes_down: payload that the server sent for training, all clients together; `bytes_up` the other way.
         bytes_down_by_entry: the same, by name of the message's entry.
         bytes_evaluation: payload sent for the evaluation after this round.
-        loss_local: mean over clients of the mean training loss.
+        loss_local: mean over clients of the mean training loss; None if no client trained on its own examples. It is
+            finite: a client whose loss is not has failed.
         accuracy_validation_mean: mean over clients on their own validation parts.
         accuracy_personal_mean: mean over clients on their own test parts; `_std` and `_worst` likewise.
         accuracy_personal_by_architecture: mean over an architecture's clients on their own test parts.

@@ -100,10 +100,18 @@ def test_compare__counts_what_it_took_to_reach_a_target(runs):
     assert (nobody.reached.count, nobody.reached.rounds) == (0, None)
 
 
-def test_seconds__are_unknown_if_a_round_lacks_them(runs):
-    assert seconds(runs[1]) == [5.0, 5.0]
-    (runs[1].folder / "timings.jsonl").write_text('{"round": 1, "seconds_local": 1.0, "seconds_server": 0.0}\n')
-    assert seconds(runs[1]) == []
+@pytest.mark.parametrize("damage", ["", '{"round": 1, "seco\n', "[]\n", '{"round": null}\n'])
+def test_seconds__are_those_of_the_rounds_that_have_them(runs, damage):
+    assert seconds(runs[1]) == {1: 5.0, 2: 5.0}
+    kept = json.dumps({"round": 2, "seconds_local": 1.5, "seconds_server": 0.5})
+    for run in runs[:3]:
+        (run.folder / "timings.jsonl").write_text(f"{damage}{kept}\n")
+    assert seconds(runs[1]) == {2: 2.0}
+    (base, _) = compare(runs, target=0.6)
+    assert base.seconds.mean == 2.0
+    assert base.reached.seconds.mean == 2.0
+    (runs[1].folder / "timings.jsonl").unlink()
+    assert seconds(runs[1]) == {}
 
 
 def test_unequal__names_what_differs_besides_the_method(store_run):

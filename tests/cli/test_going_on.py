@@ -242,7 +242,7 @@ def status(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1"])
 def test_a_signal_to_all_of_a_run_ends_it_in_order(name, tmp_path):
     number = getattr(signal, name)
     process, run = long_run(tmp_path / "runs", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -114,6 +114,18 @@ def test_examples_are_the_same_rows_whatever_is_known_of_them(examples):
     assert not some.same_rows(examples)
 
 
+def test_some_rows_and_what_was_computed_of_them_are_part_of_the_examples(examples):
+    some, whole = examples.take(at(1, 2)), Examples(INPUTS, TARGETS)
+    computed = some.with_inputs(torch.zeros(2, 7))
+    for part in (some, some.take(at(1)), computed, computed.take(at(0)), computed.with_inputs(torch.zeros(2))):
+        assert part.part_of(some)
+        assert part.part_of(whole)
+        assert not part.part_of(examples.take(at(1, 3)))
+    assert not whole.part_of(some)
+    assert not Examples(INPUTS.clone(), TARGETS).part_of(whole)
+    assert torch.equal(computed.labels, some.labels)
+
+
 def test_there_is_one_target_an_input(examples):
     with pytest.raises(ValueError, match=r"^10 inputs but 3 targets: give one target for each input$"):
         Examples(INPUTS, TARGETS[:3])

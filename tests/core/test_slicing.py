@@ -387,6 +387,23 @@ def test_cut_of__says_which_layer_cannot_be_followed_and_why(between, complaint)
         cut_of(Refused(between), Scale(0.5).of, (4,))
 
 
+class Late(nn.Module):
+    """A layer that is made in the first call, though nothing that can be followed depends on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        self.more = nn.Linear(1, 1)
+        return self.head(self.hidden(x).relu())
+
+
+def test_cut_of__refuses_a_net_that_makes_a_layer_when_it_is_called():
+    with pytest.raises(NoSlices, match=r"^Late\.forward makes more\.weight; make it in __init__$"):
+        cut_of(Late(), lambda width: width // 2, (6,))
+
+
 def test_cut_of__refuses_a_net_without_hidden_layers():
     with pytest.raises(NoSlices, match=r"^Linear has no hidden layer whose channels could be left out$"):
         cut_of(nn.Linear(4, 3), Scale(0.5).of, (4,))

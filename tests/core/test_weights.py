@@ -16,9 +16,11 @@ from potluck.core.weights import (
     mean,
     mean_where_present,
     minus,
+    outline,
     parameters_of,
     pick,
     plus,
+    tensors_of,
     weights_of,
     zeros_like,
 )
@@ -60,10 +62,38 @@ def test_frozen_names_are_parameters_without_gradients_and_buffers_of_layers_in_
     assert frozen_names(net()) == frozenset()
 
 
+def test_tensors_of_several_names_go_by_the_first():
+    both = tied()
+    both.register_module("again", both[1])
+    assert [*tensors_of(both)] == [*weights_of(both)] == [*outline(both)] == [*layout(both)] == [*learnt_of(both)]
+    assert [*weights_of(both)] == ["0.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert [*parameters_of(both)] == ["0.weight"]
+    assert [*buffers_of(both)] == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    both[1].eval()
+    assert frozen_names(both) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+@pytest.mark.parametrize("names", [("0.weight",), ("2.weight",), ("0.weight", "2.weight")])
+def test_a_tensor_of_several_names_loads_under_any_of_them(names):
+    both, value = tied(), torch.randn(2, 2)
+    load(both, {**buffers_of(both), **{name: value.clone() for name in names}})
+    assert both[2].weight is both[0].weight
+    assert torch.equal(both[0].weight, value)
+
+
+def test_two_values_of_one_tensor_are_refused():
+    both = tied()
+    twice = {**weights_of(both), "2.weight": torch.full((2, 2), torch.nan)}
+    with pytest.raises(ValueError, match=r"2\.weight has another value than a name of the same tensor$"):
+        load(both, twice)
+    load(both, {**twice, "0.weight": twice["2.weight"].clone()})
+    assert both[2].weight.isnan().all()
+
+
 def test_frozen_names_tie_as_parameters_do():
     both = tied()
     both[0].weight.requires_grad_(False)
-    assert frozen_names(both) == {"0.weight", "2.weight"}
+    assert frozen_names(both) == {"0.weight"}
 
 
 def test_frozen_names_leave_out_what_no_state_dict_holds():

@@ -935,6 +935,19 @@ def test_fits_on_other_data_have_no_part_in_the_local_loss(play):
     assert len(report.losses[0]) == 1
 
 
+def test_the_local_loss_is_that_on_a_part_if_no_fit_is_on_all_examples(play):
+    class TrainsOnAPart(Asks):
+        @on_client
+        def work(self, client, message):
+            other = client.train.take(torch.arange(4))
+            for data in (other, replace(other, inputs=other.inputs.clone())):
+                yield Fit(client.model, client.objective, data, SGD)
+            return Message()
+
+    _, _, report = play(TrainsOnAPart(), ids=(0,))
+    assert len(report.losses[0]) == 1
+
+
 def test_losses_of_several_exchanges_are_gathered(play):
     class AsksTwice(Trains):
         def round(self, state, cohort, server):

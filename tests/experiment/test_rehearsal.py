@@ -46,9 +46,40 @@ def deep() -> nn.Module:
     return Net(lambda net, y: y - (y - y).sqrt())
 
 
+class Looked(nn.Module):
+    """Reads its inputs as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(4, CLASSES, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x.long().clamp(0, 3))
+
+
+def late() -> nn.Module:
+    """Its second layer is made when it is first called."""
+
+    def grown(net: Net, y: Tensor) -> Tensor:
+        if not hasattr(net, "more"):
+            net.more = nn.Linear(CLASSES, CLASSES)
+        return net.more(y)
+
+    return Net(grown)
+
+
+def complex_net() -> nn.Module:
+    net = Net(lambda net, y: y * net.factor.real)
+    net.factor = nn.Parameter(torch.ones(CLASSES, dtype=torch.complex64))
+    return net
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
+        (Looked, "the gradient of table.weight is sparse; expected a dense one: leave out sparse=True"),
+        (late, "its forward makes more.weight, which is not trained or sent; make it in __init__"),
+        (complex_net, "factor is complex64; expected real numbers"),
         (
             lambda: Net(lambda net, y: {"logits": y}),
             "returns dict; expected logits of shape (batch, 4): return the one",
@@ -77,7 +108,7 @@ def test_a_model_that_cannot_be_trained_is_told_before_the_first_round(tmp_path,
     federation = dataclasses.replace(FEDERATION, architectures=architectures)
     if whose == "the server's":
         federation = dataclasses.replace(federation, server_architecture="global")
-        if make in (frozen, deep):
+        if make in (frozen, deep, Looked):
             return rehearse(federation)  # nobody trains it on these examples
     with pytest.raises(ConfigError) as caught:
         Run(get_method("local")(), federation, RunConfig(tolerate_failures=True), tmp_path / "run")

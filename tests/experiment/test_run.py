@@ -7,6 +7,7 @@ import torch
 from potluck.core.errors import CheckpointError, DataError, DivergenceError
 from potluck.core.message import Message
 from potluck.core.method import on_client
+from potluck.core.own_metrics import with_metrics
 from potluck.core.roles import ClientFailure
 from potluck.core.schema import Schema
 from potluck.experiment.config import RoundsClose, RunConfig
@@ -282,3 +283,16 @@ def test_two_runs_started_in_one_second_get_two_folders(tmp_path):
     folders = {new_folder(tmp_path, experiment) for _ in range(5)}
     assert len(folders) == 5
     assert all("-fedin-digits-s0-" in folder.name for folder in folders)
+
+
+def test_examples_of_one_class_and_a_metric_without_a_value_are_said_once(tmp_path, caplog):
+    (tmp_path / "own.py").write_text("def nothing(outputs, targets): return outputs[:, 0] * float('nan')")
+    federation = toy_federation(World(labels=1))
+    alone = {0: federation.sites[0]}
+    task = with_metrics(federation.task, [f"{tmp_path / 'own.py'}:nothing"])
+    Run(quick(get_method("local")), replace(federation, sites=alone, task=task), RunConfig(rounds=2)).run()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [
+        "all training examples are of class 0; to predict it is always right",
+        "nothing has no value after round 1: it is NaN or undefined on all examples",
+    ]

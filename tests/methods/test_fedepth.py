@@ -654,3 +654,10 @@ def test_at_the_papers_size_a_round_stays_within_its_budget_in_a_process_of_its_
     peak = fedepth_memory.play(round, **fedepth_memory.FREED_AT_ONCE).peak
     most = 1.05 * budget + 3 * fedepth_memory.weights()
     assert budget / 8 < peak < most, f"{peak / 2**20:.1f} of {most / 2**20:.1f} MiB"
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_client_that_trains_a_part_has_a_loss(play, clouds, buffer):
+    run = play(FeDepth(buffer=buffer), clouds("mlp3", capacities=(0.6,)))
+    assert "stages.stem.0.weight" not in run.wire.replied["local_update"][0][0]["weights"]
+    assert run.reports[0].loss_local > 0

@@ -323,3 +323,9 @@ def test_needs_and_ranges():
     ):
         with pytest.raises(ValueError, match=expected):
             replace(FedL2G(), **options)
+
+
+def test_what_a_client_trains_with_beside_its_quiz_has_a_loss(play, clouds):
+    run = play(FedL2G(warm_up=1), clouds("mlp2"), rounds=2)
+    assert run.reports[0].loss_local is None
+    assert run.reports[1].loss_local > 0

@@ -38,6 +38,15 @@ def base_of(weights, number):
 # How many bases there are, and who trains which
 
 
+@pytest.mark.parametrize("atom", [1e-320, 1e-30, 1 / 9])
+def test_a_base_is_at_least_one_channel_of_the_widest_layer(play, clouds, atom):
+    with pytest.raises(
+        ConfigError, match=r"^method\.atom: found .*, narrower than one of 8 channels.*at least 0\.125$"
+    ):
+        play(SplitMix(atom=atom), clouds("norm2"), rounds=0)
+    play(SplitMix(atom=0.125), clouds("norm2"), rounds=0)
+
+
 @pytest.mark.parametrize(
     ("atom", "capacity", "budget", "bases"),
     [

@@ -116,7 +116,7 @@ def compare(
             scores={of: interval(_scores(members, of, at).values()) for of in MAIN_MEASURES},
             difference=None if members is reference else _difference(members, reference, measure, at),
             megabytes=_certain(sum(_sent(run)) for run in members.runs),
-            seconds=interval([sum(spent) if (spent := seconds(run)) else None for run in members.runs]),
+            seconds=interval([sum(spent.values()) or None for spent in map(seconds, members.runs)]),
             reached=None if target is None else _reached(members, target, measure),
         )
         for members in groups
@@ -216,7 +216,7 @@ def _reached(members: Group, target: float, measure: Measure) -> Reached:
     when = [(run, end) for run, end in ends if end is not None]
     if not when:
         return Reached(0, len(members.runs))
-    spent = [sum(known[:end]) if (known := seconds(run)) else None for run, end in when]
+    spent = [sum(s for number, s in seconds(run).items() if number <= end) or None for run, end in when]
     return Reached(
         count=len(when),
         seeds=len(members.runs),

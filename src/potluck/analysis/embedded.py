@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.analysis.groups import Group
-from potluck.analysis.read import StoredRun, by_class, last, partition, timings
+from potluck.analysis.read import StoredRun, by_class, last, partition, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE
 from potluck.records import TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
 
@@ -202,8 +202,9 @@ def _spent(run: StoredRun, every: int, rounds: dict[tuple[int, ...], int]) -> Js
     """Megabytes and seconds of training until each round."""
     kept = _kept(run, every)
     sent = list(accumulate((record.bytes_down + record.bytes_up) / BYTES_PER_MEGABYTE for record in run.rounds))
-    time = list(accumulate(spent.local + spent.server for spent in timings(run)))
-    found = {"megabytes": sent, **({"seconds": time} if time else {})}
+    known = seconds(run)
+    time = list(accumulate(known.get(record.round, 0.0) for record in run.rounds))
+    found = {"megabytes": sent, **({"seconds": time} if known else {})}
     curves = {name: [short(values[record.round - 1], False) for record in kept] for name, values in found.items()}
     return {"at": _place(rounds, [record.round for record in kept]), **curves}
 

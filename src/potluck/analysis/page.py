@@ -223,8 +223,8 @@ def _clients(run: StoredRun, names: Mapping[Path, str]) -> dict[str, Any]:
 
 
 def _times(members: Group) -> dict[str, Any] | None:
-    """Seconds of a round by kind, mean over rounds and seeds; None if they are not known for all."""
-    spent = [timings(run) for run in members.runs]
+    """Seconds of a round by kind, mean over seeds and the rounds of which they are known; None if a seed has none."""
+    spent = [[*timings(run).values()] for run in members.runs]
     if not all(spent):
         return None
 

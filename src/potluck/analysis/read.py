@@ -158,22 +158,29 @@ def chosen(run: StoredRun) -> RoundRecord | None:
     return best
 
 
-def seconds(run: StoredRun) -> list[float]:
-    """Seconds of each round without its evaluation; none if they are not known for all rounds."""
-    return [spent.local + spent.server for spent in timings(run)]
+def seconds(run: StoredRun) -> dict[int, float]:
+    """By round, the seconds that it took without its evaluation, where they are known."""
+    return {number: spent.local + spent.server for number, spent in timings(run).items()}
 
 
-def timings(run: StoredRun) -> list[Seconds]:
-    """Seconds of each round by kind; none if they are not known for all rounds."""
+def timings(run: StoredRun) -> dict[int, Seconds]:
+    """By round, its seconds by kind; a run that was ended between two writes may lack those of a round."""
     try:
-        lines = [json.loads(line) for line in (run.folder / TIMINGS).read_bytes().split(b"\n")[:-1]]
-        spent = {
-            line["round"]: Seconds(line["seconds_local"], line["seconds_server"], line.get("seconds_evaluation", 0.0))
-            for line in lines
-        }
-        return [spent[record.round] for record in run.rounds]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        lines = (run.folder / TIMINGS).read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return {}
+    known = dict(filter(None, map(_seconds, lines)))
+    return {record.round: known[record.round] for record in run.rounds if record.round in known}
+
+
+def _seconds(line: bytes) -> tuple[int, Seconds] | None:
+    """The round and its seconds that a line holds; None for one that is damaged."""
+    try:
+        found = json.loads(line)
+        kinds = found["seconds_local"], found["seconds_server"], found.get("seconds_evaluation", 0.0)
+        return int(found["round"]), Seconds(*map(float, kinds))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def partition(run: StoredRun) -> Partition | None:

@@ -16,11 +16,12 @@ import typer
 from potluck import __version__
 from potluck.cli import completion, stages
 from potluck.cli.commands import Commands, option_advice
-from potluck.core.errors import ConfigError, PotluckError, PotluckWarning
+from potluck.core.errors import ConfigError, PotluckError, PotluckWarning, explained
 from potluck.records import TITLES
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_COMPLETING = "_POTLUCK_COMPLETE"  # set by the shell that asks what would complete a line
 _SIGNAL = 128  # plus the signal's number is the exit code of what a signal ended, as in shells
 
 app = typer.Typer(
@@ -492,6 +493,10 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         stages.clear()
         code = _SIGNAL + signal.SIGINT
+    except SystemExit as error:  # an exit code of 0 would say that all went well
+        if _COMPLETING in os.environ:  # which ends this way
+            raise
+        code = _refuse(f"your code ended the program, and the command is not done: {explained(error)}; raise an error")
     except BrokenPipeError:  # the reader of our output has closed the pipe
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports an error when it flushes

@@ -91,6 +91,10 @@ def _say(notes: Sequence[str]) -> None:
             typer.echo(f"potluck: {note}", err=True)
 
 
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""Signals that people, shells and schedulers send, and that by default end a process."""
+
+
 class _Signalled(KeyboardInterrupt):
     """A signal ended the run."""
 
@@ -130,7 +134,7 @@ def _ending_in_order(folder: Path, onward: str) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
-    numbers = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
+    numbers = [number for name in _ENDING if (number := getattr(signal, name, None))]
     heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # ignored under nohup, say
     before = {number: signal.signal(number, tell) for number in heard}
     try:

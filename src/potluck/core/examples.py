@@ -52,6 +52,7 @@ class Examples:
     rows: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     _column_rows: Tensor | None = None  # indices of these examples' rows in the columns, if not simply 0, 1, 2 ...
+    _source: "Examples | None" = None  # the examples whose inputs these inputs were computed from
 
     def __post_init__(self) -> None:
         for name, found in (("inputs", self.inputs), ("targets", self.targets)):
@@ -106,9 +107,20 @@ class Examples:
             return self
         return replace(self, preprocess=_Unaugmented(self.preprocess))
 
+    def with_inputs(self, inputs: Tensor, preprocess: Preprocess | None = None) -> "Examples":
+        """The same examples with other inputs (n, ...) that were computed from theirs, and without columns."""
+        return Examples(inputs, self.labels, preprocess, _source=self._source or self)
+
     def same_rows(self, other: "Examples") -> bool:
         """Whether these are the same examples as `other`, whatever the columns and the augmentation."""
         return self.inputs is other.inputs and self.targets is other.targets and self.rows is other.rows
+
+    def part_of(self, other: "Examples") -> bool:
+        """Whether all of these are among the examples `other`, or were computed from some that are."""
+        own = self._source or self
+        if own.inputs is not other.inputs or own.targets is not other.targets:
+            return False
+        return other.rows is None or (own.rows is not None and bool(torch.isin(own.rows, other.rows).all()))
 
     def batches(self, size: int, shuffle: torch.Generator | None = None) -> Iterator[Batch]:
         """All examples without augmentation, `size` at a time, in stored order or shuffled.

@@ -14,7 +14,7 @@ from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
 from potluck.core.scale import FULL, Cuts, Scale, built
 from potluck.core.task import CLASSIFICATION, Criterion, Task
-from potluck.core.weights import frozen_names, parameters_of
+from potluck.core.weights import frozen_names, parameters_of, tensors_of
 
 ClientId = int
 Builder = Callable[..., nn.Module]
@@ -172,7 +172,7 @@ class Federation:
     def _plan(self, architecture: str) -> Member:
         """A client with this architecture and no data."""
         net = self.build(architecture, Key((architecture,)))
-        shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+        shapes = {name: tensor.shape for name, tensor in tensors_of(net).items()}
         return Member(0, architecture, 1.0, shapes, frozenset(parameters_of(net)), 0, frozen_names(net))
 
 

@@ -13,7 +13,7 @@ from potluck.core.rng import Key, isolated
 from potluck.core.scale import FULL, Cuts, Scale, built
 from potluck.core.slicing import NoSlices, cut_by, incoherent
 from potluck.core.task import CLASSIFICATION, Task
-from potluck.core.weights import learnt_of
+from potluck.core.weights import learnt_of, tensors_of
 
 _NAMED = 5  # clients named in an error before the rest are only counted
 
@@ -165,10 +165,10 @@ def _width_slices(offer: Offer) -> str | None:
 
 
 def _fits(narrow: nn.Module, full: nn.Module) -> bool:
-    whole = full.state_dict()
+    whole = tensors_of(full)
     return all(
         name in whole and all(small <= large for small, large in zip(tensor.shape, whole[name].shape, strict=True))
-        for name, tensor in narrow.state_dict().items()
+        for name, tensor in tensors_of(narrow).items()
     )
 
 
@@ -178,8 +178,8 @@ def _depth_prefixes(offer: Offer) -> str | None:
         full, shallow = offer.build(name), offer.build(name, Scale(depth=1))
     except (TypeError, ValueError):
         return f"it cuts the depth of {name}, which has no blocks to leave out"
-    whole = {tensor: found.shape for tensor, found in full.state_dict().items()}
-    own = {tensor: found.shape for tensor, found in shallow.state_dict().items() if not tensor.startswith("exits.")}
+    whole = {tensor: found.shape for tensor, found in tensors_of(full).items()}
+    own = {tensor: found.shape for tensor, found in tensors_of(shallow).items() if not tensor.startswith("exits.")}
     return None if own.items() <= whole.items() else f"{name} at depth 1 is no part of itself"
 
 

@@ -20,12 +20,13 @@ from typing import Any, cast
 
 import torch
 from torch import Size, Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
+from potluck.core.calling import call_with
 from potluck.core.errors import ConfigError
 from potluck.core.rng import Key, isolated
 from potluck.core.tracing import FIXED, Trace, Unfollowed, example, trace
+from potluck.core.weights import tensors_of
 
 Shapes = Mapping[str, Size]
 Choice = Callable[[int, int], Tensor]
@@ -138,16 +139,12 @@ class Cut:
 
     def of(self, net: nn.Module) -> nn.Module:
         """The full net made narrower, in place: its tensors are parts of what they were, and so are their values."""
-        cut: dict[int, Any] = {}
+        whole = {name: tensor for name, tensor in tensors_of(net).items() if name in self.places}
+        cut = {id(tensor): _part(tensor, self.places[name]) for name, tensor in whole.items()}
         before = dict(net.named_parameters(remove_duplicate=False))
-        for path, layer in net.named_modules():
+        for layer in net.modules():
             for held in (layer._parameters, layer._buffers):
-                for name, tensor in held.items():
-                    whole = f"{path}.{name}".lstrip(".")
-                    if tensor is not None and whole in self.places:
-                        if id(tensor) not in cut:
-                            cut[id(tensor)] = _part(tensor, self.places[whole])
-                        held[name] = cut[id(tensor)]
+                held.update({name: cut[id(tensor)] for name, tensor in held.items() if id(tensor) in cut})
         for path, layer in net.named_modules():
             self._resize(path, layer, before)
         for layer in net.modules():
@@ -217,7 +214,7 @@ def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: tuple[int, ...
         raise NoSlices(str(found)) from found
     if not blocks:
         raise NoSlices(f"{kind} has no hidden layer whose channels could be left out")
-    sizes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    sizes = {name: tensor.shape for name, tensor in tensors_of(net).items()}
     channels = Channels(sizes, traced.axes, tuple(blocks))
     cut = Cut(channels, {name: _as_slices(place) for name, place in channels.leading().items()}, traced)
     if not hold(channels, net, input_shape):
@@ -245,10 +242,10 @@ def channels_to(net: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...])
     Raises:
         NoSlices: some layer reads channels in an order of its own, or the narrower net's shapes are none of a part.
     """
-    full = {name: tensor.shape for name, tensor in net.state_dict().items()}
+    full = {name: tensor.shape for name, tensor in tensors_of(net).items()}
     try:
         traced = trace(net, input_shape)
-        slim, shapes = trace(narrow, input_shape), {name: tensor.shape for name, tensor in narrow.state_dict().items()}
+        slim, shapes = trace(narrow, input_shape), {name: tensor.shape for name, tensor in tensors_of(narrow).items()}
         blocks = _to_shapes(_blocks(traced), traced, full, shapes)
     except Unfollowed as found:
         raise NoSlices(str(found)) from found
@@ -264,7 +261,7 @@ def channels_to(net: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...])
 def lies_in(narrow: nn.Module) -> dict[str, Indices]:
     """Where a narrower net's tensors lie in the full one's: as it was cut, or in leading slices (HeteroFL, eq. 1)."""
     cut = cut_by(narrow)
-    shapes = {name: tensor.shape for name, tensor in narrow.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in tensors_of(narrow).items()}
     places = {} if cut is None else cut.places
     return {name: places.get(name, tuple(slice(0, n) for n in shape)) for name, shape in shapes.items()}
 
@@ -330,9 +327,9 @@ def incoherent(full: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...])
         wide, slim = trace(full, input_shape), trace(narrow, input_shape)
     except Unfollowed:
         return None
-    shapes = {name: tensor.shape for name, tensor in full.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in tensors_of(full).items()}
     places = lies_in(narrow)
-    for name, tensor in narrow.state_dict().items():
+    for name, tensor in tensors_of(narrow).items():
         for size, left, row in zip(shapes[name], tensor.shape, wide.axes[name], strict=True):
             if left < size and row is None:
                 return name
@@ -348,7 +345,7 @@ def hold(channels: Channels, net: nn.Module, input_shape: tuple[int, ...]) -> bo
         input_shape: of one example.
     """
     draws = torch.Generator().manual_seed(0)
-    state = {name: _shaken(name, tensor, draws) for name, tensor in net.state_dict().items()}
+    state = {name: _shaken(name, tensor, draws) for name, tensor in tensors_of(net).items()}
     places = channels.chosen(lambda width, kept: torch.randperm(width, generator=draws))
     moved = {name: _part(tensor, places[name]) if name in places else tensor for name, tensor in state.items()}
     inputs = example(net, input_shape)
@@ -356,10 +353,7 @@ def hold(channels: Channels, net: nn.Module, input_shape: tuple[int, ...]) -> bo
         inputs = torch.randn(inputs.shape, generator=draws).double()
     hooks = [m.register_forward_hook(_channel_by_channel) for m in net.modules() if isinstance(m, nn.GroupNorm)]
     with torch.no_grad(), isolated(Key(("hold",))):
-        found = [
-            tree_leaves(functional_call(net.double().eval(), weights, inputs, tie_weights=False))
-            for weights in (state, moved)
-        ]
+        found = [tree_leaves(call_with(net.double().eval(), weights, inputs)) for weights in (state, moved)]
     for hook in hooks:
         hook.remove()
     pairs = [(a, b) for a, b in zip(*found, strict=True) if isinstance(a, Tensor)]

@@ -6,6 +6,9 @@ accumulated in the order given, so a fixed order of clients gives the same bits 
 Frozen tensors are part of the architecture: parameters that a net's builder leaves without `requires_grad`, and the
 buffers of layers that it leaves in evaluation mode. They are never trained, sent, averaged or stored; every module of
 an architecture has them as the builder made them.
+
+A tensor that a net has in several places, because its layers share a weight or one layer is registered under two names,
+is one tensor: it goes by the first of its names, is sent, counted and averaged once, and is loaded into all its places.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,27 +23,33 @@ Combine = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
 """Combines the tensors of several clients, given their shares, into one."""
 
 
+def tensors_of(net: nn.Module) -> Weights:
+    """The parameters and buffers themselves, as the state dict names them, each once: by the first of its names."""
+    first = {id(parameter): name for name, parameter in net.named_parameters()}
+    state: Weights = net.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name}
+
+
 def weights_of(net: nn.Module) -> Weights:
     """A copy of all parameters and buffers, frozen ones included."""
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors_of(net).items()}
 
 
 def learnt_of(net: nn.Module) -> Weights:
     """A copy of all parameters and buffers that are not frozen."""
     frozen = frozen_names(net)
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name not in frozen}
+    return {name: tensor.detach().clone() for name, tensor in tensors_of(net).items() if name not in frozen}
 
 
 def parameters_of(net: nn.Module) -> Weights:
     """A copy of the trained parameters."""
-    named = net.named_parameters(remove_duplicate=False)
-    return {name: parameter.detach().clone() for name, parameter in named if parameter.requires_grad}
+    return {name: parameter.detach().clone() for name, parameter in net.named_parameters() if parameter.requires_grad}
 
 
 def buffers_of(net: nn.Module) -> Weights:
     """A copy of the buffers, such as BatchNorm's running statistics, except frozen ones."""
-    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
-    buffers = {name: tensor for name, tensor in net.state_dict().items() if name not in parameters}
+    parameters = {name for name, _ in net.named_parameters()}
+    buffers = {name: tensor for name, tensor in tensors_of(net).items() if name not in parameters}
     frozen = frozen_names(net) if buffers else frozenset[str]()
     return {name: tensor.detach().clone() for name, tensor in buffers.items() if name not in frozen}
 
@@ -49,19 +58,16 @@ def frozen_of(net: nn.Module) -> Weights:
     """A copy of the frozen parameters and buffers."""
     if not (frozen := frozen_names(net)):
         return {}
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items() if name in frozen}
+    return {name: tensor.detach().clone() for name, tensor in tensors_of(net).items() if name in frozen}
 
 
 def frozen_names(net: nn.Module) -> frozenset[str]:
     """Names of the frozen parameters and buffers."""
     if not _has_frozen(net):  # collecting names takes longer than this test
         return frozenset()
-    named = net.named_parameters(remove_duplicate=False)
-    names = {name for name, parameter in named if not parameter.requires_grad}
-    if held := set(held_layers(net)):
-        for prefix, layer in net.named_modules(remove_duplicate=False):
-            if layer in held:
-                names |= {f"{prefix}.{name}" for name in layer._buffers.keys() - layer._non_persistent_buffers_set}
+    names = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
+    if held := {id(buffer) for layer in held_layers(net) for buffer in layer.buffers(recurse=False)}:
+        names |= {name for name, tensor in tensors_of(net).items() if id(tensor) in held}
     return frozenset(names)
 
 
@@ -74,30 +80,37 @@ def _has_frozen(net: nn.Module) -> bool:
 def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
     """Names, shapes and types of the tensors that are not frozen, without values (on the "meta" device)."""
     frozen = frozen_names(net)
-    return {name: tensor.detach().to("meta") for name, tensor in net.state_dict().items() if name not in frozen}
+    return {name: tensor.detach().to("meta") for name, tensor in tensors_of(net).items() if name not in frozen}
 
 
 def layout(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[Size, bool]]:
     """Of each parameter and buffer by name, the shape, and whether it is frozen."""
     frozen = frozen_names(net)
-    return {name: (tensor.shape, name in frozen) for name, tensor in net.state_dict().items()}
+    return {name: (tensor.shape, name in frozen) for name, tensor in tensors_of(net).items()}
 
 
 def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False) -> nn.Module:
     """Copy `weights` into `net` and return it; with `partial`, missing tensors stay as they are; frozen ones always do.
 
+    A tensor of several names may come under any of them, and under several if the values are equal.
+
     Raises:
-        ValueError: a name is missing (unless `partial` or frozen), unknown, or has another shape.
+        ValueError: a name is missing (unless `partial` or frozen), unknown, or has another shape, or two names of one
+            tensor have different values.
     """
-    own = net.state_dict()
+    own: Weights = net.state_dict(keep_vars=True)
     problems = [f"{name} is not in the model" for name in weights if name not in own]
     if not partial:
-        missing = [name for name in own if name not in weights]
+        given = {id(own[name]) for name in weights if name in own}
+        missing = [name for name, tensor in tensors_of(net).items() if id(tensor) not in given]
         frozen = frozen_names(net) if missing else frozenset[str]()
         problems += [f"{name} is missing" for name in missing if name not in frozen]
-    for name, tensor in weights.items():
-        if name in own and own[name].shape != tensor.shape:
+    first: dict[int, Tensor] = {}
+    for name, tensor in [(name, tensor) for name, tensor in weights.items() if name in own]:
+        if own[name].shape != tensor.shape:
             problems.append(f"{name} has shape {tuple(tensor.shape)}, the model {tuple(own[name].shape)}")
+        elif (other := first.setdefault(id(own[name]), tensor)) is not tensor and _differ(tensor, other):
+            problems.append(f"{name} has another value than a name of the same tensor")
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(f"weights do not fit {type(net).__name__}: {'; '.join(problems[:3])}{more}")
@@ -105,6 +118,10 @@ def load(net: nn.Module, weights: Mapping[str, Tensor], *, partial: bool = False
         for name, tensor in weights.items():
             own[name].copy_(tensor)
     return net
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return not torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def zeros_like(weights: Mapping[str, Tensor]) -> Weights:

@@ -9,6 +9,7 @@ from potluck.core.errors import ConfigError, explained
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation
 from potluck.core.rng import Key, isolated
+from potluck.core.weights import parameters_of, tensors_of
 
 
 def rehearse(federation: Federation, *, common_test: bool = True) -> None:
@@ -91,10 +92,14 @@ class _Rehearsal:
         """In evaluation mode, then in training mode with the gradient of the loss if the architecture `trains`."""
         key = Key(("rehearsal", self._name))
         net = self._federation.build(self._name, key)
+        self._check_real(net)
+        built = tensors_of(net).keys()
         with isolated(key):
             with torch.no_grad():
                 self._logits(net.eval(), "in evaluation mode")
             logits = self._logits(net.train(), "in training mode")
+            if made := [name for name in tensors_of(net) if name not in built]:
+                raise self._wrong(f"its forward makes {made[0]}, which is not trained or sent; make it in __init__")
             if trains:
                 self._check_gradient(net, logits)
 
@@ -123,6 +128,13 @@ class _Rehearsal:
             raise self._wrong(f"returns NaN or infinity {when}, with its first weights; expected finite logits")
         return outputs
 
+    def _check_real(self, net: nn.Module) -> None:
+        """Check that no trained weight is complex, which neither averages nor all optimisers know."""
+        for name, weight in parameters_of(net).items():
+            if weight.is_complex():
+                kind = str(weight.dtype).removeprefix("torch.")
+                raise self._wrong(f"{name} is {kind}; expected real numbers: keep its real and imaginary part apart")
+
     def _check_gradient(self, net: nn.Module, logits: Tensor) -> None:
         """Check that the loss can be computed and has a gradient."""
         try:
@@ -136,8 +148,11 @@ class _Rehearsal:
             loss.backward()
         except Exception as error:
             raise self._wrong(f"the loss has no gradient: {explained(error)}") from error
-        for name, parameter in net.named_parameters():
-            if self._sound and parameter.grad is not None and not parameter.grad.isfinite().all():
+        gradients = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+        for name, gradient in gradients.items():
+            if gradient.layout != torch.strided:
+                raise self._wrong(f"the gradient of {name} is sparse; expected a dense one: leave out sparse=True")
+            if self._sound and not gradient.isfinite().all():
                 raise self._wrong(f"the gradient of {name} is NaN or infinite, with the first weights and two examples")
 
     def _wrong(self, problem: str) -> ConfigError:

@@ -133,6 +133,7 @@ class Run:
         self._state: Any = None
         self._lost = 0  # how many rounds in a row were lost
         self._waited = 0.0  # seconds, in this round
+        self._undefined: set[str] = set()  # metrics of which it was said that they have no value
 
     @property
     def rounds_done(self) -> int:
@@ -227,7 +228,7 @@ class Run:
         )
 
     def _run(self) -> Result:
-        for note in self.notes:
+        for note in (*self.notes, *_one_class(self._engine.federation)):
             log.warning("%s", note)
         if self._records and self._checkpoints:
             self._checkpoints.prepare()
@@ -255,6 +256,7 @@ class Run:
         evaluation = self._evaluate(number) if due else None
         evaluation_bytes = self._engine.evaluation_traffic.bytes_down - before
         record = round_record(number, report, evaluation, evaluation_bytes)
+        self._tell_undefined(record)
         evaluated = time.perf_counter()
         self._write(record, evaluation, self._undo(number, last))
         if self._folder:
@@ -269,7 +271,8 @@ class Run:
             append(self._folder / TIMINGS, lines_of([timing]))
         metric = self._engine.federation.task.primary
         reached = record.value("personal", metric.name)
-        log.info("round %d: loss %s, %s %s on %s", number, record.loss_local, metric.label, reached, TITLES["personal"])
+        loss = "no training loss" if record.loss_local is None else f"loss {record.loss_local}"
+        log.info("round %d: %s, %s %s on %s", number, loss, metric.label, reached, TITLES["personal"])
         return evaluation, record
 
     def _once(self, number: int, cohort: list[ClientId]) -> tuple[Any, RoundReport]:
@@ -315,6 +318,14 @@ class Run:
         if told > 0:
             log.warning("round %d goes on", number, extra=ON_SCREEN)
         self._waited += time.monotonic() - began
+
+    def _tell_undefined(self, record: RoundRecord) -> None:
+        """Say once of a metric that it has no value on any examples on which others have one."""
+        measured = {name for values in (record.metrics or {}).values() for name, v in values.items() if v is not None}
+        wanted = {metric.name for metric in self._engine.federation.task.metrics} if measured else set[str]()
+        for name in sorted(wanted - measured - self._undefined):
+            self._undefined.add(name)
+            log.warning("%s has no value after round %d: it is NaN or undefined on all examples", name, record.round)
 
     def _check_not_stalled(self, record: RoundRecord) -> None:
         self._lost = self._lost + 1 if record.lost is not None else 0
@@ -438,6 +449,16 @@ def _settings(method: Method[Any], config: RunConfig) -> Tree:
 def _close(engine: Engine, process: int) -> None:
     if os.getpid() == process:  # a forked copy of the run must not close its parent's workers
         engine.close()
+
+
+def _one_class(federation: Federation) -> list[str]:
+    """A note, if all training examples that are here are of one class."""
+    seen: set[int] = set()
+    for site in federation.sites.values() if federation.task.has_classes else ():
+        seen.update(site.train.labels.unique().tolist())
+        if len(seen) > 1:
+            return []
+    return [f"all training examples are of class {label}; to predict it is always right" for label in seen]
 
 
 def _chosen(config: RunConfig, federation: Federation) -> Choice:

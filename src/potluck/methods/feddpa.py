@@ -61,7 +61,7 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from potluck import (
     Batch,
@@ -83,6 +83,7 @@ from potluck import (
     above,
     at_least,
     at_most,
+    call_with,
     fold_in,
     load,
     minus,
@@ -215,7 +216,7 @@ class FisherLoss:
         named = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
 
         def of_one(weights: Weights, inputs: Tensor, target: Tensor) -> Tensor:
-            return self.criterion(functional_call(net, weights, (inputs[None],)), target[None])
+            return self.criterion(call_with(net, weights, inputs[None]), target[None])
 
         with mode(net, training=False):
             weights = {name: weight.detach() for name, weight in named.items()}

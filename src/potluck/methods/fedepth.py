@@ -144,7 +144,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
 
 def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subsample") -> StagedNet:
     """phi(Pi_j(theta_j(z))): the piece, and behind it the link if it is not the last, and the classifier."""
-    parts = list(net.stages.named_children())
+    parts = list(net.named_stages().items())
     classifier = len(parts) - memory.after
     to_classifier = [] if piece.stop == classifier else [("skip link", SkipLink(memory.features, link))]
     chosen = [*parts[piece.start : piece.stop], *to_classifier, *parts[classifier:]]

@@ -148,8 +148,8 @@ class FedGKT(Method[State]):
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
         own, net = staged(client.model), tail(client.build(), message["net"])
-        extractor = dict(own.stages[: own.extractor_stages].named_children())
-        return net.with_stages({**extractor, **dict(net.stages.named_children())}, own.extractor_stages)
+        extractor = dict([*own.named_stages().items()][: own.extractor_stages])
+        return net.with_stages({**extractor, **net.named_stages()}, own.extractor_stages)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def lesson(*replies: Message) -> Examples:
 def tail(net: nn.Module, weights: Weights | None = None) -> StagedNet:
     """The layers behind a net's extractor, under the names that they have in it; with these weights, if given."""
     whole = staged(net)
-    behind = dict(whole.stages[whole.extractor_stages :].named_children())
+    behind = dict([*whole.named_stages().items()][whole.extractor_stages :])
     found = whole.with_stages(behind, extractor_stages=0)
     if weights is not None:
         load(found, weights)

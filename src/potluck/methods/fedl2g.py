@@ -59,7 +59,6 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -87,6 +86,7 @@ from potluck import (
     above,
     at_least,
     averages,
+    call_with,
     common_width,
     floats,
     on_client,
@@ -215,13 +215,13 @@ class QuizLoss:
         model, guide = Taught(net.get_submodule("model"), self.lesson), net.get_parameter("guide.weight")
         weights = {name: w.detach().requires_grad_() for name, w in model.named_parameters() if w.requires_grad}
         with sdpa_kernel(SDPBackend.MATH):  # other kernels of attention have no second derivative
-            loss = functional_call(model, weights, (batch, {"guide": guide}))
+            loss = call_with(model, weights, batch, {"guide": guide})
             wanted = list(weights.values())
             gradients = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
             steps = zip(weights.items(), gradients, strict=True)
             after = {name: weight.detach() - self.rate * gradient for (name, weight), gradient in steps}
             quiz: Batch = extras["quiz"]
-            outputs = functional_call(model, after, (quiz, None))
+            outputs = call_with(model, after, quiz, None)
         return self.lesson.criterion(outputs, quiz.targets)
 
 

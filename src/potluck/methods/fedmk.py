@@ -61,7 +61,6 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from potluck import (
@@ -88,6 +87,7 @@ from potluck import (
     Weights,
     above,
     at_least,
+    call_with,
     floats,
     learnt_of,
     likeness,
@@ -260,10 +260,10 @@ class CondensationLoss:
         assert isinstance(net, Knowledge)
         weights = {name: weight.detach().clone().requires_grad_() for name, weight in net.model.named_parameters()}
         for _ in range(self.steps):
-            fitted = F.cross_entropy(functional_call(net.model, weights, (net.inputs,)), net.labels)
+            fitted = F.cross_entropy(call_with(net.model, weights, net.inputs), net.labels)
             gradients = torch.autograd.grad(fitted, list(weights.values()), create_graph=True)
             weights = {name: w - self.lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
-        losses = F.cross_entropy(functional_call(net.model, weights, (batch.inputs,)), batch.targets, reduction="none")
+        losses = F.cross_entropy(call_with(net.model, weights, batch.inputs), batch.targets, reduction="none")
         for name, weight in net.model.named_parameters():
             weight.copy_(weights[name].detach())
         shares = 2 * torch.sigmoid(-self.smoothing * losses.detach())

@@ -54,7 +54,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from potluck import (
     Batch,
@@ -80,6 +79,7 @@ from potluck import (
     at_least,
     at_most,
     buffers_of,
+    call_with,
     like,
     load,
     mean_where_covered,
@@ -224,9 +224,9 @@ class MaskedLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch."""
-        own, thresholds = dict(net.named_parameters(remove_duplicate=False)), extras["thresholds"]
+        own, thresholds = dict(net.named_parameters()), extras["thresholds"]
         large = {n: masked(own[n], kept, thresholds[n], self.masks) for n, kept in extras["kept"].items()}
-        return self.criterion(functional_call(net, large, (batch.inputs,), tie_weights=False), batch.targets)
+        return self.criterion(call_with(net, large, batch.inputs), batch.targets)
 
 
 def masked(x: Tensor, kept: Tensor, theta: Tensor, masks: Masks) -> Tensor:
@@ -248,8 +248,7 @@ def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:
 def maskable(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
     """Names of the trained weights that are not those of norms."""
     of_norms = {id(parameter) for norm in norms_of(net) for parameter in norm.parameters()}
-    named = net.named_parameters(remove_duplicate=False)
-    return tuple(name for name, p in named if p.requires_grad and id(p) not in of_norms)
+    return tuple(name for name, p in net.named_parameters() if p.requires_grad and id(p) not in of_norms)
 
 
 def message_of(weights: Weights, submodel: SubModel) -> Message:

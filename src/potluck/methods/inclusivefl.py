@@ -231,7 +231,7 @@ def momentum(g: Weights, own: Rows, larger: Weights, theirs: Rows) -> Weights:
 def rows(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Rows:
     """A net's rows: the blocks of each stage made of `Blocks`, and all its other stages but its stem and last norms."""
     found, counted = Rows(), blocks(staged(net))
-    for name, stage in staged(net).stages.named_children():
+    for name, stage in staged(net).named_stages().items():
         if isinstance(stage, Blocks):
             found[name] = [f"stages.{name}.{number}." for number in range(len(stage))]
         elif name in counted:

@@ -129,7 +129,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
 
         def lead_out(net: StagedNet, piece: Piece, memory: MemoryModel) -> nn.Module:
             """phi_j(theta_j(z)); the last piece has the net's own classifier."""
-            parts = list(net.stages.named_children())
+            parts = list(net.named_stages().items())
             if piece.stop == len(parts) - memory.after:
                 return net.with_stages(dict(parts[piece.start :]))
             last, _ = parts[piece.stop - 1]

@@ -58,6 +58,7 @@ from potluck import (
     ClientId,
     ClientWork,
     Cohort,
+    ConfigError,
     Criterion,
     Extras,
     Fit,
@@ -156,6 +157,12 @@ class SplitMix(Method[State]):
         return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked})
 
     def init(self, server: Server) -> State:
+        most = max(size for shape in map(Tensor.size, weights_of(server.build()).values()) for size in shape)
+        if self.atom * most < 1 - _ROUNDING:
+            raise ConfigError(
+                f"method.atom: found {self.atom:g}, narrower than one of {most} channels, the most that any layer has;"
+                f" expected at least {1 / most:.3g}"
+            )
         warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
         net, full = self.mix(server, range(self.bases)), weights_of(server.build())
         for number, base in net.items():
@@ -271,6 +278,6 @@ def block(full: Weights, base: nn.Module, number: int) -> Weights:
             (number * kept + torch.arange(kept)) % size if kept < size else slice(0, size)
             for kept, size in zip(tensor.shape, full[name].shape, strict=True)
         )
-        for name, tensor in base.state_dict().items()
+        for name, tensor in weights_of(base).items()
     }
     return select(full, places)

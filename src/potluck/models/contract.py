@@ -142,6 +142,10 @@ class StagedNet(nn.Module):
         """What the names of the head's tensors begin with, without the dot."""
         return f"exits.{self.ending}.head" if self.ending else "head"
 
+    def named_stages(self) -> dict[str, nn.Module]:
+        """The stages by name, in order; one that has two names is there twice, unlike among `named_children`."""
+        return dict(zip(self.stages._modules, self.stages, strict=True))
+
     def with_stages(self, stages: Mapping[str, nn.Module], extractor_stages: int = 1) -> "StagedNet":
         """A net of these stages with this net's pooling and head, all of them shared."""
         return StagedNet(stages, self.head, self.pool, extractor_stages, num_features=self.num_features)
@@ -175,7 +179,7 @@ class StagedNet(nn.Module):
     def _passed(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """What the extractor gives, the features, and all outputs."""
         extracted, found = x, dict[str, Tensor]()
-        for number, (name, stage) in enumerate(self.stages.named_children(), start=1):
+        for number, (name, stage) in enumerate(self.named_stages().items(), start=1):
             for place, module in _walk(name, stage):
                 x = module(x)
                 if place in self.exits and place != self.ending:
@@ -241,14 +245,14 @@ def places(net: StagedNet) -> list[str]:
     Behind a stage the place has the stage's name; behind its second block, if more follow in the full net, it is
     "NAME-2". A place has the same name in nets of one family that are of different depth.
     """
-    return [place for name, stage in net.stages.named_children() for place, _ in _walk(name, stage)]
+    return [place for name, stage in net.named_stages().items() for place, _ in _walk(name, stage)]
 
 
 def place_names(net: StagedNet) -> dict[str, str]:
     """By place, in order, what the names begin with of the tensors of the stage or block before it."""
     return {
         place: f"stages.{name}.{number}." if isinstance(stage, Blocks) else f"stages.{name}."
-        for name, stage in net.stages.named_children()
+        for name, stage in net.named_stages().items()
         for number, (place, _) in enumerate(_walk(name, stage))
     }
 
@@ -267,12 +271,12 @@ def with_exits(net: StagedNet, exits: Mapping[str, nn.Module]) -> StagedNet:
     """
     head = None if net.ending else net.head
     return StagedNet(
-        dict(net.stages.named_children()),
+        net.named_stages(),
         head,
         net.own_pool,
         net.extractor_stages,
         num_features=None if head is None else net.num_features,
-        exits={**dict(net.exits.named_children()), **exits},
+        exits={**dict(net.exits.items()), **exits},
     )
 
 
@@ -281,7 +285,7 @@ def place_shapes(net: StagedNet, input_shape: tuple[int, ...]) -> dict[str, Size
     found: dict[str, Size] = {}
     with mode(net, training=False), torch.no_grad():
         x = _example(net, input_shape)
-        for name, stage in net.stages.named_children():
+        for name, stage in net.named_stages().items():
             for place, module in _walk(name, stage):
                 x = module(x)
                 found[place] = x.shape[1:]
@@ -315,7 +319,7 @@ def blocks(net: StagedNet) -> list[str]:
 
     A first stage made of `Blocks` is no stem.
     """
-    stages = list(net.stages.named_children())
+    stages = list(net.named_stages().items())
     while len(stages) > 1 and is_norm(stages[-1][1]):
         stages.pop()
     stem = 0 if isinstance(stages[0][1], Blocks) else 1
@@ -350,14 +354,14 @@ def of_depth(
     if depth > len(found):
         raise ConfigError(f"depth {depth}; expected at most {len(found)}, the number of the full net's blocks")
     ending, stages = found[depth - 1], dict[str, nn.Module]()
-    for name, stage in net.stages.named_children():
+    for name, stage in net.named_stages().items():
         behind = [place for place, _ in _walk(name, stage)]
         kept = behind.index(ending) + 1 if ending in behind else len(behind)
         stages[name] = _shortened(stage, kept) if isinstance(stage, Blocks) and kept < len(behind) else stage
         if ending in behind:
             break
     before = places(net)[: places(net).index(ending) + 1]
-    exits = {place: known for place, known in net.exits.named_children() if place in before}
+    exits = {place: known for place, known in net.exits.items() if place in before}
     if ending not in exits:
         exits[ending] = build(net, place_shapes(net, input_shape)[ending], outputs)
     shallow = StagedNet(stages, pool=net.own_pool, extractor_stages=net.extractor_stages, exits=exits)
@@ -442,11 +446,11 @@ def classifier_names(net: nn.Module) -> frozenset[str]:
     its matrix, such as a cosine head's temperature, are left out.
     """
     whole = staged(net)
-    layers = {name: dict(layer.named_parameters(recurse=False)) for name, layer in whole.head.named_modules()}
-    *_, (name, last) = [("", dict[str, nn.Parameter]()), *((n, held) for n, held in layers.items() if held)]
-    rows = next((len(parameter) for parameter in last.values() if parameter.dim() > 1), None)
-    prefix = ".".join(filter(None, (whole.head_name, name)))
-    return frozenset(f"{prefix}.{n}" for n, p in last.items() if p.dim() and len(p) == rows)
+    layers = [list(layer.parameters(recurse=False)) for layer in whole.head.modules()]
+    *_, last = [list[nn.Parameter](), *filter(None, layers)]
+    rows = next((len(parameter) for parameter in last if parameter.dim() > 1), None)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return frozenset(names[id(p)] for p in last if p.dim() and len(p) == rows)
 
 
 def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:

@@ -47,10 +47,10 @@ class Buffer:
             at_once: examples that pass the stages at a time, see `outputs`.
             in_memory: whether to keep the outputs in memory, or in a file in the system's temporary folder.
         """
-        before, labels = self.examples, self.examples.labels
+        before = self.examples
         found = (outputs(stages, batch.inputs, at_once) for batch in before.batches(batch_size))
         if in_memory:
-            self.examples = Examples(_in_one_tensor(found, len(before)), labels)
+            self.examples = before.with_inputs(_in_one_tensor(found, len(before)))
             self._replace_file(None)
         else:
             file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by the next one or by __exit__
@@ -59,7 +59,7 @@ class Buffer:
             except BaseException:
                 file.close()
                 raise
-            self.examples = Examples(torch.arange(len(before)), labels, preprocess=rows)
+            self.examples = before.with_inputs(torch.arange(len(before)), rows)
             self._replace_file(file)
 
     def _replace_file(self, file: IO[bytes] | None) -> None:

@@ -11,6 +11,7 @@ from torch import Size, nn
 
 from potluck.core.errors import ConfigError
 from potluck.core.slicing import Channels, NoSlices, channels_to, cut_by
+from potluck.core.weights import tensors_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Narrowing:
     @classmethod
     def to(cls, narrow: nn.Module) -> "Narrowing":
         """The cut to this net's shapes."""
-        return cls(tuple((name, tensor.shape) for name, tensor in narrow.state_dict().items()), narrow)
+        return cls(tuple((name, tensor.shape) for name, tensor in tensors_of(narrow).items()), narrow)
 
     def __call__(self, net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
         """The net's channels.

@@ -171,7 +171,7 @@ def _blocks(net: nn.Module) -> list[str]:
     if not isinstance(net, StagedNet):
         return [name for name, _ in net.named_children()]
     found: list[str] = []
-    for name, stage in net.stages.named_children():
+    for name, stage in net.named_stages().items():
         parts = [f"{name}.{part}" for part, _ in stage.named_children()] if isinstance(stage, Blocks) else [name]
         found += [f"stages.{part}" for part in parts]
     return found

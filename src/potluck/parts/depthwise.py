@@ -13,6 +13,7 @@ clients are stacked in one process, it holds the sum of their budgets.
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -104,6 +105,7 @@ class DepthWise(Checked):
         except ValueError as error:
             least = math.ceil(1000 * memory.costs[-1] / (self.slack * memory.whole)) / 1000
             raise ValueError(f"{error}; federation.capacities of at least {least:g} would suffice") from error
+        _check_apart(net, pieces)
         start = pieces[0].start
         if start > 0 and self.partial == "bypass":
             bypassed(net, pieces, memory)
@@ -254,6 +256,25 @@ def drawn_afresh(net: nn.Module) -> nn.Module:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
     return load(net, frozen, partial=True)
+
+
+def _check_apart(net: StagedNet, pieces: list[Piece]) -> None:
+    """Raise ValueError if a weight is in several of the parts that are trained one after the other, or not at all."""
+    bounds = [*dict.fromkeys([0, *(piece.start for piece in pieces), pieces[-1].stop])]
+    parts: list[nn.Module] = [between(net, start, stop) for start, stop in pairwise(bounds)]
+    if len(parts) == 1:  # all of the net
+        return
+    classifier = nn.ModuleList([between(net, bounds[-1], len(net.stages)), net.head])
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    seen: set[int] = set()
+    for part in (*parts, classifier):
+        own = {id(parameter) for parameter in part.parameters()}
+        if shared := own & seen:
+            raise ValueError(
+                f"{min(names[parameter] for parameter in shared)} is in several of the pieces that are trained one by"
+                " one; expected a capacity for the whole net, or a model whose stages share no weights"
+            )
+        seen |= own
 
 
 def measure(stages: nn.Sequential, batches: Iterator[Tensor]) -> None:

@@ -83,7 +83,7 @@ def leading_share(
     shapes = place_shapes(net, input_shape)
     behind = [known[number - 1] for number in sorted(reached) if number <= depth and number < len(known)]
     exits = new_exits(party, net, {place: shapes[place] for place in behind}, build)
-    return of_depth(with_exits(net, dict(exits.named_children())), depth, party.num_classes, input_shape)
+    return of_depth(with_exits(net, dict(exits.items())), depth, party.num_classes, input_shape)
 
 
 def leading_names(net: StagedNet, share: float) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class MemoryModel:
             batch_size: examples a step.
             copies: how often parameters count: once in the paper's table, see `parameter_copies` for training.
         """
-        named = [*net.stages.named_children(), ("head", nn.Sequential(net.pool, net.head))]
+        named = [*net.named_stages().items(), ("head", nn.Sequential(net.pool, net.head))]
         parts: list[Part] = []
         x = torch.zeros(2, *input_shape)
         with isolated(Key(("memory",))), mode(net, training=True), keep_statistics(net):  # Dropout draws
@@ -251,7 +251,7 @@ def parameter_copies(training: LocalTraining) -> int:
 
 def between(net: StagedNet, start: int, stop: int) -> nn.Sequential:
     """The stages from `start` to before `stop` as one module, under their names."""
-    return nn.Sequential(OrderedDict(list(net.stages.named_children())[start:stop]))
+    return nn.Sequential(OrderedDict(list(net.named_stages().items())[start:stop]))
 
 
 def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[StagedNet, list[Piece], MemoryModel]:
@@ -260,7 +260,7 @@ def bypassed(net: StagedNet, pieces: list[Piece], memory: MemoryModel) -> tuple[
     Raises:
         ValueError: there is no stem, or its output has not the shape that the first piece reads.
     """
-    parts, start = list(net.stages.named_children()), pieces[0].start
+    parts, start = list(net.named_stages().items()), pieces[0].start
     given, read = memory.parts[0].output, memory.parts[start - 1].output
     if memory.blocks[0] == (0, 1):
         raise ValueError(
@@ -306,7 +306,7 @@ def _blocks(net: StagedNet, costs: Sequence[float]) -> tuple[tuple[int, int], ..
 
     The costs are those of the paper's table, so that what a block is depends on the net alone.
     """
-    stages = list(net.stages.children())
+    stages = list(net.stages)
     end = len(stages)
     while end > 1 and is_norm(stages[end - 1]):
         end -= 1

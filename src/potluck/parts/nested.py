@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from potluck.core.calling import call_with
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
 from potluck.core.method import on_client
@@ -35,7 +35,7 @@ class Nested(nn.ModuleList):
         wide, places = lies_in(self[0]), lies_in(narrow)
         names = [name for name, _ in narrow.named_parameters()]
         weights = {name: part(whole[name], inside(places[name], wide[name])) for name in names}
-        return functional_call(narrow, weights, (x,))
+        return call_with(narrow, weights, x)
 
 
 class HasStatistics(HasWeights, Protocol):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.tracing.found import FIXED, Unfollowed
+from potluck.core.weights import tensors_of
 
 NONE = -1
 """The label of an element that is of no channel, such as a zero that fills up."""
@@ -77,9 +78,7 @@ class Labels:
         self._path: list[str] = []
         self.classes = Classes()
         self._labels: dict[int, tuple[Tensor, Tensor]] = {}
-        self.names: dict[int, str] = {}
-        for name, tensor in net.state_dict(keep_vars=True).items():
-            self.names.setdefault(id(tensor), name)
+        self.names = {id(tensor): name for name, tensor in tensors_of(net).items()}
         self.axes: dict[str, dict[int, Tensor]] = {}
         self.elements: dict[str, Tensor] = {}
         self.written: list[tuple[str, Tensor]] = []

@@ -14,6 +14,7 @@ from potluck.core.rng import Key, isolated
 from potluck.core.tracing import layers, operations, products
 from potluck.core.tracing.found import FIXED, Multiple, Runs, Trace, Unfollowed, Written
 from potluck.core.tracing.labels import NONE, Labels, thin
+from potluck.core.weights import tensors_of
 
 _BATCH = 2
 _RULES: dict[str, Callable[..., None]] = {**operations.RULES, **layers.RULES, **products.RULES}
@@ -84,7 +85,9 @@ def _found(labels: Labels, outputs: Sequence[Tensor]) -> Trace:
     classifier = _rows_of(labels, outputs)
     for output in outputs:
         labels.fix(labels.of(output))
-    state = labels.net.state_dict(keep_vars=True)
+    state = tensors_of(labels.net)
+    if made := [name for name, tensor in state.items() if not labels.is_parameter(tensor)]:
+        raise labels.unfollowed(f"makes {made[0]}; make it in __init__")
     axes = {name: _axes_of(labels, labels.names[id(tensor)], tensor) for name, tensor in state.items()}
     return Trace(
         axes,

@@ -72,4 +72,14 @@ def _arrays(found: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
     missing = [key for key in ARRAYS if key not in found]
     if missing:
         raise DataError(f"{name}: no array {', '.join(missing)}; {_EXPECTED}, found {', '.join(map(str, found))}")
-    return {key: np.asarray(found[key]) for key in (*ARRAYS, NAMES) if key in found}
+    return {key: _array(found[key], f"{name}: {key}") for key in (*ARRAYS, NAMES) if key in found}
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # rows of different lengths, or a tensor that requires a gradient
+        raise DataError(f"{where}: expected an array with a row an example: {explained(error)}") from error
+    if not array.ndim:
+        raise DataError(f"{where} is a single value; expected an array with a row an example")
+    return array

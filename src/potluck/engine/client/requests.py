@@ -64,7 +64,7 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
             running.enter_context(context)
         running.enter_context(keep_statistics(net))
         frozen = running.enter_context(reading(request.frozen, net, computing))
-        weights = {name: p for name, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
+        weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
         if not whole or not weights:
             raise ValueError(f"{whole} examples and {len(weights)} parameters; expected at least 1 of each")
         total = {name: torch.zeros_like(weight) for name, weight in weights.items()}

@@ -48,7 +48,8 @@ class Answer:
     Attributes:
         payload: the encoded reply.
         record: the client's new state; None if it has none.
-        losses: mean loss of each fit on the client's own training examples.
+        losses: mean loss of each fit on the client's own training examples; if none was on all of them, of each on a
+            part of them, or on what was computed from them.
         releases: private releases made in this call.
         released: all private releases of the client in the run, by its own count; None if it keeps none.
         notes: numbers that the handler reported, by name.
@@ -86,6 +87,7 @@ class Session:
         self._work: Any = None
         self._request: Request | None = None
         self._losses: list[float] = []
+        self._losses_on_part: list[float] = []
         self._answered = Counter[str]()
         self._built: list[Request] = []
         self._has_unnamed = False
@@ -128,8 +130,11 @@ class Session:
         if isinstance(self._request, Fit):
             if self._request.moments is not None:
                 self._client._moments[self._name_of(self._request)] = self._request.moments
-            if self._request.data.same_rows(self._client.train):
+            data, own = self._request.data, self._client.train
+            if data.same_rows(own):
                 self._losses.append(answer.loss)
+            elif data.part_of(own):
+                self._losses_on_part.append(answer.loss)
         if self._request is not None:
             self._answered[self._request.kind] += 1
         with watching() as built, self._stream.flowing():
@@ -152,7 +157,8 @@ class Session:
         made, notes = self._client.releases, dict(self._client.notes)
         if made > 1:  # the run's account of privacy allows each request one
             raise ContractError(f"{self._name} made {made} private releases in one call; expected at most one")
-        reply = Answer(self.call.client, found.encode(), self._record(), tuple(self._losses), made, notes=notes)
+        losses = tuple(self._losses or self._losses_on_part)
+        reply = Answer(self.call.client, found.encode(), self._record(), losses, made, notes=notes)
         self._give_back()
         return reply
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
+from potluck.core.calling import call_with
 from potluck.core.federation import Criterion
 from potluck.core.fit import Objective
 from potluck.core.roles import Supervised
@@ -70,9 +71,7 @@ def goes_end_to_end(net: nn.Module, weights: Weights, inputs: Tensor) -> bool:
             together = outputs_end_to_end(net, pair, inputs[:2])
         except Exception:
             return False
-        alone = [
-            functional_call(net, {name: w[i] for name, w in pair.items()}, (own,)) for i, own in enumerate(inputs[:2])
-        ]
+        alone = [call_with(net, {name: w[i] for name, w in pair.items()}, own) for i, own in enumerate(inputs[:2])]
     return torch.allclose(together, torch.stack(alone), rtol=_TOLERANCE, atol=_TOLERANCE)
 
 

@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from potluck.core.batchnorm import takes_batch_statistics
+from potluck.core.calling import call_with
 from potluck.core.examples import Batch
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.core.modes import mode
@@ -39,11 +40,12 @@ class CannotStack(Exception):
 
 def kind_of(fit: Fit) -> tuple[Any, ...]:
     """A key, equal for fits that differ only in weights, data and the values of their extras."""
+    frozen = sorted(fit.frozen.items())
     return (
         repr(fit.net),
         [parameter.requires_grad for parameter in fit.net.parameters()],
         [module.training for module in fit.net.modules()],
-        _shapes(fit.net.state_dict()),
+        _names(nn.ModuleList([fit.net, *(net for _, net in frozen)])),
         fit.losses,
         fit.training,
         fit.combine,
@@ -53,7 +55,7 @@ def kind_of(fit: Fit) -> tuple[Any, ...]:
         fit.keep > 0,
         _shapes(fit.extras),
         sorted(fit.data.columns),
-        [(name, repr(net), _shapes(net.state_dict())) for name, net in sorted(fit.frozen.items())],
+        [(name, repr(net)) for name, net in frozen],
     )
 
 
@@ -308,7 +310,7 @@ def _vmapped(objective: _Objective, tensors: Weights, batch: Batch, extras: Any)
     """
 
     def one(tensors: Weights, batch: Batch, extras: Any) -> tuple[Tensor, Observed]:
-        return functional_call(objective, tensors, (batch, extras))
+        return call_with(objective, tensors, batch, extras)
 
     return vmap(one, in_dims=(0, 0, _axes(extras)))(tensors, batch, extras)
 
@@ -371,6 +373,13 @@ def _axes(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _axes(child) for key, child in tree.items()} or None
     return type(tree)(_axes(child) for child in tree) or None if isinstance(tree, (list, tuple)) else None
+
+
+def _names(net: nn.Module) -> list[tuple[str, str, Any]]:
+    """Every name in the state dict, the first name of the same tensor, and its shape and type."""
+    first: dict[int, str] = {}
+    state: Weights = net.state_dict(keep_vars=True)
+    return [(name, first.setdefault(id(tensor), name), _shapes(tensor)) for name, tensor in state.items()]
 
 
 def _shapes(tree: Any) -> Any:

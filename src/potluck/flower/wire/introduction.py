@@ -16,7 +16,7 @@ from torch import Size, nn
 from potluck.core.errors import WireError
 from potluck.core.federation import ClientId, Member
 from potluck.core.text import one_line
-from potluck.core.weights import frozen_names, parameters_of
+from potluck.core.weights import frozen_names, parameters_of, tensors_of
 from potluck.flower.wire.schemas import LONGEST_NAME, Header, Name, read
 
 MOST_TENSORS = 50_000
@@ -85,7 +85,7 @@ class Network:
     @classmethod
     def of(cls, net: nn.Module) -> "Network":
         """The description of a network."""
-        tensors = net.state_dict()
+        tensors = tensors_of(net)
         return cls(
             {name: tensor.shape for name, tensor in tensors.items()},
             {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
