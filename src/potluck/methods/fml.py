@@ -41,7 +41,7 @@ Departures from the paper
     5. HtFLlib's FML differs: each net's gradient also flows into the other, the divergence is divided by the number of
        classes, and its default shares are 1, which leave no divergence.
     6. The common network begins with weights drawn apart from the clients', all of which begin alike, so that it is no
-       copy of an own one of its architecture. In HtFLlib all begin alike.
+       copy of an own one of its architecture. HtFLlib's clients of one architecture begin alike too.
 """
 
 from dataclasses import dataclass
