@@ -41,9 +41,7 @@ def unlike(*names):
     """A federation with one client for each name, which is its architecture's."""
     federation = toy_federation(World(clients=len(names)))
     builders = {name: partial(Named, name, 8 + place) for place, name in enumerate(dict.fromkeys(names))}
-    sites = {
-        id: replace(site, architecture=name) for (id, site), name in zip(federation.sites.items(), names, strict=True)
-    }
+    sites = {id: replace(federation.sites[id], architecture=name) for id, name in enumerate(names)}
     return replace(federation, sites=sites, architectures=builders, server_architecture=names[0])
 
 

@@ -17,13 +17,22 @@ def scores(name, world, overrides=(), seed=0):
     return run.run().evaluation.scores
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fml", "lgfedavg", "fedgh", "fedmd", "feddf"])
+OPTIONS = {
+    "fedavg": [],
+    "fedproto": ["prediction='head'"],
+    "fml": [],
+    "lgfedavg": [],
+    "fedgh": ["server_training.lr=0.0"],
+    "fedmd": ["digestion.lr=0.0", "pretrain=false"],
+    "feddf": ["server_training.lr=0.0"],
+}
+"""Of methods that predict by the clients' own networks, what else must rest."""
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 def test_with_a_learning_rate_of_zero_clients_score_as_those_of_local(name):
     world = World(architectures=1)
-    overrides = ["digestion.lr=0.0", "pretrain=false"] * (name == "fedmd") + ["server_training.lr=0.0"] * (
-        name in ("fedgh", "feddf")
-    )
-    found = scores(name, world, overrides)
+    found = scores(name, world, OPTIONS[name])
     assert found == scores("local", world)
     assert found != scores("local", world, seed=1)
 
@@ -32,4 +41,4 @@ def test_with_several_architectures_too():
     world = World(architectures=2)
     local = scores("local", world)
     assert scores("fedavg", world, ["sharing.scope='architecture'"]) == local
-    assert scores("fedproto", world) == scores("fml", world) == local
+    assert scores("fedproto", world, OPTIONS["fedproto"]) == scores("fml", world) == local

@@ -91,6 +91,9 @@ class Sharing(Checked):
     def initial(self, server: Server) -> GroupWeights:
         """The run's initial weights; a layer of several architectures comes from the largest. Nothing under "none".
 
+        So under "layer" smaller architectures of a nested family begin otherwise than with methods that do not average
+        across architectures; one value must serve all.
+
         Raises:
             ValueError: clients that average with each other have a layer of the same name in different shapes.
         """
