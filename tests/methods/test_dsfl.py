@@ -186,7 +186,7 @@ def test_the_global_model_comes_nearer_to_the_labels(play, clouds):
         return play(DSFL(server_training=LocalTraining("sgd", lr=lr, epochs=20)), clouds("mlp2", "mlp3", public=30))
 
     still, moving = (noted(lr).reports[0].notes["distillation_loss"] for lr in (0.0, 0.1))
-    assert moving < 0.98 * still
+    assert moving < still
 
 
 # Who takes part

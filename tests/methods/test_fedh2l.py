@@ -164,7 +164,7 @@ def test_a_newcomer_with_an_architecture_nobody_had_teaches_and_learns(play, see
 def test_a_class_that_a_client_lacks_is_learnt_from_seeds_and_peers(play, seeded):
     federation = seeded("mlp2", "mlp3", labels=((0, 1), (0, 1, 2)), sizes=(12, 30), seeds=30)
     train = LocalTraining(lr=0.02, epochs=5)
-    run, alone = (play(FedH2L(train, LocalTraining(lr=rate, epochs=5)), federation, rounds=4) for rate in (0.02, 0.0))
+    run, alone = (play(FedH2L(train, LocalTraining(lr=rate, epochs=15)), federation, rounds=4) for rate in (0.02, 0.0))
     seeds = federation.public.inputs[federation.public.labels == 2]
     learnt, never = (of.model(0)(seeds).softmax(1)[:, 2].mean() for of in (run, alone))
     assert learnt > 0.5 > never

@@ -155,11 +155,13 @@ def test_own_nets_and_projectors_go_on_and_copies_start_from_the_average(play, n
         assert not torch.equal(after[0][part], before[0][part])
 
 
-def test_projectors_begin_equal_and_own_nets_do_not(play, narrowed):
-    run = play(FedMRL(STILL), narrowed("mlp2", "mlp2"), rounds=0)
+def test_clients_begin_equal_and_the_common_net_is_no_copy_of_theirs(play, clouds):
+    federation = clouds("mlp2", "mlp2")
+    run = play(FedMRL(STILL), federation, rounds=0)
     one, two = run.model(0), run.model(1)
-    assert_close(weights_of(one.projector), weights_of(two.projector), **EXACTLY)
-    assert not torch.equal(one.own.head.weight, two.own.head.weight)
+    assert_close(weights_of(one), weights_of(two), **EXACTLY)
+    assert federation.server_architecture == "mlp2"
+    assert not torch.equal(one.own.head.weight, one.common.head.weight)
 
 
 def test_a_robust_rule_applies_to_the_copies(play, narrowed):

@@ -185,10 +185,25 @@ def test_clients_are_judged_with_their_own_nets_and_the_server_with_the_common_o
 # What it becomes
 
 
+def begin(run, **state):
+    """Three rounds from another state: FML's common net is drawn apart, that of others is the architecture's."""
+    run.states = [replace(run.state, **state)]
+    for _ in range(3):
+        run.round()
+
+
+def test_the_common_net_is_no_copy_of_a_clients(play, clouds):
+    run = play(FML(SHORT), clouds("mlp2", "mlp2"), rounds=0)
+    own, other = weights_of(run.model(0)), weights_of(run.model(1))
+    assert_close(own, other, **EXACTLY)
+    assert not torch.equal(run.state.common["head.weight"], own["head.weight"])
+
+
 def test_with_labels_alone_own_nets_are_local_and_copies_fedavg(play, clouds):
     federation = clouds("norm2", "norm2", "norm2")
     ours = play(FML(SHORT, alpha=1.0, beta=1.0), federation, rounds=3)
-    fedavg = play(FedAvg(SHORT, Sharing(weighting="uniform")), federation, rounds=3)
+    fedavg = play(FedAvg(SHORT, Sharing(weighting="uniform")), federation, rounds=0)
+    begin(fedavg, pool={"all": ours.states[0].common})
     local = play(Local(SHORT), federation, rounds=3)
     assert_close([s.common for s in ours.states], [s.pool["all"] for s in fedavg.states], **EXACTLY)
     for id in range(3):
@@ -205,8 +220,9 @@ def test_halves_at_twice_the_rate_are_fedorion_without_distillation(play, clouds
         federation, architectures={**federation.architectures, "small": common}, server_architecture="small"
     )
     training = LocalTraining("sgd", lr=0.05, epochs=2, batch_size=4)
-    orion = play(FedORION(training, distillation=False, order="simultaneous"), federation, rounds=3)
     ours = play(FML(replace(training, lr=0.1)), federation, rounds=3)
+    orion = play(FedORION(training, distillation=False, order="simultaneous"), federation, rounds=0)
+    begin(orion, common=ours.states[0].common)
     assert_close(ours.state.common, orion.state.common, rtol=1e-4, atol=1e-6)
     for id in range(2):
         assert_close(weights_of(ours.model(id)), weights_of(orion.model(id)), rtol=1e-4, atol=1e-6)

@@ -17,6 +17,7 @@ from potluck.analysis.tables import (
     ArchitectureRow,
     Spread,
     architecture_table,
+    cautions,
     group_table,
     metric_of,
     metric_table,
@@ -92,6 +93,7 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
         shared=shared(groups),
         different=different(groups, by_method=False),
         different_by_method=different(groups, by_method=True),
+        cautions=cautions(runs),
         note_rows=[(names[run.folder], row) for run in runs for row in note_table([run])],
         target=target,
         target_rows=list(

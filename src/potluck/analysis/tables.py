@@ -294,6 +294,11 @@ def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
     return [TrafficRow(entry, _mean_megabytes(down, entry), _mean_megabytes(up, entry)) for entry in sorted(entries)]
 
 
+def cautions(runs: Sequence[StoredRun]) -> list[str]:
+    """What runs began with a warning of, such as clients that share nothing with anybody; each line once."""
+    return list(dict.fromkeys(line for run in runs for line in run.manifest.get("cautions") or ()))
+
+
 def note_table(runs: Sequence[StoredRun]) -> list[NoteRow]:
     """All notes, run by run; empty if there are none."""
     rows: list[NoteRow] = []

@@ -154,6 +154,19 @@ def check(
 
 
 @app.command()
+def inspect(
+    what: Annotated[str, typer.Argument(help="federation.", autocompletion=completion.of_inspected)],
+    target: Target = None,
+    overrides: Overrides = None,
+) -> None:
+    """Draw which layers of which clients meet, where a method averages layers by name."""
+    from potluck.cli.meeting import inspect
+
+    target, assignments = _asked(target, overrides)
+    inspect(what, target, assignments)
+
+
+@app.command()
 def new(
     kind: Annotated[
         str,

@@ -90,6 +90,11 @@ def of_kinds(context: typer.Context, incomplete: str) -> list[str]:
     return _matching(["methods", "models", "datasets", "partitions", "tasks"], incomplete)
 
 
+def of_inspected(context: typer.Context, incomplete: str) -> list[str]:
+    """For `potluck inspect`."""
+    return _matching(["federation"], incomplete)
+
+
 def of_new(context: typer.Context, incomplete: str) -> list[str]:
     """For `potluck new`."""
     return _matching(["method", "model", "data", "partition", "metric"], incomplete)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 from torch import nn
 
 from potluck.core.federation import Builder, ClientId, Federation
+from potluck.core.meeting import meetings
 from potluck.core.modes import to_training
 from potluck.core.rng import Key, isolated
 from potluck.core.scale import FULL, Cuts, Scale, built
@@ -85,14 +86,19 @@ class Need:
         check: returns what is wrong with a federation, naming what was found, or None if the need is met. An exception
             counts as a bug in the check.
         advice: what the user can do about it.
+        caution: returns what a user should know of a federation that meets the need for some clients and not for
+            others, or None.
     """
 
     text: str
     check: Callable[[Offer], str | None]
     advice: str
+    caution: Callable[[Offer], str | None] = lambda offer: None
 
     ONE_ARCHITECTURE: ClassVar["Need"]
     NESTED_LAYERS: ClassVar["Need"]
+    SHARED_LAYERS: ClassVar["Need"]
+    SHARED_ARCHITECTURES: ClassVar["Need"]
     SPLIT_MODEL: ClassVar["Need"]
     WIDTH_SLICES: ClassVar["Need"]
     DEPTH_PREFIXES: ClassVar["Need"]
@@ -141,6 +147,34 @@ def _nested_layers(offer: Offer) -> str | None:
                     f" {tuple(tensor.shape)} in {architecture}"
                 )
     return None
+
+
+def _nobody_meets(offer: Offer, *, across: bool) -> str | None:
+    """That no client has a trained layer in common with another; one client alone is no federation to speak of."""
+    found = meetings(offer.nets, offer.assigned.values(), across=across)
+    if len(offer.assigned) < 2 or any(one.weights_met for one in found):
+        return None
+    named = ", ".join(one.architecture for one in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    how = "layers by name" if across else "layers among clients of one architecture"
+    return (
+        f"it averages {how}, and no client has a layer in common with another ({named}{more}, one client each), so each"
+        " would train alone"
+    )
+
+
+def _some_meet_nobody(offer: Offer, *, across: bool) -> str | None:
+    found = meetings(offer.nets, offer.assigned.values(), across=across)
+    alone = {one.architecture for one in found if not one.weights_met}
+    if not alone or len(offer.assigned) < 2:
+        return None
+    clients = [f"{id} ({name})" for id, name in sorted(offer.assigned.items()) if name in alone]
+    named = ", ".join(clients[:_NAMED])
+    more = f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else ""
+    return (
+        f"client{'s' * (len(clients) > 1)} {named}{more} share no layer with any other: what they send is averaged with"
+        " nothing, and they train alone; to see what meets: potluck inspect federation"
+    )
 
 
 def _split_model(offer: Offer) -> str | None:
@@ -221,6 +255,20 @@ Need.NESTED_LAYERS = Need(
     "layers of one name have one shape at all clients",
     _nested_layers,
     "use one nested family of models, or method.sharing.scope = 'architecture'",
+)
+Need.SHARED_LAYERS = Need(
+    "layers that clients have in common",
+    partial(_nobody_meets, across=True),
+    "use one nested family of models, several clients with one model, or a method that exchanges something else, such"
+    " as fedmd or fml",
+    partial(_some_meet_nobody, across=True),
+)
+Need.SHARED_ARCHITECTURES = Need(
+    "several clients with one architecture",
+    partial(_nobody_meets, across=False),
+    "give several clients one model, or use method.sharing.scope = 'layer' or a method that exchanges something else,"
+    " such as fedmd or fml",
+    partial(_some_meet_nobody, across=False),
 )
 Need.SPLIT_MODEL = Need(
     "models that split into extractor, intermediate layers and classifier",

@@ -179,20 +179,24 @@ class Server:
         except DivergenceError as error:
             raise DivergenceError(f"round {self.round}: the server's {error}; train more gently") from error
 
-    def build(self, architecture: str | None = None, *, width: float = 1.0, depth: int | None = None) -> nn.Module:
-        """A new module with the run's initial weights, the same at every call.
+    def build(
+        self, architecture: str | None = None, *, width: float = 1.0, depth: int | None = None, draw: str = ""
+    ) -> nn.Module:
+        """A new module with the run's initial weights, the same at every call and with every method.
 
         Args:
             architecture: None for the server's own.
             width: share of the full net's channels.
             depth: number of its blocks, counted from the input, behind the last of which the net ends in an exit; None
                 for all, and the net's own head.
+            draw: the name of another draw of weights. A net that learns beside a client's own one, and may be of the
+                same architecture, needs one, or the two would be copies of each other.
 
         Raises:
             ConfigError: the architecture has no net of this width or depth, see `Need.WIDTH_SLICES` and
                 `Need.DEPTH_PREFIXES`.
         """
-        return self._build(architecture, Scale(width, depth))
+        return self._build(architecture, Scale(width, depth), draw)
 
     def about(self, architecture: str | None, question: Callable[[nn.Module, tuple[int, ...]], T]) -> T:
         """The result of a named function of an architecture's net and its input shape; computed once in a run."""
@@ -254,9 +258,9 @@ class Client:
     Attributes:
         id: the client's stable number.
         round: number of the round, from 1; outside of rounds, that of the last one, 0 before the first.
-        model: the client's network, private to this call. With `keeps_model` its weights persist between calls,
-            starting from a client-specific initialisation; otherwise every call starts from the weights of
-            `build(architecture)`.
+        model: the client's network, private to this call. At first it has the weights of `build(architecture)`, as
+            every client of its architecture. With `keeps_model` its weights persist between calls; otherwise every call
+            starts from those.
         state: the client's state, kept between rounds: a dict of tensors, numbers, text, nested dicts.
         train: examples to train on.
         validation: examples for model selection; may be empty.

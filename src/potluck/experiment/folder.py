@@ -19,11 +19,13 @@ import torch
 from potluck.core.digest import digest
 from potluck.core.errors import CheckpointError, StorageError
 from potluck.core.examples import Examples
+from potluck.core.needs import Offer
 from potluck.core.task import Task
 from potluck.engine.files import make_folder, sync, write_atomically
 from potluck.experiment.assemble import Assembly
 from potluck.experiment.code import keep_code
 from potluck.experiment.config import Experiment
+from potluck.experiment.needs import cautions
 from potluck.records import (
     CHECKPOINT,
     CLIENTS,
@@ -128,12 +130,19 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
         "device": "cpu",
         "task": {"name": task.name, "metrics": [metric.facts() for metric in task.metrics]},
+        **_cautions(assembly, experiment),
         "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
         "computing": {**computing, "fused_optimizers": True},
     }
     if partition := _partition(assembly):
         write_atomically(folder / PARTITION, json.dumps(asdict(partition)).encode())
     _write(folder, manifest)
+
+
+def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]]:
+    """What the readers of a report should know of clients that the method does nothing for, if there are such."""
+    found = cautions(experiment.method.needs(), experiment.method_name, Offer.of(assembly.federation))
+    return {"cautions": found} if found else {}
 
 
 def _partition(assembly: Assembly) -> Partition | None:

@@ -33,7 +33,7 @@ from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
 from potluck.experiment.config import RunConfig, Tree, differences
 from potluck.experiment.evaluate import Evaluation, evaluate
-from potluck.experiment.needs import check_needs
+from potluck.experiment.needs import cautions, check_needs
 from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart, Waiting
 from potluck.experiment.records import (
     Records,
@@ -158,12 +158,14 @@ class Run:
             CheckpointError: the folder's checkpoint or the records before it are damaged, or it is another run's.
         """
         method = self._engine.method
-        check_needs(method.needs(), type(method).__name__, Offer.of(self._engine.federation))
+        name, offer = type(method).__name__, Offer.of(self._engine.federation)
+        check_needs(method.needs(), name, offer)
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
         if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
             raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self.notes = self._records.check(self._last) if self._records else []
+        self.notes += cautions(method.needs(), name, offer)
         self.notes += self._config.computing.notes()
         try:
             self._state = self._engine.start()

@@ -10,7 +10,7 @@ from potluck.core.needs import Offer
 from potluck.engine.engine import Engine
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import Experiment
-from potluck.experiment.needs import check_needs
+from potluck.experiment.needs import cautions, check_needs
 from potluck.experiment.rehearsal import rehearse
 from potluck.methods import get_method, list_methods
 
@@ -55,4 +55,5 @@ def verdicts(federation: Federation, seed: int = 0) -> Iterator[Verdict]:
             except PotluckError as error:
                 yield Verdict(name, str(error).removeprefix(f"{name} cannot run here: "))
                 continue
-        yield Verdict(name, notes=tuple(str(w.message) for w in caught if issubclass(w.category, PotluckWarning)))
+        warned = [str(w.message) for w in caught if issubclass(w.category, PotluckWarning)]
+        yield Verdict(name, notes=(*cautions(method.needs(), name, offer), *warned))

@@ -147,6 +147,10 @@ class FedAUX(SharesWeights[State]):
         expected = "'average', since the server predicts with clients' models"
         require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         features = {Need.SPLIT_MODEL} if self.certainty == "logistic" else set[Need]()
         return super().needs() | features | {Need.PUBLIC_DATA, Need.CLASSES}

@@ -115,6 +115,10 @@ class FedDF(SharesWeights[State]):
         expected = "'average', since the server predicts with clients' models"
         require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.PUBLIC_DATA, Need.CLASSES}
 

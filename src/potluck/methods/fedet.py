@@ -146,6 +146,10 @@ class FedET(SharesWeights[State]):
         expected = "'average', since the server predicts with clients' models"
         require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         heads = {Need.SPLIT_MODEL, COMMON_HEAD, SERVERS_HEAD} if self.representation == "head" else set[Need]()
         return super().needs() | heads | {Need.PUBLIC_DATA, Need.CLASSES}

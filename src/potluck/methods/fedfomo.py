@@ -107,7 +107,9 @@ class FedFomo(Method[State]):
     candidates: Literal["graft", "same"] = "graft"
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.VALIDATION})
+        return frozenset(
+            {Need.VALIDATION, Need.SHARED_LAYERS if self.candidates == "graft" else Need.SHARED_ARCHITECTURES}
+        )
 
     def init(self, server: Server) -> State:
         return State({}, {})

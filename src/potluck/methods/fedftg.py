@@ -145,6 +145,10 @@ class FedFTG(SharesWeights[State]):
         size = self.server_training.batch_size
         require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.CLASSES}
 

@@ -137,6 +137,10 @@ class FedGen(SharesWeights[State]):
         size = self.generator_training.batch_size
         require(size >= 2, "generator_training.batch_size", "at least 2, which have batch statistics", size)
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
 

@@ -53,6 +53,8 @@ Departures from the paper
     8. HtFLlib's FedKD compresses weights in place of updates, and truncates convolutions kernel by kernel, which makes
        most of them larger.
     9. The average of updates covers BatchNorm's running statistics. Both nets learn at one rate.
+    10. The mentee begins with weights drawn apart from the mentors', all of which begin alike, so that it is no copy of
+       a mentor of its architecture.
 """
 
 from dataclasses import dataclass
@@ -152,7 +154,7 @@ class FedKD(Method[State]):
         return frozenset({Need.CLASSES, Need.SPLIT_MODEL} if self.hidden else {Need.CLASSES})
 
     def init(self, server: Server) -> State:
-        return State(learnt_of(server.build()), factored({}, 1.0), torch.zeros(0, dtype=torch.int64), 0)
+        return State(learnt_of(server.build(draw="common")), factored({}, 1.0), torch.zeros(0, dtype=torch.int64), 0)
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, {id: self._message(state, id) for id in cohort.ids})

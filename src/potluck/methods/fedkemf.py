@@ -38,8 +38,9 @@ Departures from the paper
        class-wise maximum of logits; and the share of votes.
     4. A client's own model is updated first, and asked again before the copy is, as in the code and in deep mutual
        learning; `order="simultaneous"` updates both by what they predicted before.
-    5. theta_g goes on from where it was, and starts from the run's initial weights. The ensemble predicts with the
-       running statistics of its clients; those of theta_g are of public data.
+    5. theta_g goes on from where it was, and starts from weights drawn apart from the clients', all of which start
+       alike, or a client's two networks would be copies. The ensemble predicts with the running statistics of its
+       clients; those of theta_g are of public data.
     6. Clients learn mutually also where their own model has the architecture of theta_g. It is the smallest of the
        federation's, unless `federation.server_model` names another.
     7. A client is evaluated with its own model, and the server with theta_g, which is what the paper reports.
@@ -125,7 +126,7 @@ class FedKEMF(Method[State]):
         return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
 
     def init(self, server: Server) -> State:
-        return State(learnt_of(server.build()))
+        return State(learnt_of(server.build(draw="common")))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))

@@ -44,6 +44,8 @@ Departures from the paper
     6. The code trains with SGD of 0.01, momentum 0.9, weight decay 0.001, batches of 512 and 10 epochs; local training
        defaults to Adam, like all methods here. Optimisers are new in every round; in the code only that of the own
        network is.
+    7. The common network begins with weights drawn apart from the clients', all of which begin alike, so that it is no
+       copy of one of its architecture.
 """
 
 from dataclasses import dataclass
@@ -125,7 +127,7 @@ class FedMRL(Method[State]):
             found = feature_shape(server, member.architecture, "s_out")[-1]
             expected = f"at least {read}, the width of the server's; name a narrower federation.server_model"
             require(found >= read, f"features of client {id}, {member.architecture}", expected, found)
-        return State(learnt_of(server.build()))
+        return State(learnt_of(server.build(draw="common")))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))

@@ -133,7 +133,7 @@ class FedSelect(Method[State]):
     combine: Mean = Mean()
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.NESTED_LAYERS})
+        return frozenset({Need.NESTED_LAYERS, Need.SHARED_LAYERS})
 
     def init(self, server: Server) -> State:
         trained = {name for member in server.roster.values() for name in member.parameters}

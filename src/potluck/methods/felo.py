@@ -137,6 +137,10 @@ class Felo(SharesWeights[State]):
     sharing: Sharing = Sharing(scope="none")
     combine: Mean = Mean()
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 

@@ -40,6 +40,8 @@ Departures from the paper
        together.
     5. HtFLlib's FML differs: each net's gradient also flows into the other, the divergence is divided by the number of
        classes, and its default shares are 1, which leave no divergence.
+    6. The common network begins with weights drawn apart from the clients', all of which begin alike, so that it is no
+       copy of an own one of its architecture. HtFLlib's clients of one architecture begin alike too.
 """
 
 from dataclasses import dataclass
@@ -111,7 +113,7 @@ class FML(Method[State]):
         return frozenset({Need.CLASSES})
 
     def init(self, server: Server) -> State:
-        return State(learnt_of(server.build()))
+        return State(learnt_of(server.build(draw="common")))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))

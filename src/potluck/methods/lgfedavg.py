@@ -28,8 +28,8 @@ Limits
 Departures from the paper
     1. The head is all that is global; the authors' experiments share the last two or three layers.
        `averaged="all"` averages every layer, which is FedAvg.
-    2. Clients start from their initial weights and the server's head. The authors' code starts all of them from a model
-       that FedAvg has trained.
+    2. Clients start from their initial weights and the server's head, which begins as that of the first client's
+       architecture. The authors' code starts all of them from a model that FedAvg has trained.
     3. Clients weigh by their examples; the authors' code weighs them equally, `weighting="uniform"`.
     4. A head's BatchNorm statistics are averaged like its weights; HtFLlib leaves them where they are.
     5. Losses that are not the task's, such as an adversary for fairness, are left out. So is the ensemble of all

@@ -169,6 +169,10 @@ class Velo(SharesWeights[State]):
         require(not replays or size >= 2, "training.batch_size", "at least 2 where use is 'replay'", size)
         require(vae_size >= 2, "vae_training.batch_size", "at least 2, which have batch statistics", vae_size)
 
+    @property
+    def exchanges_more(self) -> bool:
+        return True
+
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
 

@@ -227,6 +227,11 @@ class ReleasesFeatures(SharesWeights[P]):
             )
 
     @property
+    def exchanges_more(self) -> bool:
+        """Whether features are sent."""
+        return self.feature_training
+
+    @property
     def releases_privately(self) -> bool:
         """Whether features leave clients, clipped and with noise."""
         return self.privacy is not None and self.feature_training

@@ -76,7 +76,7 @@ class Sharing(Checked):
         return self.scope != "none"
 
     def needs(self) -> frozenset[Need]:
-        """What this scope needs of the federation."""
+        """What this scope needs of the federation: layers that can be averaged."""
         by_scope = {
             "layer": {Need.NESTED_LAYERS},
             "model": {Need.ONE_ARCHITECTURE},
@@ -85,8 +85,16 @@ class Sharing(Checked):
         }
         return frozenset(by_scope[self.scope])
 
+    def needs_company(self) -> frozenset[Need]:
+        """What it needs for clients to have something to average, if weights are all that a method exchanges."""
+        by_scope = {"layer": {Need.SHARED_LAYERS}, "architecture": {Need.SHARED_ARCHITECTURES}}
+        return frozenset(by_scope.get(self.scope, set[Need]()))
+
     def initial(self, server: Server) -> GroupWeights:
         """The run's initial weights; a layer of several architectures comes from the largest. Nothing under "none".
+
+        So under "layer" smaller architectures of a nested family begin otherwise than with methods that do not average
+        across architectures; one value must serve all.
 
         Raises:
             ValueError: clients that average with each other have a layer of the same name in different shapes.
@@ -358,9 +366,17 @@ class SharesWeights(Method[P]):
         """Whether clients' models are kept between rounds: only if nothing is averaged."""
         return not self.sharing.averages
 
+    @property
+    def exchanges_more(self) -> bool:
+        """Whether clients learn of each other by more than averaged weights, as by features or by an ensemble.
+
+        If not, a federation whose clients have no layers in common is refused.
+        """
+        return False
+
     def needs(self) -> frozenset[Need]:
-        """What the scope of sharing needs."""
-        return self.sharing.needs()
+        """What the scope of sharing needs, and without another exchange that there is something to share."""
+        return self.sharing.needs() | (frozenset() if self.exchanges_more else self.sharing.needs_company())
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema | None:
         """The weights that the client was sent, trained, and its number of examples."""

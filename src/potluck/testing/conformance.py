@@ -264,6 +264,27 @@ def keeps_what_is_frozen(method: Subject, overrides: Overrides = ()) -> None:
         assert not sent, f"frozen, but sent: {', '.join(sent)}; expected `learnt_of`, `parameters_of` or `buffers_of`"
 
 
+def starts_as_every_method_does(method: Subject, overrides: Overrides = ()) -> None:
+    """Before the first round a client that can train everything predicts with its architecture's initial weights.
+
+    So two methods with one seed differ by what they do. A layer that several architectures have, and that the method
+    gives one value, begins as that of one of them; a net that is cut in pieces, as the pieces; what a method adds of
+    its own is not compared.
+    """
+    for architectures in (1, 2):
+        engine = _engine(method, overrides, world=World(batchnorm=True, capacity=1.0, architectures=architectures))
+        state, server, federation = engine.start(), engine.server(0), engine.federation
+        initial = {name: parameters_of(server.build(name)) for name in federation.architectures}
+        for id, site in federation.sites.items():
+            first = weights_of(engine.inference_model(state, id))
+            for name in initial[site.architecture]:
+                found = [tensor for own, tensor in first.items() if own == name or own.endswith(f".{name}")]
+                begins = [weights[name] for weights in initial.values() if name in weights]
+                alike = any(_is_part(mine, built) for mine in found for built in begins)
+                missing = not found and len(initial) > 1  # where the rest of the net is the server's, as in FedGKT
+                assert alike or missing, f"client {id}: {name} begins otherwise than with other methods of this seed"
+
+
 def lets_go_of_streamed_replies(method: Subject) -> None:
     """A method that reads replies one at a time holds none of them while it waits for the next."""
     engine = Counting(quick(method), toy_federation(World(batchnorm=True).fit_for(quick(method))))
@@ -519,6 +540,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     gives_the_same_bytes_on_workers,
     agrees_when_stacked,
     keeps_what_is_frozen,
+    starts_as_every_method_does,
     lets_go_of_streamed_replies,
     survives_a_missing_reply,
     works_with_newcomers,
@@ -544,6 +566,7 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     gives_the_same_bytes_on_workers,
     agrees_when_stacked,
     keeps_what_is_frozen,
+    starts_as_every_method_does,
     survives_a_missing_reply,
     works_with_newcomers,
     sends_what_it_documents,

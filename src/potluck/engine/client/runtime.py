@@ -26,7 +26,7 @@ from potluck.core.scale import FULL, Scale
 from potluck.core.slicing import lies_in, part
 from potluck.core.task import Sums, added
 from potluck.core.tree import pack, unpack
-from potluck.core.weights import Weights, frozen_names, frozen_of, load, weights_of
+from potluck.core.weights import frozen_of, load, weights_of
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name
@@ -199,7 +199,7 @@ class ClientRuntime:
         kept = {"state": {}} if record is None else unpack(record)
         return Client(
             id=client_id,
-            model=self._model(client_id, site.architecture, kept.get("model")),
+            model=self._modules.take(site.architecture, kept.get("model")),
             state=kept["state"],
             train=site.train,
             validation=site.validation,
@@ -217,25 +217,17 @@ class ClientRuntime:
             _moments=kept.get("moments", {}),
         )
 
-    def _model(self, client_id: ClientId, architecture: str, kept: Weights | None) -> nn.Module:
-        """The client's network: with its kept weights, or else the client's or the run's initial ones.
+    def build(self, architecture: str | None = None, scale: Scale = FULL, draw: str = "") -> nn.Module:
+        """A module with the run's initial weights for this architecture, or those of another draw by its name.
 
-        Frozen tensors are equal at all clients, even if drawn at random.
-        """
-        if kept is None and self._method.keeps_model:
-            net = self._federation.build(architecture, fold_in(self._seed, "client model", client_id))
-            return load(net, frozen_of(self.build(architecture)), partial=True) if frozen_names(net) else net
-        return self._modules.take(architecture, kept)
-
-    def build(self, architecture: str | None = None, scale: Scale = FULL) -> nn.Module:
-        """A module with the run's initial weights for this architecture, the same on server and clients.
-
-        Frozen tensors of a narrower or shallower net are parts of the full net's.
+        They depend on nothing else: whatever the method, the server and all clients of an architecture start alike.
+        Frozen tensors are those of the run's full net whatever the draw; those of a narrower or shallower net are parts
+        of them.
         """
         name = architecture or self._federation.server_architecture
         key = fold_in(self._seed, "common model", name)
-        net = self._federation.build(name, key, scale)
-        if scale != FULL and (frozen := frozen_of(net)):
+        net = self._federation.build(name, key.fold(draw) if draw else key, scale)
+        if (scale != FULL or draw) and (frozen := frozen_of(net)):
             places, full = lies_in(net), frozen_of(self._federation.build(name, key))
             load(net, {name: part(full[name], places[name]) for name in frozen if name in full}, partial=True)
         return net
