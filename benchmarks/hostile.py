@@ -165,8 +165,8 @@ class Watch:
 
 
 def tree_of(method: str, nodes: int) -> dict[str, Any]:
-    """A small experiment, with what `potluck serve` takes by default."""
-    more = OPTIONS.get(method, {})
+    """A small experiment; among six replies are compared, as `potluck serve` has it."""
+    more, compared = OPTIONS.get(method, {}), {"outlier_factor": 100.0} if nodes > 3 else {}
     small = {"dataset": "digits", "train_fraction": 0.1, "clients": nodes}
     models = [{"name": name, "width": 4} for name in ("cnn2", "cnn3", "cnn4")]
     return {
@@ -182,7 +182,7 @@ def tree_of(method: str, nodes: int) -> dict[str, Any]:
             "executor": "sequential",
             "tolerate_failures": True,
             "rounds_close": {"deadline_s": 60.0, "patience_s": 5.0},
-            "outlier_factor": 100.0,
+            **compared,
         },
     }
 
@@ -357,7 +357,7 @@ def all_tensors(value: float) -> Callable[[RecordDict], RecordDict]:
 
     def spoil(reply: dict[str, Any]) -> dict[str, Any]:
         changed = spoilt(reply, value)
-        floats = (v for node in _dicts(reply) for v in node.values() if isinstance(v, torch.Tensor))
+        floats = (v for node in _dicts(reply) for v in node.values() if isinstance(v, torch.Tensor) and v.numel())
         return changed if any(map(torch.is_floating_point, floats)) else {**reply, "weights": {"w": torch.ones(2, 3)}}
 
     return entries(spoil)
@@ -523,9 +523,6 @@ def _replies() -> Iterator[Attack]:
     )
     yield Attack(at, "random bytes", payload(lambda before: bytes(range(256)) * 20), everywhere=True)
     yield Attack(at, "an answer for another client", replaced(client=1), everywhere=True)
-    yield Attack(
-        at, "9e8, which is within the bound, in all its tensors, among six", all_tensors(9e8), everywhere=True, nodes=6
-    )
     yield Attack(at, "half precision for floats", first_tensor(lambda tensor: tensor.half()))
     yield Attack(at, "a list for a tensor", first_tensor(lambda tensor: [1, 2]))
     yield Attack(at, "a table for a tensor", first_tensor(lambda tensor: {"w": tensor}))
@@ -634,9 +631,14 @@ def _evaluations() -> Iterator[Attack]:
     yield Attack(at, "false classes under a name that others' models have", classes(torch.zeros_like), lie=True)
 
 
+def _poison() -> Iterator[Attack]:
+    """What fits in everything but that the others' answers are unlike it."""
+    yield Attack("reply", "9e8, which is within the bound, in all its tensors, among six", all_tensors(9e8), nodes=6)
+
+
 def attacks(canary: str = "/nowhere/canary.py:main") -> list[Attack]:
     """All of them."""
-    return [*_introductions(canary), *_replies(), *_failures(), *_evaluations()]
+    return [*_introductions(canary), *_replies(), *_failures(), *_evaluations(), *_poison()]
 
 
 def _shown(value: Any) -> str:
@@ -718,10 +720,10 @@ _PAGE = """\
 
 {count} things that one node with a valid key did to a run of three nodes, or of six where the table says so, and what
 each cost. The command `python benchmarks/hostile.py --out docs/hostile-answers.md` wrote it, from what it observed; it
-says how. Failures are tolerated and replies compared (`run.tolerate_failures = true`, `run.outlier_factor = 100`, which
-`potluck serve` has by default). *Else* is what differed from a run in which the node simply failed at that point: of
-the records of rounds and clients, the checkpoint, the log, and files, programs and connections that the server touched.
-[What this protects from](security.md).
+says how. Failures are tolerated and, among six, replies compared (`run.tolerate_failures = true` and
+`run.outlier_factor = 100`, which `potluck serve` has by default). *Else* is what differed from a run in which the node
+simply failed at that point: of the records of rounds and clients, the checkpoint, the log, and files, programs and
+connections that the server touched. [What this protects from](security.md).
 
 *all* stands for {methods}.
 
