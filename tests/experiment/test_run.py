@@ -144,7 +144,7 @@ def test_client_records_spilled_to_disk_change_nothing(play):
     assert play(FEDMD, "small", memory_gib=0.0).checkpoint == play(FEDMD, "large").checkpoint
 
 
-def test_a_failure_stops_the_run_unless_it_is_tolerated(play, tmp_path, monkeypatch):
+def fail_on_client_2(monkeypatch):
     good = FEDMD.digest_and_revisit
 
     def fails_on_client_2(self, client, message):
@@ -155,6 +155,10 @@ def test_a_failure_stops_the_run_unless_it_is_tolerated(play, tmp_path, monkeypa
     fails_on_client_2.on_client = True
     fails_on_client_2.__name__ = "digest_and_revisit"
     monkeypatch.setattr(FEDMD, "digest_and_revisit", fails_on_client_2)
+
+
+def test_a_failure_stops_the_run_unless_it_is_tolerated(play, tmp_path, monkeypatch):
+    fail_on_client_2(monkeypatch)
     with pytest.raises(ClientFailure, match=r"client 2 failed in FedMD\.digest_and_revisit: MemoryError: no room"):
         play(FEDMD, "strict")
     result = play(FEDMD, "tolerant", tolerate_failures=True)
@@ -191,18 +195,9 @@ def test_a_round_that_everybody_fails_is_recorded_and_the_run_goes_on(play, tmp_
 
 
 def test_a_round_with_fewer_replies_than_the_quorum_is_lost(play, monkeypatch):
-    good = FEDMD.digest_and_revisit
-
-    def fails_on_client_2(self, client, message):
-        if client.id == 2:
-            raise MemoryError("no room")
-        return good(self, client, message)
-
-    fails_on_client_2.on_client = True
-    fails_on_client_2.__name__ = "digest_and_revisit"
     all_four = {"tolerate_failures": True, "rounds_close": RoundsClose(quorum=4)}
     before = play(FEDMD, rounds=1, **all_four).checkpoint
-    monkeypatch.setattr(FEDMD, "digest_and_revisit", fails_on_client_2)
+    fail_on_client_2(monkeypatch)
     result = play(FEDMD, rounds=3, **all_four)
     assert [record.lost for record in result.rounds] == [
         "3 of 4 clients answered, and 4 must; client 2 failed in FedMD.digest_and_revisit: MemoryError: no room"

@@ -195,8 +195,8 @@ def test_an_exchange_without_a_quorum_stays_open_beyond_its_deadline(caplog):
 
 
 def test_nodes_that_are_there_and_never_answer_are_given_up(monkeypatch):
-    monkeypatch.setattr("potluck.flower.server.grid._SLOWEST", 2)
-    monkeypatch.setattr("potluck.flower.server.grid._VANISHED_WITHIN", 0.1)
+    monkeypatch.setattr("potluck.flower.server.nodes._SLOWEST", 2)
+    monkeypatch.setattr("potluck.flower.server.nodes._VANISHED_WITHIN", 0.1)
     (failure,), _ = play({"a": echo}, [call(0)], 0.1, lambda grid: grid.silent.add("a"))
     assert (failure.reason, failure.kind) == ("no answer within 0 s", "error")
 

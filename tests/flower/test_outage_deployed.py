@@ -41,7 +41,7 @@ class Said:
                 self.lines.append(line.rstrip())
                 self._more.notify()
 
-    def until(self, words, within=240.0):
+    def until(self, words, within=400.0):
         """Wait for a line with these words."""
         deadline = time.monotonic() + within
         with self._more:
@@ -80,7 +80,7 @@ def test_a_server_waits_for_its_nodes_and_goes_on_when_they_are_back(tmp_path):
         waits = said.until("waits: 0 of 2 clients are there, and 2 are needed")
         assert waits.endswith("missing: a (client 0), b (client 1)")
         nodes = joined()
-        assert server.wait(240) == 0, said.lines
+        assert server.wait(400) == 0, said.lines
     finally:
         for process in (server, *nodes):
             process.terminate()

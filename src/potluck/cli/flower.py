@@ -176,19 +176,14 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:
     """The experiment of a new run, or the one that the run in the folder was started with."""
-    config = folder and folder / CONFIG
-    if folder and config and config.is_file() and target is None:
+    config = folder / CONFIG if folder else None
+    started = resolve(read_toml(config), str(config)) if config and config.is_file() else None
+    if started is not None and target is None:
         check_free(f"--folder {folder}", assignments, "a new folder holds a run with another")
-        return resolve(override(read_toml(config), assignments), str(config))
+        return resolve(override(started.tree(), assignments), str(config))
     unsaid = [f"run.{key}={value}" for key, value in _SERVED.items() if not _says(target, assignments, key)]
     asked = experiment_for(target, [*assignments, *unsaid])
-    if (
-        config
-        and config.is_file()
-        and differences(
-            what_matters(resolve(read_toml(config), str(config)).settings()), what_matters(asked.settings())
-        )
-    ):
+    if started is not None and differences(what_matters(started.settings()), what_matters(asked.settings())):
         raise ConfigError(
             f"{folder} was started with another configuration; resume it with: potluck serve --folder {folder}"
         )

@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -287,18 +286,19 @@ class Run:
         Raises:
             ClientFailure: a quorum did not come in time, or they left too often.
         """
-        for attempt in count(1):
+        undone = 0
+        while True:
             self._await_quorum(number, clients)
             try:
                 return work()
             except Deserted as error:
-                if attempt == self._config.lost_rounds:
+                undone += 1
+                if undone == self._config.lost_rounds:
                     raise ClientFailure(
-                        f"round {number} was undone {attempt} times in a row, the last time because: {error};"
+                        f"round {number} was undone {undone} times in a row, the last time because: {error};"
                         " run.lost_rounds sets how often it may be"
                     ) from error
                 log.warning("round %d is undone and tried again: %s", number, error, extra=ON_SCREEN)
-        raise AssertionError
 
     def _await_quorum(self, number: int, clients: Collection[ClientId]) -> None:
         """Wait until so many of the clients can be reached as must be."""
