@@ -83,7 +83,7 @@ class TestWithFlower:
         opened = []
 
         class Link:
-            def __init__(self, place, keys, address):
+            def __init__(self, *settings):
                 self.address = "127.0.0.1:1"
 
             def __enter__(self):
@@ -91,6 +91,9 @@ class TestWithFlower:
 
             def __exit__(self, *error):
                 pass
+
+            def register(self):
+                return []
 
         def gate(*settings):
             opened.append(settings[-1])
