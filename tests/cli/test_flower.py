@@ -78,6 +78,32 @@ class TestWithFlower:
         assert "keys/server.crt expired on" in said.err.splitlines()[-1]
         assert not (tmp_path / "runs").exists()
 
+    @pytest.mark.parametrize(("words", "largest"), [([], 2**32), (["--largest-reply", "0.5"], 2**29)])
+    def test_the_gate_knows_how_large_a_reply_may_be(self, words, largest, monkeypatch, capsys):
+        opened = []
+
+        class Link:
+            def __init__(self, *settings):
+                self.address = "127.0.0.1:1"
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                pass
+
+            def register(self):
+                return []
+
+        def gate(*settings):
+            opened.append(settings[-1])
+            raise ConfigError("no more than this is of interest")
+
+        monkeypatch.setattr("potluck.flower.deploy.superlink.SuperLink", Link)
+        monkeypatch.setattr("potluck.flower.deploy.gate.Gate", gate)
+        assert outcome(monkeypatch, capsys, "serve", "fedavg", "--insecure", *words)[0] == 2
+        assert opened == [largest]
+
     def test_keys_say_where_they_belong(self, monkeypatch, capsys, tmp_path):
         code, said = outcome(monkeypatch, capsys, "keys", "--address", "fl.example.org", "--node", "a")
         assert code == 0

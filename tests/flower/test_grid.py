@@ -45,11 +45,11 @@ def echo(message):
     return Message(wrap(*from_outcome(answer)), reply_to=message)
 
 
-def play(nodes, jobs, timeout=5.0, before=lambda grid: None, quorum=1):
+def play(nodes, jobs, timeout=5.0, before=lambda grid: None, quorum=1, **limits):
     grid = Loopback(nodes)
     before(grid)
     names = Nodes(grid, dict(enumerate(sorted(nodes))))
-    executor = GridExecutor(names, {"run": "r"}, RoundsClose(quorum, timeout), poll=0.01)
+    executor = GridExecutor(names, {"run": "r"}, RoundsClose(quorum, timeout), poll=0.01, **limits)
     try:
         return list(executor.run(Host(), [Task(lambda job=job: job) for job in jobs])), grid
     finally:
@@ -61,6 +61,14 @@ def test_outcomes_come_in_the_order_of_the_jobs():
     found, _ = play(nodes, [call(2), call(0), call(1)])
     assert [outcome.client for outcome in found] == [2, 0, 1]
     assert found[0] == Answer(2, EMPTY, b"f" * 32, (0.1, 1 / 3))
+
+
+def test_a_reply_is_as_large_as_the_operator_says_where_the_method_says_nothing():
+    size = len(EMPTY)
+    for largest in (size, size - 1):
+        ((outcome,), _) = play({"a": echo}, [call(0)], largest=largest)
+        assert isinstance(outcome, Failure) == (largest < size)
+    assert outcome.reason == f"its answer has {size} bytes; expected at most {size - 1}"
 
 
 def test_jobs_in_a_row_with_one_payload_are_pushed_together_and_share_it():
