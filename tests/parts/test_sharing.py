@@ -41,7 +41,7 @@ def federation(*architectures):
 
 
 def server(world):
-    def build(architecture=None, scale=FULL):
+    def build(architecture=None, scale=FULL, draw=""):
         return world.build(architecture, Key(("initial", architecture or world.server_architecture)), scale)
 
     return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()), None)
