@@ -30,8 +30,8 @@ def rows(text, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_report_is_a_page_and_for_plain_text_a_short_one_with_a_picture(store_run, tmp_path):
-    page = write_report([store_run()], tmp_path / "deep" / "report")
+def test_a_report_is_a_page_and_for_plain_text_a_short_one_with_a_picture(store_run, seal, tmp_path):
+    page = write_report([seal(store_run())], tmp_path / "deep" / "report")
     assert page == tmp_path / "deep" / "report" / "report.html"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     picture = (page.parent / "curves.png").read_bytes()
@@ -198,19 +198,19 @@ def test_a_bar_in_a_name_does_not_end_a_cell(store_run):
     assert "| data\\|set |" in report(store_run(dataset="data|set"))
 
 
-def test_the_same_runs_give_the_same_bytes(store_run, tmp_path):
-    folder = store_run(**FACTS)
+def test_the_same_runs_give_the_same_bytes(store_run, seal, tmp_path):
+    folder = seal(store_run(**FACTS))
     first, second = (write_report([folder], tmp_path / name) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
     assert first.with_name("report.md").read_bytes() == second.with_name("report.md").read_bytes()
     assert first.with_name("curves.png").read_bytes() == second.with_name("curves.png").read_bytes()
 
 
-def test_nothing_is_written_if_there_is_nothing_to_report(store_run, tmp_path):
+def test_nothing_is_written_if_there_is_nothing_to_report(store_run, seal, tmp_path):
     with pytest.raises(CheckpointError, match="found no run with a finished round"):
-        write_report([store_run(rounds=[])], tmp_path / "report")
+        write_report([store_run(rounds=[], status="running")], tmp_path / "report")
     with pytest.raises(CheckpointError, match="no run 'other' to compare with"):
-        write_report([store_run("b")], tmp_path / "report", Target(0.5, against="other"))
+        write_report([seal(store_run("b"))], tmp_path / "report", Target(0.5, against="other"))
     assert not (tmp_path / "report").exists()
 
 

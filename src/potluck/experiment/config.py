@@ -403,21 +403,6 @@ def merged(base: Tree, changes: Tree) -> Tree:
     return laid
 
 
-def differences(before: Tree, now: Tree, where: str = "") -> dict[str, tuple[Any, Any]]:
-    """The differing values of two tables of tables, by dotted key; None for a missing value.
-
-    Keys that `before` lacks count as equal, since the version that wrote it did not have them.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    for key, old in before.items():
-        new, dotted = now.get(key), f"{where}{key}"
-        if isinstance(old, dict) and isinstance(new, dict):
-            found |= differences(old, new, f"{dotted}.")
-        elif json.dumps(old) != json.dumps(new):  # NaN equals NaN
-            found[dotted] = old, new
-    return found
-
-
 def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     """Check the tables and fill in every default.
 
