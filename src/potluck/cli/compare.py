@@ -200,6 +200,9 @@ def run_missing(
     with _Several(names, sum(experiment.run.rounds for experiment in experiments), console) as shown:
         for news in run_several(experiments, parent, at_a_time):
             shown.show(news)
+            if news.waits:
+                words = f"{names[news.index]}: another process works on it; waiting for its end"
+                console.print(words, highlight=False, markup=False, soft_wrap=True)
             if news.ended is not None:
                 ends[news.index] = news.ended
                 _tell(console.print, names[news.index], news.ended, len(ends), len(experiments))

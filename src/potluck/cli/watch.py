@@ -17,6 +17,7 @@ from rich.text import Text
 
 from potluck.cli.terminal import console_on, duration, line_of, megabytes
 from potluck.core.errors import CheckpointError
+from potluck.locks import is_locked
 from potluck.records import (
     ACCURACY,
     CONFIG,
@@ -33,11 +34,6 @@ from potluck.records import (
     check_is_run,
 )
 from potluck.seals import read_sealed
-
-try:
-    import fcntl
-except ImportError:  # a system without file locks
-    fcntl = None
 
 _EVERY = 1.0  # seconds between two looks
 _SHOWN = 12  # rounds of a single run that are listed
@@ -205,16 +201,8 @@ def _damage(folder: Path) -> str | None:
 
 def is_held(folder: Path) -> bool:
     """Whether a process runs in this folder. For the look the lock is taken for an instant."""
-    if fcntl is None:
-        return Progress.read(folder) is not None
-    try:
-        with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    held = is_locked(folder / LOCK)
+    return Progress.read(folder) is not None if held is None else held
 
 
 def _state(status: object, alive: bool) -> State:
