@@ -165,7 +165,7 @@ def run_several(experiments: Sequence[Experiment], parent: Path, processes: int)
                     yield News(cell.index, waits=True)
                 else:
                     running.append(_Running.start(cell, parent, alone=processes == 1))
-            ready = wait([one.news for one in running], _LOOK if waiting else None)
+            ready = wait([one.news for one in running], _LOOK if waiting else None) if running or waiting else []
             for one in [one for one in running if one.news in ready]:
                 news = one.hear()
                 if news.waits:
