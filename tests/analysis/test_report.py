@@ -224,3 +224,20 @@ def test_notes_have_a_table_where_there_are_any(store_run, make_round):
         ["fedin, seed 0", "`norm`", "1", "123.5", "123.5", "123.5", "123.5"],
     ]
     assert "## Notes" not in report(store_run("without"))
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>|![a](http://b)`c`"
+
+
+def test_names_of_users_are_text_in_markdown_too(store_run, make_round):
+    folder = store_run(method="own", machine=HOSTILE, rounds=[make_round(1, personal=[0.5] * 4)], privacy=HOSTILE)
+    for file in ("rounds.jsonl", "clients.jsonl"):
+        text = (folder / file).read_text().replace('"small"', '"</script><img src=x onerror=alert(1)>"')
+        (folder / file).write_text(text)
+    other = store_run("other", method="</h1><img src=x>", seed=1)
+    for found in (report(folder), report(folder, other)):
+        outside = found.split("```toml")[0] + found.split("```")[-1]
+        assert "<img" not in outside
+        assert "</script" not in outside
+        assert "![a](" not in outside
+        assert "&lt;img src=x" in outside

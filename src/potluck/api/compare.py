@@ -23,7 +23,7 @@ from potluck.analysis.names import Planned
 from potluck.analysis.read import Reading, StoredRun, find_runs, read_runs
 from potluck.analysis.report import Target, write_report
 from potluck.analysis.tables import metric_of
-from potluck.api.given import given
+from potluck.api.given import explaining, given
 from potluck.api.result import RunResult
 from potluck.core.errors import ConfigError
 from potluck.engine.executors.workers import cores
@@ -120,6 +120,7 @@ class Comparison:
         ]
 
 
+@explaining
 def compare(
     *what: str | Path | RunResult,
     seeds: int = 1,
@@ -172,6 +173,12 @@ def compare(
     """
     if measure not in get_args(Measure):
         raise ConfigError(f"measure {measure!r}: expected one of {', '.join(get_args(Measure))}")
+    for one in what:
+        if not isinstance(one, str | Path | RunResult):
+            raise ConfigError(
+                f"compare: found {one!r}; every run has a process of its own, so name a method, such as 'fedavg', a"
+                " file or a run; hyper-parameters are settings, such as settings={'method.training.lr': 0.1}"
+            )
     keywords = {
         "dataset": dataset,
         "clients": clients,
@@ -209,6 +216,7 @@ def compare(
     return Comparison(rows, runs, [end for end in ends if end.problem], reading.remarks, measure)
 
 
+@explaining
 def report(
     *runs: str | Path | RunResult,
     to: str | Path | None = None,
