@@ -127,9 +127,11 @@ def test_the_engine_imports_core_and_itself():
     only(files("engine"), "core", "engine")
 
 
-def test_records_import_core_and_analysis_reads_records_and_nothing_else():
+def test_records_import_core_and_analysis_reads_records_through_their_seals_and_nothing_else():
     only(files("records.py"), "core")
-    only(files("analysis"), "analysis", "core.digest", "core.errors", "records")
+    only(files("seals.py"), "core", "records")
+    only(files("locks.py"), "core.errors")
+    only(files("analysis"), "analysis", "core.digest", "core.errors", "records", "seals")
 
 
 def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
@@ -171,7 +173,7 @@ def test_a_tracker_is_imported_by_its_own_file_alone():
 
 
 def test_watching_a_run_needs_no_torch():
-    only(files("cli", "watch.py"), "cli.terminal", "core.errors", "records")
+    only(files("cli", "watch.py"), "cli.terminal", "core.errors", "locks", "records", "seals")
     only(files("cli", "terminal.py"), "records")
     only(files("cli", "stages.py"))
 

@@ -12,6 +12,7 @@ from sitegen.links import CodeLinks
 
 project = "Potluck"
 author = "The Potluck developers"
+copyright = author
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]

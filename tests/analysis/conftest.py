@@ -1,8 +1,12 @@
 """Miniature runs, written by hand as a run would write them, so that every number in a test is known beforehand."""
 
 import json
+import tomllib
 
 import pytest
+
+from potluck.records import CHECKPOINT, LAST, Checkpoint
+from potluck.seals import extent_up_to, what_matters
 
 CONFIG = """\
 [federation]
@@ -128,6 +132,22 @@ def store_run(tmp_path):
         return folder
 
     return store
+
+
+@pytest.fixture
+def seal():
+    """A function that seals a stored run as its last checkpoint does, and returns the run's folder."""
+
+    def sealed(folder):
+        last = len((folder / "rounds.jsonl").read_bytes().splitlines())
+        config = what_matters(tomllib.loads((folder / "config.toml").read_text()))
+        records = {name: extent_up_to(folder / name, last) for name in ("rounds.jsonl", "clients.jsonl")}
+        checkpoint = Checkpoint(last, ("part-0a.safetensors",), {}, 0.5, 2, records, config)
+        (folder / CHECKPOINT).mkdir()
+        (folder / CHECKPOINT / LAST).write_bytes(checkpoint.sealed())
+        return folder
+
+    return sealed
 
 
 @pytest.fixture

@@ -59,7 +59,13 @@ def test_compare__against_names_the_reference(runs):
 def test_compare__p_is_raised_for_the_number_of_experiments(runs, store_run, make_round):
     worse = [
         read_run(
-            store_run(f"worse-{seed}", [make_round(1), make_round(2, personal=[score] * 4)], method="worse", seed=seed)
+            store_run(
+                f"worse-{seed}",
+                [make_round(1), make_round(2, personal=[score] * 4)],
+                method="worse",
+                seed=seed,
+                planned=2,
+            )
         )
         for seed, score in enumerate((0.1, 0.2, 0.31))
     ]
@@ -118,8 +124,8 @@ def test_unequal__names_what_differs_besides_the_method(store_run):
     first = read_run(store_run("one", method="base"))
     second = read_run(store_run("two", method="better", dataset="mnist", lr=0.1))
     found = unequal([first, second])
-    assert list(found) == ["federation.dataset", "method.training.lr"]
-    assert sorted(found["federation.dataset"].values()) == ["digits", "mnist"]
+    assert list(found) == ["method.training.lr"]  # the data set is in the names of the blocks
+    assert sorted(found["method.training.lr"].values()) == ["0.005", "0.1"]
 
 
 def test_unequal__names_local_training_that_differs_unless_the_labels_do(store_run):

@@ -162,8 +162,8 @@ def test_runs_are_found_by_themselves_and_in_their_folder_each_once(store_run):
 
 
 def test_runs_that_have_only_begun_are_skipped(store_run):
-    finished, begun = store_run("finished"), store_run("begun", rounds=[])
-    just_made = store_run("just_made")
+    finished, begun = store_run("finished"), store_run("begun", rounds=[], status="running")
+    just_made = store_run("just_made", status="new")
     (just_made / "rounds.jsonl").unlink()
     assert find_runs([finished.parent]) == [finished]
     with pytest.raises(CheckpointError, match="begun: found no run with a finished round; expected a folder"):

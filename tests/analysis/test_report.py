@@ -30,8 +30,8 @@ def rows(text, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_report_is_a_page_and_for_plain_text_a_short_one_with_a_picture(store_run, tmp_path):
-    page = write_report([store_run()], tmp_path / "deep" / "report")
+def test_a_report_is_a_page_and_for_plain_text_a_short_one_with_a_picture(store_run, seal, tmp_path):
+    page = write_report([seal(store_run())], tmp_path / "deep" / "report")
     assert page == tmp_path / "deep" / "report" / "report.html"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     picture = (page.parent / "curves.png").read_bytes()
@@ -198,19 +198,19 @@ def test_a_bar_in_a_name_does_not_end_a_cell(store_run):
     assert "| data\\|set |" in report(store_run(dataset="data|set"))
 
 
-def test_the_same_runs_give_the_same_bytes(store_run, tmp_path):
-    folder = store_run(**FACTS)
+def test_the_same_runs_give_the_same_bytes(store_run, seal, tmp_path):
+    folder = seal(store_run(**FACTS))
     first, second = (write_report([folder], tmp_path / name) for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
     assert first.with_name("report.md").read_bytes() == second.with_name("report.md").read_bytes()
     assert first.with_name("curves.png").read_bytes() == second.with_name("curves.png").read_bytes()
 
 
-def test_nothing_is_written_if_there_is_nothing_to_report(store_run, tmp_path):
+def test_nothing_is_written_if_there_is_nothing_to_report(store_run, seal, tmp_path):
     with pytest.raises(CheckpointError, match="found no run with a finished round"):
-        write_report([store_run(rounds=[])], tmp_path / "report")
+        write_report([store_run(rounds=[], status="running")], tmp_path / "report")
     with pytest.raises(CheckpointError, match="no run 'other' to compare with"):
-        write_report([store_run("b")], tmp_path / "report", Target(0.5, against="other"))
+        write_report([seal(store_run("b"))], tmp_path / "report", Target(0.5, against="other"))
     assert not (tmp_path / "report").exists()
 
 
@@ -224,3 +224,20 @@ def test_notes_have_a_table_where_there_are_any(store_run, make_round):
         ["fedin, seed 0", "`norm`", "1", "123.5", "123.5", "123.5", "123.5"],
     ]
     assert "## Notes" not in report(store_run("without"))
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>|![a](http://b)`c`"
+
+
+def test_names_of_users_are_text_in_markdown_too(store_run, make_round):
+    folder = store_run(method="own", machine=HOSTILE, rounds=[make_round(1, personal=[0.5] * 4)], privacy=HOSTILE)
+    for file in ("rounds.jsonl", "clients.jsonl"):
+        text = (folder / file).read_text().replace('"small"', '"</script><img src=x onerror=alert(1)>"')
+        (folder / file).write_text(text)
+    other = store_run("other", method="</h1><img src=x>", seed=1)
+    for found in (report(folder), report(folder, other)):
+        outside = found.split("```toml")[0] + found.split("```")[-1]
+        assert "<img" not in outside
+        assert "</script" not in outside
+        assert "![a](" not in outside
+        assert "&lt;img src=x" in outside

@@ -10,6 +10,7 @@ import pytest
 import potluck
 from potluck import ConfigError
 from potluck.core.errors import CheckpointError
+from potluck.methods import get_method
 
 KEYS = {"clients": 2, "models": [{"name": "cnn2", "width": 4}], "rounds": 1}
 SETTINGS = {"federation.train_fraction": 0.1, "method.training.epochs": 1}
@@ -50,6 +51,13 @@ def test_compare__refuses_in_one_line_before_anything_runs(here):
     for what, keys, expected in (
         ((), {}, "compare: name methods, TOML files or runs"),
         (("nomethod",), {}, "unknown method 'nomethod'"),
+        ((get_method("local")(), "fedavg"), {}, r"compare: found Local\(.*so name a method, such as 'fedavg'"),
+        ((get_method("local"),), {}, "compare: found <class .*so name a method"),
+        (
+            ("local",),
+            {"lr": 0.1},
+            r"potluck\.compare: lr is none of its arguments; settings are given by key: settings=",
+        ),
         (("local",), {"measure": "best"}, "measure 'best': expected one of validation, personal"),
         (("local",), {"seeds": 0}, "seeds: expected a whole number of at least 1, found 0"),
         (("local",), {"models": [lambda: None]}, "compare: found model-0, an object of this program"),
@@ -80,4 +88,4 @@ def test_compare__runs_what_is_missing_from_a_script_without_a_guard(here):
     for _ in range(2):
         done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
         assert done.stdout == "the script runs\n[2, 2] 0\n"
-        assert len(list((here / "runs").iterdir())) == 4
+        assert len(list((here / "runs").glob("*/manifest.json"))) == 4

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import typer
+from rich.text import Text
 
 import potluck as package
 from potluck.cli import app, completion
@@ -33,7 +34,7 @@ def test_help__explains_every_argument_and_option(name, potluck):
     flat = " ".join(shown.out.replace("│", " ").split())
     for parameter in commands()[name].params:
         assert parameter.help, f"{name}: {parameter.name} has no help"
-        assert parameter.help.split("[")[0].strip() in flat, f"{name}: {parameter.name} is not explained"
+        assert Text.from_markup(parameter.help).plain in flat, f"{name}: {parameter.name} is not explained"
 
 
 def test_help__shows_what_an_argument_is_for(potluck):
@@ -144,3 +145,53 @@ def test_completion__knows_all_keys_of_a_method(method):
     }
     expected = [f"{table}.{one.key}" for table, cls in tables.items() for one in settings_of(cls)]
     assert sorted(completion.keys(method)) == sorted(expected)
+
+
+def test_help__brackets_stand_for_themselves(potluck):
+    assert "a table [sweep]." in " ".join(potluck("sweep --help").out.split())
+
+
+def test_without_a_command__the_help_is_all_that_is_said(potluck):
+    outcome = potluck("")
+    assert "Usage: potluck" in outcome.out + outcome.err
+    assert not (outcome.out + outcome.err).rstrip().endswith("potluck:")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("run.track=nothing", "run.track: input should be 'tensorboard', 'mlflow', 'wandb' or 'trackio', found"),
+        ("federation.models=3", "federation.models.0: input should be a valid string, found 3"),
+        ("federation.server_model=3", "federation.server_model: input should be"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key_alone(potluck, assignment, said):
+    outcome = potluck(f"run local {assignment}")
+    assert outcome.code == 2
+    assert f"arguments: {said}" in outcome.err
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Wrapped(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+    def forward(self, inputs):
+        return {"logits": self.net(inputs)}
+
+
+def net(num_classes, input_shape):
+    return Wrapped(num_classes)
+"""
+
+
+def test_check__of_a_net_says_what_is_wrong_with_the_shape_that_it_came_furthest_with(potluck, tmp_path):
+    (tmp_path / "nets.py").write_text(NET)
+    outcome = potluck("check nets.py:net")
+    assert outcome.code == 1
+    assert "'dict' object has no attribute 'shape'" in outcome.out

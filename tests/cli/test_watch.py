@@ -226,3 +226,15 @@ def test_watch_starts_without_torch():
 def test_the_progress_of_another_version_does_not_count(folder):
     (folder / "progress.json").write_text(json.dumps({"later": 1}))
     assert Progress.read(folder) is None
+
+
+def test_watch__a_finished_run_with_other_records_is_damaged_and_not_finished(folder, potluck):
+    run(folder, rounds=1)
+    place = folder / "rounds.jsonl"
+    place.write_text(place.read_text().replace('"accuracy_personal_worst": 0', '"accuracy_personal_worst": 1'))
+    outcome = potluck(f"watch {folder}")
+    assert outcome.code == 1
+    assert "damaged" in outcome.out
+    assert "rounds.jsonl, line 1, is damaged: it is not what the run wrote" in outcome.out
+    place.write_text("")
+    assert "rounds.jsonl, which is missing or empty, is damaged" in potluck(f"watch {folder} --once").out

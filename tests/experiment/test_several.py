@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from potluck.core.errors import PotluckWarning
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
-from potluck.experiment.execute import execute, prepare
+from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import new_folder, run_digest
 from potluck.experiment.several import found, rounds_done, run_several
 
@@ -104,7 +105,7 @@ def test_run_several__goes_on_where_it_was_stopped(tmp_path):
     seen = next(one for one in news if one.round >= 2)
     assert seen.ended is None
     news.close()  # as when the sweep is interrupted
-    (folder,) = (tmp_path / "runs").iterdir()
+    folder = next((tmp_path / "runs").glob("*/manifest.json")).parent
     assert 2 <= rounds_done(folder) < 6
     ends = ends_of(run_several([experiment], tmp_path / "runs", 1))
     assert (ends[0].folder, ends[0].problem) == (folder, None)
@@ -146,6 +147,66 @@ def endless(parent):
         if len(begun) == 2:
             sys.stdout.write("begun\n")
             sys.stdout.flush()
+
+
+@pytest.mark.slow
+def test_run_several__two_at_once_share_the_work(tmp_path):
+    experiments, parent = [experiment_of(rounds=4, seed=seed) for seed in range(3)], tmp_path / "runs"
+    first = run_several(experiments, parent, 1)
+    assert next(first).index == 0  # its process works on the first run from here on
+    heard = list(run_several(experiments, parent, 1))
+    assert [news.index for news in heard if news.waits] == [0]
+    ends = ends_of([*first])
+    assert {index: (end.folder, end.problem) for index, end in ends_of(heard).items()} == {
+        index: (end.folder, None) for index, end in ends.items()
+    }
+    assert len(list(parent.glob("*/manifest.json"))) == 3
+    assert run_digest(ends[0].folder) == run_digest(run_here(experiments[0], tmp_path / "alone"))
+
+
+@pytest.mark.slow
+def test_run_several__takes_over_what_a_killed_sweep_has_left(tmp_path):
+    experiment, parent = experiment_of(rounds=30), tmp_path / "runs"
+    first = run_several([experiment], parent, 1)
+    assert next(first).index == 0
+    second = run_several([experiment], parent, 1)
+    assert next(second).waits
+    (process,) = runs_of(os.getpid())
+    os.kill(process, signal.SIGKILL)
+    ends = ends_of(second)
+    assert ends[0].problem is None
+    (folder,) = parent.glob("*/manifest.json")
+    assert folder.parent == ends[0].folder
+    assert rounds_done(folder.parent) == 30
+    first.close()
+
+
+@pytest.mark.slow
+def test_run_several__waits_for_a_run_that_somebody_started_alone(tmp_path):
+    experiment, parent = experiment_of(rounds=3), tmp_path / "runs"
+    folder = new_folder(parent, experiment)
+    with holding(folder):
+        run = prepare(experiment, assemble(experiment), folder)
+        news = run_several([experiment], parent, 1)
+        assert next(news).waits
+        execute(run, experiment, folder)
+    ends = ends_of(news)
+    assert (ends[0].folder, ends[0].problem) == (folder, None)
+    assert len(list(parent.glob("*/manifest.json"))) == 1
+
+
+def test_found__a_damaged_run_is_named_and_run_again(tmp_path):
+    experiment = experiment_of()
+    older, newer = run_here(experiment, tmp_path), run_here(experiment, tmp_path)
+    assert found(tmp_path, [experiment]) == [newer]
+    (newer / "rounds.jsonl").write_text("")
+    with pytest.warns(PotluckWarning, match=r"run again: .*rounds\.jsonl, which is missing or empty, is damaged"):
+        assert found(tmp_path, [experiment]) == [older]
+    place = older / "rounds.jsonl"
+    place.write_text(place.read_text().replace('"round": 1', '"round": 3', 1))
+    with pytest.warns(PotluckWarning, match="run again"):
+        assert found(tmp_path, [experiment]) == [None]
+    assert found(tmp_path, [experiment_of(seed=5)]) == [None]  # without a word on runs that nobody wants
 
 
 @pytest.mark.slow

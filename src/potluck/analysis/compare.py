@@ -1,22 +1,24 @@
 """The comparison of experiments: means with intervals over seeds, paired tests, and what it took to reach a target."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any, Literal, cast
 
+from potluck.analysis.blocks import places, references
 from potluck.analysis.groups import Group, group
+from potluck.analysis.names import short_of
 from potluck.analysis.read import StoredRun, chosen, last, seconds
-from potluck.analysis.settings import differing, settings
+from potluck.analysis.settings import differing, every_setting, settings
 from potluck.analysis.tables import BYTES_PER_MEGABYTE, rounds_to
-from potluck.core.errors import ConfigError, nearest
 from potluck.records import MAIN_MEASURES, Measure, RoundRecord
 
 At = Literal["last", "chosen"]
 """The last evaluated round of each run, or the one that is best on validation parts."""
 CONFIDENCE = 0.95
+_CHECKSUM, _DIGITS = "data_checksum", 12
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,25 @@ class ComparedRow:
     """One experiment over its seeds, beside the others.
 
     Attributes:
-        label: what distinguishes it.
+        label: what distinguishes it from all others.
+        block: what its block has in common, such as "partition=iid"; empty if all experiments are in one.
+        name: what distinguishes it from the others of its block, which differ in nothing but the method.
+        against: name of the experiment that its block is compared with; None if the block lacks it.
+        settings: of its configuration, by dotted key, all but the seed.
         seeds: the seeds, in order.
         rounds: the number of rounds of each run.
         scores: by measure, the primary metric at the round that is compared.
-        difference: from the reference; None for the reference itself, and without a seed in common.
+        difference: from the reference of its block; None for the reference itself, and without a pair of runs.
         megabytes: sent for training in all rounds and both directions.
         seconds: of training in all rounds, evaluation apart, on the machine that ran them; None if not known.
         reached: None without a target.
     """
 
     label: str
+    block: str
+    name: str
+    against: str | None
+    settings: Mapping[str, str]
     seeds: tuple[int, ...]
     rounds: int
     scores: dict[Measure, Interval | None]
@@ -96,49 +106,79 @@ def compare(
 ) -> list[ComparedRow]:
     """The experiments of these runs, in order of appearance.
 
+    Pairs are runs of one seed that differ in nothing but the method and its hyper-parameters.
+
     Args:
         runs: of one task.
         measure: whose predictions, and on what, for differences and the target.
         at: which round of each run counts.
-        against: label of the reference; by default the first experiment.
+        against: name of the reference in its block; by default the first experiment's.
         target: a value of the primary metric to reach; an accuracy is a share between 0 and 1.
 
     Raises:
-        ConfigError: no experiment has the label `against`.
+        ConfigError: no experiment is called `against`, or several of a block are.
     """
-    groups = group(runs)
-    reference = groups[0] if against is None else _labelled(groups, against)
-    rows = [
-        ComparedRow(
-            label=members.label,
-            seeds=members.seeds,
-            rounds=members.rounds,
-            scores={of: interval(_scores(members, of, at).values()) for of in MAIN_MEASURES},
-            difference=None if members is reference else _difference(members, reference, measure, at),
-            megabytes=_certain(sum(_sent(run)) for run in members.runs),
-            seconds=interval([sum(spent.values()) or None for spent in map(seconds, members.runs)]),
-            reached=None if target is None else _reached(members, target, measure),
+    groups = {members.label: members for members in group(runs)}
+    found = {place.label: place for place in places(runs)}
+    reference = references([found[label] for label in groups], against)
+    rows: list[ComparedRow] = []
+    for label, members in groups.items():
+        place, other = found[label], reference.get(found[label].block)
+        rows.append(
+            ComparedRow(
+                label=label,
+                block=place.block,
+                name=place.name,
+                against=other.name if other else None,
+                settings={key: value for key, value in every_setting(members.runs[0]).items() if key != "run.seed"},
+                seeds=members.seeds,
+                rounds=members.rounds,
+                scores={of: interval(_scores(members, of, at).values()) for of in MAIN_MEASURES},
+                difference=_difference(members, groups[other.label], measure, at)
+                if other and other.label != label
+                else None,
+                megabytes=_certain(sum(_sent(run)) for run in members.runs),
+                seconds=interval([sum(spent.values()) or None for spent in map(seconds, members.runs)]),
+                reached=None if target is None else _reached(members, target, measure),
+            )
         )
-        for members in groups
-    ]
     return _adjusted(rows)
 
 
 def unequal(runs: Sequence[StoredRun]) -> dict[str, dict[str, str]]:
-    """Settings that differ between the experiments: by key, the value of each label.
+    """Settings that differ between the experiments, and that no name says: by key, the value of each.
 
-    Of the method's, only those of local training that all have and no label names.
+    What is not the method's is the value of a block. Of the method's there are only those of local training that all
+    have. Runs of one block whose data differ have other data under the same name, and are no pairs.
     """
-    trees = {members.label: settings(members.runs[0]) for members in group(runs)}
+    by_label = {place.label: place for place in places(runs)}
+    firsts = {label: members.runs[0] for label, members in ((m.label, m) for m in group(runs))}
+    trees = {label: {**settings(run), **_data(run)} for label, run in firsts.items()}
+    named = {
+        word.partition("=")[0] for place in by_label.values() for word in f"{place.block}, {place.name}".split(", ")
+    }
+    found: dict[str, dict[str, str]] = {}
+    for key in differing(list(trees.values())):
+        own = key.startswith("method.")
+        if any(short_of(key) == word or short_of(key).endswith(f".{word}") for word in named):
+            continue
+        if own and not (key.startswith("method.training.") and all(key in tree for tree in trees.values())):
+            continue
+        values = [(by_label[label], tree.get(key, "–")) for label, tree in trees.items()]
+        found[key] = _by_owner([(p.name if own else p.block or p.name, p.label, value) for p, value in values])
+    return found
 
-    def told(key: str) -> bool:
-        if not key.startswith("method."):
-            return True
-        named = any(f"{key.rpartition('.')[2]}=" in label for label in trees)
-        return key.startswith("method.training.") and not named and all(key in tree for tree in trees.values())
 
-    keys = [key for key in differing(list(trees.values())) if told(key)]
-    return {key: {label: tree.get(key, "–") for label, tree in trees.items()} for key in keys}
+def _data(run: StoredRun) -> dict[str, str]:
+    """What the run's data were, as far as its manifest says."""
+    checksum = run.manifest.get(_CHECKSUM)
+    return {_CHECKSUM: str(checksum)[:_DIGITS]} if checksum else {}
+
+
+def _by_owner(values: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """Values by a short name, or by the whole label where the same short name has several values."""
+    several = {name for name, _, value in values if any(name == n and value != v for n, _, v in values)}
+    return {label if name in several else name: value for name, label, value in values}
 
 
 def interval(values: Iterable[float | None]) -> Interval | None:
@@ -157,14 +197,6 @@ def _certain(values: Iterable[float]) -> Interval:
     return Interval(fmean(known), half, len(known))
 
 
-def _labelled(groups: Sequence[Group], label: str) -> Group:
-    for members in groups:
-        if members.label == label:
-            return members
-    labels = ", ".join(nearest(label, [members.label for members in groups]))
-    raise ConfigError(f"no experiment {label!r} to compare with; expected one of these: {labels}")
-
-
 def _record(run: StoredRun, at: At) -> RoundRecord | None:
     return last(run) if at == "last" else chosen(run)
 
@@ -178,10 +210,18 @@ def _scores(members: Group, measure: Measure, at: At) -> dict[int, float]:
 
 def _difference(members: Group, reference: Group, measure: Measure, at: At) -> Difference | None:
     ours, theirs = _scores(members, measure, at), _scores(reference, measure, at)
-    gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    others = {run.seed: run for run in reference.runs}
+    paired = [run.seed for run in members.runs if run.seed in others and _had_same_data(run, others[run.seed])]
+    gaps = [ours[seed] - theirs[seed] for seed in paired if seed in ours and seed in theirs]
     if not gaps:
         return None
     return Difference(_certain(gaps), _p(gaps))
+
+
+def _had_same_data(one: StoredRun, other: StoredRun) -> bool:
+    """Whether two runs had the same examples, divided in the same way, as far as their manifests say."""
+    facts = [(one.manifest.get(name), other.manifest.get(name)) for name in (_CHECKSUM, "partition_fingerprint")]
+    return all(ours is None or theirs is None or ours == theirs for ours, theirs in facts)
 
 
 def _p(gaps: Sequence[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,25 @@ _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text under headings; the first column names the row."""
+    """Cells of text under headings; the first column names the row.
+
+    Attributes:
+        columns: the headings.
+        rows: the cells.
+        blocks: of each row the name of its block, whose rows are neighbours; empty if there is only one.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    blocks: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:
+        """The rows of each block under its name, which is empty if there is only one."""
+        found: dict[str, list[tuple[str, ...]]] = {}
+        for row, block in zip(self.rows, self.blocks or [""] * len(self.rows), strict=True):
+            found.setdefault(block, []).append(row)
+        return [(block, tuple(rows)) for block, rows in found.items()]
 
 
 _TAKEN = ("rounds", "megabytes", "seconds")
@@ -33,39 +49,45 @@ def table_of(rows: Sequence[ComparedRow], metric: Metric) -> Table:
     columns = ["", "seeds", *(f"{TITLES[of]}{unit}" for of in measured)]
     columns += [*(["difference", "p"] if compared else []), "MB", *(["seconds"] if timed else [])]
     lines: list[tuple[str, ...]] = []
+    rows = _by_block(rows)
     for row in rows:
-        cells = [row.label, str(len(row.seeds)), *(_scored(metric, row.scores[of]) for of in measured)]
+        cells = [row.name, str(len(row.seeds)), *(_scored(metric, row.scores[of]) for of in measured)]
         if compared:
             cells += [_signed(metric, row.difference.by), _p(row.difference.p)] if row.difference else [_NOTHING] * 2
         lines.append((*cells, _amount(row.megabytes), *([_amount(row.seconds)] if timed else [])))
-    return Table(tuple(columns), tuple(lines))
+    return Table(tuple(columns), tuple(lines), _blocks(rows))
+
+
+def _by_block(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """The rows with those of a block together, blocks in order of appearance."""
+    order = list(dict.fromkeys(row.block for row in rows))
+    return sorted(rows, key=lambda row: order.index(row.block))
+
+
+def _blocks(rows: Sequence[ComparedRow]) -> tuple[str, ...]:
+    return tuple(row.block for row in rows) if len({row.block for row in rows}) > 1 else ()
 
 
 def target_table_of(rows: Sequence[ComparedRow]) -> Table:
     """What it took to reach the target, mean over the seeds that did."""
     lines: list[tuple[str, ...]] = []
+    rows = _by_block(rows)
     for row in rows:
         reached = row.reached or Reached(0, len(row.seeds))
         rounds = _NOTHING if reached.rounds is None else f"{reached.rounds.mean:.4g}"
         arrived = f"{reached.count} of {reached.seeds}"
-        lines.append((row.label, arrived, rounds, _amount(reached.megabytes), _amount(reached.seconds)))
-    return Table(("", "seeds", "rounds", "MB", "seconds"), tuple(lines))
+        lines.append((row.name, arrived, rounds, _amount(reached.megabytes), _amount(reached.seconds)))
+    return Table(("", "seeds", "rounds", "MB", "seconds"), tuple(lines), _blocks(rows))
 
 
-def caption(rows: Sequence[ComparedRow], measure: Measure, against: str | None = None) -> str:
-    """What the numbers of a comparison are, in a sentence or two.
-
-    Args:
-        rows: of the comparison.
-        measure: by which they are compared.
-        against: label of the reference; by default the first.
-    """
+def caption(rows: Sequence[ComparedRow], measure: Measure) -> str:
+    """What the numbers of a comparison by a measure are, in a sentence or two."""
     words = ["Means over clients"]
     if any(len(row.seeds) > 1 for row in rows):
         words = ["Means over clients and seeds ± half of the interval of 95 % confidence over seeds"]
-    reference = next((row.label for row in rows if row.difference is None), None)
-    if reference and len(rows) > 1:
-        words.append(f"difference from {against or rows[0].label} within a seed ({TITLES[measure]})")
+    if references := list(dict.fromkeys(row.against for row in rows if row.difference and row.against)):
+        where = " and block" if len({row.block for row in rows}) > 1 else ""
+        words.append(f"difference from {' or '.join(references)} within a seed{where} ({TITLES[measure]})")
     if any(row.difference and row.difference.p is not None for row in rows):
         words.append("p of a paired t-test, adjusted by Holm's method; * below 0.05")
     return "; ".join(words) + "."
@@ -98,13 +120,29 @@ def _p(p: float | None) -> str:
 
 def markdown(table: Table) -> str:
     """A table of Markdown; numbers to the right."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (table.columns, *table.rows)]
     rule = ["---", *(["---:"] * (len(table.columns) - 1))]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (escaped[0], rule, *escaped[1:]))
+    lines = [_escaped(table.columns), rule]
+    for block, rows in table.parts:
+        lines += [[f"**{in_markdown(block)}**", *([""] * (len(table.columns) - 1))]] if block else []
+        lines += map(_escaped, rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def in_markdown(text: str) -> str:
+    """Text that stands for itself in Markdown, also in a cell of a table: neither HTML nor a link nor code."""
+    words = re.sub(r"([\\`|\[\]])", r"\\\1", " ".join(text.splitlines()))
+    return re.sub(r"&(?=[#\w])", "&amp;", words).replace("<", "&lt;")
+
+
+def _escaped(cells: Sequence[str]) -> list[str]:
+    return [in_markdown(cell) for cell in cells]
 
 
 def comma_separated(rows: Sequence[ComparedRow]) -> str:
-    """The numbers as CSV, one line for each experiment; scores as in the records, intervals by their half widths."""
+    """The numbers as CSV, one line for each experiment; scores as in the records, intervals by their half widths.
+
+    Every line ends with the experiment's block, what that is compared with, and every setting by its dotted key.
+    """
     text = io.StringIO()
     lines = [_numbers(row) for row in rows]
     out = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
@@ -129,7 +167,8 @@ def _numbers(row: ComparedRow) -> dict[str, object]:
     }
     p = row.difference.p if row.difference else None
     arrived = {"seeds_at_target": reached.count} if row.reached else {}
-    return {"experiment": row.label, "seeds": len(row.seeds), "rounds": row.rounds, **numbers, "p": p, **arrived}
+    counts = {"experiment": row.label, "seeds": len(row.seeds), "rounds": row.rounds}
+    return {**counts, **numbers, "p": p, **arrived, "block": row.block, "against": row.against, **row.settings}
 
 
 def latex(table: Table) -> str:
@@ -139,7 +178,12 @@ def latex(table: Table) -> str:
         shown = (cell.translate(_TEX).replace("±", r"$\pm$").replace("–", "--") for cell in cells)
         return f"{' & '.join(shown)} \\\\\n"
 
-    body = "".join(line(row) for row in table.rows)
+    def headed(block: str) -> str:
+        return (
+            f"\\multicolumn{{{len(table.columns)}}}{{l}}{{\\emph{{{block.translate(_TEX)}}}}} \\\\\n" if block else ""
+        )
+
+    body = "\\midrule\n".join(headed(block) + "".join(map(line, rows)) for block, rows in table.parts)
     head = f"\\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}\n\\toprule\n{line(table.columns)}\\midrule\n"
     return f"{head}{body}\\bottomrule\n\\end{{tabular}}\n"
 

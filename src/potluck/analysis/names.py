@@ -1,10 +1,13 @@
 """Names of runs, as a person would tell them apart: the method, the settings that differ, then the seed."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 from potluck.analysis.settings import Configured, differing, settings
+from potluck.records import experiment_hash
 
 _LONGEST_NAME = 48
 _LONGEST_VALUE = 28
@@ -39,6 +42,52 @@ class Described(Configured, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A run that is only planned.
+
+    Attributes:
+        config: the tables of its configuration.
+    """
+
+    config: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return method_in(self.config)
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return dataset_in(self.config)
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.config["run"]["seed"]
+
+    @property
+    def experiment_id(self) -> str:
+        """Equal for runs of one experiment."""
+        return experiment_hash(self.config)
+
+    @property
+    def rounds(self) -> Sequence[object]:
+        """The rounds that it will have."""
+        return range(self.config["run"]["rounds"])
+
+
+def method_in(config: Mapping[str, Any]) -> str:
+    """The name of a configuration's method; of a file its name alone."""
+    return Path(config["method"]["name"]).stem
+
+
+def dataset_in(config: Mapping[str, Any]) -> str:
+    """The name of a configuration's data set; of your own data, that of the file or folder."""
+    return Path(config["federation"]["dataset"]).stem
+
+
 def labels(runs: Sequence[Described]) -> list[str]:
     """For each run the name of its experiment: runs have the same one if they belong to the same group.
 
@@ -59,7 +108,7 @@ def labels(runs: Sequence[Described]) -> list[str]:
     def label(run: Described) -> str:
         name, id = names[run.experiment_id], run.experiment_id
         parts = [name if ambiguous[name] == 1 else f"{name} {id}"]
-        return ", ".join([*parts, *([_rounds(len(run.rounds))] if len(lengths[id]) > 1 else [])])
+        return ", ".join([*parts, *([rounds_in_words(len(run.rounds))] if len(lengths[id]) > 1 else [])])
 
     return [label(run) for run in runs]
 
@@ -81,7 +130,8 @@ def run_names(runs: Sequence[Described]) -> list[str]:
     return names
 
 
-def _rounds(count: int) -> str:
+def rounds_in_words(count: int) -> str:
+    """How many rounds there are."""
     return "1 round" if count == 1 else f"{count} rounds"
 
 
@@ -91,14 +141,25 @@ def _name(run: Described, experiments: Sequence[Described], trees: dict[str, dic
     kin = [other for other in experiments if (other.method, other.dataset) == (run.method, run.dataset)]
     alike, values = [trees[other.experiment_id] for other in kin], trees[run.experiment_id]
     keys = [key for key in differing(alike) if key not in ("federation.dataset", "run.rounds")]
-    name = f"{run.method}{place}"
-    full = _with_settings(name, keys, values)
-    return full if len(full) <= _LONGEST_NAME else _with_settings(name, _sufficient(keys, alike), values)
+    return with_settings(f"{run.method}{place}", keys, values, alike)
 
 
-def _with_settings(name: str, keys: Sequence[str], values: dict[str, str]) -> str:
-    short = _short(keys)
-    return ", ".join([name, *(f"{short[key]}={_cut(values[key])}" for key in keys if key in values)])
+def with_settings(
+    name: str,
+    keys: Sequence[str],
+    values: Mapping[str, str],
+    alike: Sequence[dict[str, str]],
+    longest: int = _LONGEST_NAME,
+) -> str:
+    """A name with the values of these keys; where that is too long, of as many as tell it from those that are alike."""
+
+    def written(keys: Sequence[str]) -> str:
+        short = _short(keys)
+        values_in_words = (f"{short[key]}={_cut(values[key])}" for key in keys if key in values)
+        return ", ".join([*([name] if name else []), *values_in_words])
+
+    full = written(keys)
+    return full if len(full) <= longest else written(_sufficient(keys, alike))
 
 
 def _sufficient(keys: Sequence[str], trees: Sequence[dict[str, str]]) -> list[str]:
@@ -116,9 +177,14 @@ def _sufficient(keys: Sequence[str], trees: Sequence[dict[str, str]]) -> list[st
     return [key for key in keys if key in found]
 
 
+def short_of(key: str) -> str:
+    """A key without the last word where that says nothing: "federation.partition" for `federation.partition.name`."""
+    return key.removesuffix(".name").removesuffix(".rule")
+
+
 def _short(keys: Sequence[str]) -> dict[str, str]:
-    """The last words of each key, as many as tell it from the others; "partition" for `federation.partition.name`."""
-    words = {key: key.removesuffix(".name").removesuffix(".rule").split(".") for key in keys}
+    """The last words of each key, as many as tell it from the others."""
+    words = {key: short_of(key).split(".") for key in keys}
     found: dict[str, str] = {}
     for key, own in words.items():
         ends = (".".join(own[-count:]) for count in range(1, len(own)))

@@ -55,13 +55,20 @@ class Card:
     note: str
 
 
-def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: Measure = "personal") -> str:
+def page_text(
+    runs: Sequence[StoredRun],
+    target: float | None = None,
+    measure: Measure = "personal",
+    *,
+    remarks: Sequence[str] = (),
+) -> str:
     """The page on these runs.
 
     Args:
         runs: of one task.
         target: a value of the primary metric, for which the page shows what it took to reach it.
         measure: whose predictions, and on what, reach the target.
+        remarks: what could not be read, or not be checked.
 
     Raises:
         CheckpointError: the runs have several primary metrics, or a file of one is damaged.
@@ -78,6 +85,7 @@ def page_text(runs: Sequence[StoredRun], target: float | None = None, measure: M
         "title": heading(groups),
         "subtitle": _subtitle(groups),
         "cards": _cards(rows, group_table(runs), metric),
+        "remarks": remarks,
         "unfinished": [_unfinished(run, names) for run in runs if _is_unfinished(run)],
         "cautions": cautions(runs),
         "private": [(names[run.folder], run.manifest["privacy"]) for run in runs if run.manifest.get("privacy")],

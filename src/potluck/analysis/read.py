@@ -1,14 +1,15 @@
 """Reading stored runs: the content of a run's folder, checked while it is read, and the two headline rounds."""
 
 import json
-import tomllib
+import warnings
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from potluck.analysis.names import dataset_in, method_in
 from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, PotluckWarning
 from potluck.records import (
     ACCURACY,
     BY_CLASS,
@@ -30,8 +31,11 @@ from potluck.records import (
     check_schema,
     experiment_hash,
 )
+from potluck.seals import read_sealed
 
 Record = TypeVar("Record")
+_LAST = f"{CHECKPOINT}/{LAST}"
+_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class StoredRun:
         clients: one record for each client and evaluated round.
         digests: of each file of records, and of the last checkpoint if there is one.
         metrics: the task's metrics, the primary one first.
+        unchecked: why it cannot be told whether configuration and records are as the run wrote them; None if they are.
     """
 
     folder: Path
@@ -65,6 +70,7 @@ class StoredRun:
     clients: tuple[ClientRecord, ...]
     digests: dict[str, str]
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    unchecked: str | None = None
 
     @property
     def metric(self) -> Metric:
@@ -91,8 +97,37 @@ class Seconds:
     evaluation: float
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What could be read of some folders.
+
+    Attributes:
+        runs: those whose configuration and records are as they were written, as far as it can be told.
+        damaged: what is wrong with each of the others, which are left out.
+    """
+
+    runs: tuple[StoredRun, ...]
+    damaged: tuple[str, ...] = ()
+
+    def and_also(self, other: "Reading") -> "Reading":
+        """These and others."""
+        return Reading((*self.runs, *other.runs), tuple(dict.fromkeys((*self.damaged, *other.damaged))))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the runs' numbers must know: which runs are left out, and which could not be checked."""
+        unchecked: dict[str, list[str]] = {}
+        for run in self.runs:
+            if run.unchecked:
+                unchecked.setdefault(run.unchecked, []).append(run.name)
+        found = [f"Left out: {problem}" for problem in self.damaged]
+        return [*found, *(f"Not checked: {_listed(names)}: {reason}" for reason, names in unchecked.items())]
+
+
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Folders of all runs with a finished round, each once; those inside one folder by name, so by date.
+    """Folders of all runs that have begun, each once; those inside one folder by name, so by date.
+
+    A run whose records are gone is among them, so that whoever reads it says so.
 
     Args:
         paths: each a run, or a folder whose folders are runs.
@@ -111,32 +146,56 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return list({run.resolve(): run for run in found}.values())
 
 
-def read_run(folder: Path) -> StoredRun:
-    """The run in a folder.
+def read_runs(folders: Iterable[Path]) -> Reading:
+    """The runs in these folders; those that are damaged are left out, which a warning says with what is wrong.
 
     Raises:
-        CheckpointError: it is not a run, has no finished round, is damaged, or has another version's schema.
+        CheckpointError: all are damaged.
+    """
+    runs: list[StoredRun] = []
+    damaged: list[str] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except CheckpointError as error:
+            damaged.append(str(error))
+    if damaged and not runs:
+        others = f"; nor can the other {len(damaged) - 1} runs be read" if len(damaged) > 1 else ""
+        raise CheckpointError(f"{damaged[0]}{others}")
+    reading = Reading(tuple(runs), tuple(damaged))
+    for remark in reading.remarks:
+        warnings.warn(remark, PotluckWarning, stacklevel=2)
+    return reading
+
+
+def read_run(folder: Path) -> StoredRun:
+    """The run in a folder, checked against its last checkpoint.
+
+    Raises:
+        CheckpointError: it is not a run, has no finished round, is damaged or was changed, or has another version's
+            schema.
     """
     check_is_run(folder)
     manifest = _manifest(folder / MANIFEST)
-    config = _config(folder / CONFIG)
-    checkpoint = Checkpoint.read(folder / CHECKPOINT / LAST)
-    rounds = _finished(folder / ROUNDS, checkpoint)
-    clients = [line for line in _lines(folder / CLIENTS, ClientRecord) if line.round <= len(rounds)]
-    digests = {name: digest((folder / name).read_bytes()) for name in (ROUNDS, CLIENTS) if (folder / name).is_file()}
+    sealed = read_sealed(folder)
+    config, checkpoint = sealed.config, sealed.checkpoint
+    rounds = _finished(folder / ROUNDS, sealed.records[ROUNDS], checkpoint)
+    clients = _lines(folder / CLIENTS, sealed.records[CLIENTS], ClientRecord)
+    digests = {name: digest(content) for name, content in sealed.records.items() if (folder / name).is_file()}
     return StoredRun(
         folder=folder,
         name=folder.resolve().name,
-        method=Path(config["method"]["name"]).stem,
-        dataset=Path(config["federation"]["dataset"]).stem,
+        method=method_in(config),
+        dataset=dataset_in(config),
         seed=config["run"]["seed"],
         experiment_id=experiment_hash(config),
         config=config,
         manifest=manifest,
         rounds=tuple(rounds),
-        clients=tuple(clients),
+        clients=tuple(line for line in clients if line.round <= len(rounds)),
         digests={**digests, **({"checkpoint": checkpoint.digest} if checkpoint else {})},
         metrics=_metrics(folder / MANIFEST, manifest),
+        unchecked=sealed.unchecked,
     )
 
 
@@ -232,12 +291,26 @@ def _runs_at(path: Path) -> list[Path]:
         raise CheckpointError(f"{path}: no such folder; expected a run, or a folder of runs")
     if any((path / name).is_file() for name in (CONFIG, MANIFEST, ROUNDS)):
         return [path]
-    return sorted(child for child in path.iterdir() if all((child / name).is_file() for name in (CONFIG, MANIFEST)))
+    return sorted(child for child in path.iterdir() if _is_run(child))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether this looks like a run, or like what is left of one."""
+    whole = all((folder / name).is_file() for name in (CONFIG, MANIFEST))
+    return whole or any((folder / name).is_file() for name in (ROUNDS, _LAST))
 
 
 def _has_rounds(folder: Path) -> bool:
+    """Whether a run has a finished round, or says that it has."""
     path = folder / ROUNDS
-    return path.is_file() and b"\n" in path.read_bytes()
+    return (folder / _LAST).is_file() or (path.is_file() and b"\n" in path.read_bytes()) or _says_finished(folder)
+
+
+def _says_finished(folder: Path) -> bool:
+    try:
+        return json.loads((folder / MANIFEST).read_bytes())["status"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -258,23 +331,9 @@ def _metrics(path: Path, manifest: dict[str, Any]) -> tuple[Metric, ...]:
         raise _damaged(path, error) from error
 
 
-def _config(path: Path) -> dict[str, Any]:
-    needed = {"method": ("name",), "federation": ("dataset", "clients"), "run": ("seed", "rounds")}
-    try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _damaged(path, error) from error
-    missing = [f"{table}.{key}" for table, keys in needed.items() for key in keys if key not in config.get(table, {})]
-    if missing:
-        raise CheckpointError(
-            f"{path} has no {', '.join(missing)}; expected the resolved configuration that `potluck run` writes"
-        )
-    return config
-
-
-def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
+def _finished(path: Path, content: bytes, checkpoint: Checkpoint | None) -> list[RoundRecord]:
     """The rounds up to the checkpoint: a killed run may have recorded one more."""
-    recorded = _lines(path, RoundRecord)
+    recorded = _lines(path, content, RoundRecord)
     if [record.round for record in recorded] != list(range(1, len(recorded) + 1)):
         raise CheckpointError(f"{path} is damaged: its rounds are not 1, 2, 3 and so on; restore it, or run again")
     if checkpoint and checkpoint.round > len(recorded):
@@ -288,21 +347,25 @@ def _finished(path: Path, checkpoint: Checkpoint | None) -> list[RoundRecord]:
     return finished
 
 
-def _lines(path: Path, kind: type[Record]) -> list[Record]:
-    """One record for each line; an incomplete last one, still being written or interrupted, is ignored."""
-    if not path.is_file():
-        return []
-    *lines, _ = path.read_bytes().split(b"\n")
+def _lines(path: Path, content: bytes, kind: type[Record]) -> list[Record]:
+    """One record for each line of a file; an incomplete last one, still being written or interrupted, is ignored."""
+    *lines, _ = content.split(b"\n")
     known = fields(kind)  # pyright: ignore[reportArgumentType]
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:
-            content = json.loads(line)
-            has = [spec.name for spec in known if spec.default is MISSING or spec.name in content]
-            records.append(kind(**{name: content[name] for name in has}))
+            values = json.loads(line)
+            has = [spec.name for spec in known if spec.default is MISSING or spec.name in values]
+            records.append(kind(**{name: values[name] for name in has}))
         except (ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error, line=number) from error
     return records
+
+
+def _listed(names: list[str]) -> str:
+    """Some names, and how many more there are."""
+    more = [f"and {len(names) - _FEW} more"] if len(names) > _FEW else []
+    return ", ".join([*names[:_FEW], *more])
 
 
 def _damaged(path: Path, error: Exception, line: int | None = None) -> CheckpointError:

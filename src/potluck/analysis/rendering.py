@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from potluck.analysis.compare import Interval
 from potluck.analysis.embedded import shown
+from potluck.analysis.export import in_markdown
 from potluck.analysis.groups import enumerated
 from potluck.analysis.tables import Spread
 from potluck.records import TITLES, TITLES_OF_A_CLIENT, Metric
@@ -21,7 +23,7 @@ Value = Interval | Spread | float | None
 def template(name: str, metric: Metric) -> Template:
     """A template of the report; its filter `score` writes values of this metric.
 
-    What is put into a page of HTML is escaped. Plain text keeps the line break at its end.
+    What is put into either is escaped: names are what their users made them. Markdown keeps the line break at its end.
     """
     html = name.endswith(".html.j2")
     environment = Environment(
@@ -29,7 +31,8 @@ def template(name: str, metric: Metric) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=html,
+        autoescape=True,
+        finalize=None if html else _escaped,
         keep_trailing_newline=not html,
     )
     words: dict[str, Any] = {"titles": TITLES, "of_a_client": TITLES_OF_A_CLIENT}
@@ -41,7 +44,6 @@ def template(name: str, metric: Metric) -> Template:
         "amount": amount,
         "number": _number,
         "enumerated": enumerated,
-        "cell": _cell,
     }
     environment.filters.update(filters)
     return environment.get_template(name)
@@ -83,6 +85,6 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _cell(value: object) -> str:
-    """Text escaped for a cell of a Markdown table."""
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def _escaped(value: object) -> Markup:
+    """A value for Markdown; what a macro has put together is escaped already."""
+    return value if isinstance(value, Markup) else Markup(in_markdown(str(value)))

@@ -10,7 +10,7 @@ from potluck.analysis.groups import Group, group, heading
 from potluck.analysis.names import run_names
 from potluck.analysis.page import different, page_text, shared
 from potluck.analysis.plots.curves import draw_curves, save
-from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_run
+from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_runs
 from potluck.analysis.rendering import NOTHING, template
 from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
@@ -61,11 +61,13 @@ def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) 
         The path of `report.html`.
 
     Raises:
-        CheckpointError: there is no run to read, or one is damaged.
+        CheckpointError: there is no run to read, or all are damaged.
     """
-    runs = [read_run(folder) for folder in find_runs(paths)]
-    text = report_text(runs, target)
-    page = page_text(runs, target.value, target.measure) if target else page_text(runs)
+    reading = read_runs(find_runs(paths))
+    runs, remarks = reading.runs, reading.remarks
+    text = report_text(runs, target, remarks)
+    value, measure = (target.value, target.measure) if target else (None, "personal")
+    page = page_text(runs, value, measure, remarks=remarks)
     to.mkdir(parents=True, exist_ok=True)
     save(draw_curves(runs), to / PICTURE)
     (to / REPORT).write_text(text, encoding="utf-8")
@@ -73,8 +75,11 @@ def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) 
     return to / PAGE
 
 
-def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
-    """The report in Markdown: of one experiment run by run, of several one line for each in every table."""
+def report_text(runs: Sequence[StoredRun], target: Target | None = None, remarks: Sequence[str] = ()) -> str:
+    """The report in Markdown: of one experiment run by run, of several one line for each in every table.
+
+    `remarks` say what could not be read, or not be checked.
+    """
     groups, metric = group(runs), metric_of(runs)
     names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
     return template(f"{REPORT}.j2", metric).render(
@@ -82,6 +87,7 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None) -> str:
         picture=PICTURE,
         page=PAGE,
         runs=runs,
+        remarks=remarks,
         names=names,
         evaluated=any(last(run) for run in runs),
         run_rows=list(zip(names.values(), run_table(runs), strict=True)),

@@ -18,6 +18,7 @@ _NOT_THE_SETTING = (
     "run.on_divergence",
     "run.largest_value",
     "run.outlier_factor",
+    "run.track",
 )
 
 
@@ -32,8 +33,12 @@ class Configured(Protocol):
 
 def settings(run: Configured) -> dict[str, str]:
     """The settings that define the experiment, in the configuration's order, without the defaults of a preset."""
-    flat = _flat({name: table for name, table in run.config.items() if name != "preset"}, "")
-    return {key: value for key, value in flat.items() if key not in _NOT_THE_SETTING}
+    return {key: value for key, value in every_setting(run).items() if key not in _NOT_THE_SETTING}
+
+
+def every_setting(run: Configured) -> dict[str, str]:
+    """All settings, also those of the machine, in the configuration's order, without the defaults of a preset."""
+    return _flat({name: table for name, table in run.config.items() if name != "preset"}, "")
 
 
 def differing(trees: Sequence[dict[str, str]]) -> list[str]:

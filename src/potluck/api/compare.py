@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from potluck.analysis.blocks import check_reference
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import (
@@ -18,10 +19,11 @@ from potluck.analysis.export import (
     target_table_of,
     write_comparison,
 )
-from potluck.analysis.read import StoredRun, find_runs, read_run
+from potluck.analysis.names import Planned
+from potluck.analysis.read import Reading, StoredRun, find_runs, read_runs
 from potluck.analysis.report import Target, write_report
 from potluck.analysis.tables import metric_of
-from potluck.api.given import given
+from potluck.api.given import explaining, given
 from potluck.api.result import RunResult
 from potluck.core.errors import ConfigError
 from potluck.engine.executors.workers import cores
@@ -42,13 +44,14 @@ class Comparison:
         rows: one for each experiment.
         runs: the runs that were compared.
         failed: what could not be finished, and why.
+        remarks: which runs are left out since they are damaged, and which could not be checked.
     """
 
     rows: Sequence[ComparedRow]
     runs: Sequence[StoredRun]
     failed: Sequence[Ended]
+    remarks: Sequence[str] = ()
     _measure: Measure = "personal"
-    _against: str | None = None
 
     @property
     def metric(self) -> Metric:
@@ -59,7 +62,8 @@ class Comparison:
     def frame(self) -> "pd.DataFrame":
         """One row for each experiment: means over seeds, half widths of 95 % confidence intervals, differences and p.
 
-        Its columns are those of `potluck compare --table FILE.csv`.
+        Then its block, which holds the experiments that differ in nothing but the method, and every setting of its
+        configuration under the dotted key. The columns are those of `potluck compare --table FILE.csv`.
         """
         import pandas as pd
 
@@ -77,7 +81,7 @@ class Comparison:
             f"Not the same for all: {key}: " + "; ".join(f"{value} ({label})" for label, value in values.items())
             for key, values in unequal(self.runs).items()
         ]
-        words = caption(self.rows, self._measure, self._against)
+        words = caption(self.rows, self._measure)
         return "\n".join([*tables, words, *differing, *self._problems()])
 
     def save(self, path: str | Path) -> None:
@@ -98,18 +102,25 @@ class Comparison:
         parts: list[str] = []
         for table in tables:
             lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)]
-            lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in table.rows]
+            for block, rows in table.parts:
+                lines += [f"<th colspan={len(table.columns)}>{html.escape(block)}</th>"] if block else []
+                lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
             parts.append(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")
-        words = [caption(self.rows, self._measure, self._against)] if self.rows else []
+        words = [caption(self.rows, self._measure)] if self.rows else []
         return "".join([*parts, *(f"<div>{html.escape(line)}</div>" for line in [*words, *self._problems()])])
 
     def _problems(self) -> list[str]:
+        """What is missing from the table, and why."""
+        return [*self.remarks, *self._unfinished()]
+
+    def _unfinished(self) -> list[str]:
         return [
             f"Not finished: {end.experiment.method_name}, seed {end.experiment.run.seed}: {end.problem}"
             for end in self.failed
         ]
 
 
+@explaining
 def compare(
     *what: str | Path | RunResult,
     seeds: int = 1,
@@ -144,7 +155,7 @@ def compare(
         processes: runs at a time; by default one for each core.
         measure: by which experiments are compared: "personal", "common", "global", "pooled" or "validation".
         chosen: whether the rounds that are best on validation parts are compared instead of the last.
-        against: label of the row that others are compared with; by default the first.
+        against: name of the row that the others of its block are compared with; by default the first.
         target: a value of the metric to reach, such as 0.6.
         dataset: this and the following as in `potluck.run`, for all methods.
         clients: see there.
@@ -158,10 +169,16 @@ def compare(
 
     Raises:
         ConfigError: a key or a value is wrong, or there is nothing to compare.
-        CheckpointError: a folder is not a run, or is damaged.
+        CheckpointError: a folder is not a run, or all runs are damaged.
     """
     if measure not in get_args(Measure):
         raise ConfigError(f"measure {measure!r}: expected one of {', '.join(get_args(Measure))}")
+    for one in what:
+        if not isinstance(one, str | Path | RunResult):
+            raise ConfigError(
+                f"compare: found {one!r}; every run has a process of its own, so name a method, such as 'fedavg', a"
+                " file or a run; hyper-parameters are settings, such as settings={'method.training.lr': 0.1}"
+            )
     keywords = {
         "dataset": dataset,
         "clients": clients,
@@ -184,18 +201,22 @@ def compare(
         raise ConfigError("compare: name methods, TOML files or runs, such as potluck.compare('local', 'fedavg')")
     if not targets and (wanted.values or on):
         raise ConfigError(f"{next(iter(wanted.values), on)}: finished runs are compared as they are; name a method too")
-    folders = find_runs(folders_of(stored)) if stored else []
+    reading = read_runs(find_runs(folders_of(stored))) if stored else Reading(())
     experiments = [
         seeded(experiment_on(one, wanted.values, None if on is None else Path(on)), number)
         for one in targets
         for number in range(_count(seeds))
     ]
+    check_reference([*reading.runs, *(Planned(one.tree()) for one in experiments)], against)
     ends = _ends(experiments, Path(to), processes)
-    runs = [read_run(folder) for folder in [*folders, *(end.folder for end in ends if not end.problem and end.folder)]]
+    finished = [end.folder for end in ends if not end.problem and end.folder]
+    reading = reading.and_also(read_runs(finished)) if finished else reading
+    runs = reading.runs
     rows = compared(runs, measure, at="chosen" if chosen else "last", against=against, target=target) if runs else []
-    return Comparison(rows, runs, [end for end in ends if end.problem], measure, against)
+    return Comparison(rows, runs, [end for end in ends if end.problem], reading.remarks, measure)
 
 
+@explaining
 def report(
     *runs: str | Path | RunResult,
     to: str | Path | None = None,

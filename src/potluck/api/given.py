@@ -2,20 +2,21 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 
 from potluck.core.builders import called_by_name, lacking_values, lacks
 from potluck.core.discovery import giving
-from potluck.core.errors import ConfigError
+from potluck.core.errors import ConfigError, nearest
 from potluck.core.method import Method
 from potluck.data.dataset import Dataset, Source
 from potluck.data.datasets import ArraySource, HeldSource, list_datasets
+from potluck.experiment.config import keys_called
 from potluck.methods import get_method, list_methods
 from potluck.models import list_models
 
@@ -32,6 +33,38 @@ KEYWORDS: Mapping[str, str] = {
     "seed": "run.seed",
 }
 """The dotted keys that have a keyword argument."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explaining(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which says of a keyword argument that it does not take what may be meant.
+
+    Raises:
+        ConfigError: when it is called with such an argument.
+    """
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def called(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords:
+            if name not in known:
+                raise ConfigError(
+                    f"potluck.{function.__name__}: {name} is none of its arguments; {_meant(name, known)}"
+                )
+        return function(*args, **keywords)
+
+    return called
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """What to write in place of a keyword argument that does not exist."""
+    keys = keys_called(name)
+    if keys:
+        return "settings are given by key: " + " or ".join(f"settings={{'{key}': ...}}" for key in keys)
+    return f"nearest: {', '.join(nearest(name, known))}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import html
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import nn
 from potluck.analysis.read import StoredRun, read_run
 from potluck.api.export import Exported, export
 from potluck.api.frames import clients_frame, rounds_frame
-from potluck.core.errors import CheckpointError, ConfigError
+from potluck.core.errors import CheckpointError, ConfigError, PotluckWarning
 from potluck.core.federation import ClientId
 from potluck.experiment.assemble import task_of
 from potluck.experiment.code import as_started
@@ -211,7 +212,10 @@ def open_run(folder: str | Path) -> RunResult:
     Raises:
         CheckpointError: it is not a run, has no finished round, or is damaged.
     """
-    return of_stored(read_run(Path(folder)))
+    run = read_run(Path(folder))
+    if run.unchecked:
+        warnings.warn(f"{folder}: {run.unchecked}", PotluckWarning, stacklevel=2)
+    return of_stored(run)
 
 
 def of_stored(

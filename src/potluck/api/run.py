@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from potluck.analysis.read import read_run
-from potluck.api.given import Given, given
+from potluck.api.given import Given, explaining, given
 from potluck.api.progress import progress as display
 from potluck.api.result import RunResult, of_stored
 from potluck.core.errors import ConfigError, PotluckWarning, StorageError
@@ -36,6 +36,7 @@ Watching = Observer | Callable[[RoundRecord], object]
 """An observer, or a function that is called with each round's record."""
 
 
+@explaining
 def run(
     method: str | Path | Method[Any] | type[Method[Any]] | None = None,
     *,
@@ -107,6 +108,7 @@ def run(
         return _in_folder(experiment, Path(to), watching)
 
 
+@explaining
 def resume(
     folder: str | Path,
     *,
@@ -261,7 +263,7 @@ def _observers(given: Watching | Iterable[Watching], show: bool | None) -> list[
 def _say(notes: Iterable[str]) -> None:
     """Warn, as from the caller's own line."""
     level, frame = 1, inspect.currentframe()
-    while frame and frame.f_code.co_filename == __file__:
+    while frame and Path(frame.f_code.co_filename).parent == Path(__file__).parent:
         level, frame = level + 1, frame.f_back
     for note in notes:
         warnings.warn(note, PotluckWarning, stacklevel=level)

@@ -524,6 +524,8 @@ def _refuse(reason: str) -> int:
     """Print the error on one line; return the exit code of errors that the user can fix."""
     stages.clear()
     with suppress(OSError):  # the reader may be gone
+        if not reason:  # the help was asked for, and has been shown
+            return 2
         print(f"potluck: {' '.join(reason.split())}", file=sys.stderr)  # noqa: T201
     return 2
 

@@ -199,10 +199,10 @@ def _print_facts(console: Console, name: str) -> None:
 
 
 def _print_run(console: Console, folder: Path, digest: bool) -> None:
-    manifest = open_folder(folder)
+    manifest, digests = open_folder(folder), run_digest(folder)
     if not digest:
         console.print(json.dumps(manifest, indent=1), highlight=False, markup=False)
-    for name, value in run_digest(folder).items():
+    for name, value in digests.items():
         console.print(f"{name} {value}", highlight=False)
 
 

@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from rich.markup import escape
 from typer.core import TyperGroup
-from typer.models import ArgumentInfo
+from typer.models import ParameterInfo
 
 from potluck.core.errors import ConfigError, nearest
 
@@ -17,7 +18,7 @@ class Commands(TyperGroup):
         """A command with the help of its arguments, or None."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _explain_arguments(command)
+            _explain_parameters(command)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -31,20 +32,21 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _explain_arguments(command: Any) -> None:
-    """Give arguments the help that their annotations state.
+def _explain_parameters(command: Any) -> None:
+    """Give arguments and options the help that their annotations state, with brackets that stand for themselves.
 
-    Typer before 0.21 loses it where click is so new that its own arguments have a help, which replaces typer's.
+    Rich takes `[sweep]` for its markup. Typer before 0.21 loses arguments' help where click is so new that its own
+    arguments have a help, which replaces typer's.
     """
     hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
     for parameter in command.params:
-        if getattr(parameter, "help", None) is None and (info := _info_in(hints.get(parameter.name))) is not None:
-            parameter.help = info.help
+        if (info := _info_in(hints.get(parameter.name))) is not None and info.help:
+            parameter.help = escape(info.help)
 
 
-def _info_in(hint: Any) -> ArgumentInfo | None:
+def _info_in(hint: Any) -> ParameterInfo | None:
     stated = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((one for one in stated if isinstance(one, ArgumentInfo)), None)
+    return next((one for one in stated if isinstance(one, ParameterInfo)), None)
 
 
 def _no_command(words: Sequence[str], commands: Sequence[str]) -> str:

@@ -2,12 +2,11 @@
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
 import rich.progress
 import typer
@@ -15,13 +14,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as Shown
+from rich.text import Text
 
+from potluck.analysis.blocks import check_reference
 from potluck.analysis.compare import ComparedRow, unequal
 from potluck.analysis.compare import compare as compared
 from potluck.analysis.export import caption, check_format, table_of, target_table_of, write_comparison
 from potluck.analysis.groups import values_with_owners
-from potluck.analysis.names import labels
-from potluck.analysis.read import StoredRun, find_runs, last, read_run
+from potluck.analysis.names import Planned, labels
+from potluck.analysis.read import Reading, StoredRun, find_runs, last, read_run, read_runs
 from potluck.analysis.tables import metric_of
 from potluck.cli import stages
 from potluck.cli.terminal import console_on, line_of
@@ -92,27 +93,33 @@ def compare(
         )
     if folders and not targets and (assignments or on):
         raise ConfigError(f"{(assignments or [str(on)])[0]}: finished runs are compared as they are; name a method too")
-    stored = find_runs(folders) if folders else []
+    stored = read_runs(find_runs(folders)) if folders else Reading(())
     experiments = [
         seeded(experiment_on(target, assignments, on), number) for target in targets for number in range(seeds)
     ]
+    check_reference([*stored.runs, *map(_planned, experiments)], view.against)
     ends = run_missing(experiments, parent, processes)
-    runs = [read_run(folder) for folder in [*stored, *(end.folder for end in ends if not end.problem and end.folder)]]
-    return _show(runs, ends, view)
+    return _show(stored.and_also(_finished(ends)), ends, view)
 
 
 def sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int | None, view: View) -> bool:
     """Run a sweep and print its table; whether all runs could be finished."""
     view.check()
     plan = read_sweep(override(read_experiment(file), overrides), str(file))
+    first = plan.search.first if plan.search else {}
+    experiments = [one for point in plan.points for one in plan.experiments({**point, **first})]
+    check_reference(list(map(_planned, experiments)), view.against)
     if plan.search is None:
-        ends = run_missing(
-            [experiment for point in plan.points for experiment in plan.experiments(point)], parent, processes
-        )
-        best = ends
+        ends = best = run_missing(experiments, parent, processes)
     else:
         ends, best = _tuned(plan, plan.search, parent, processes)
-    return _show([read_run(end.folder) for end in best if not end.problem and end.folder], ends, view)
+    return _show(_finished(best), ends, view)
+
+
+def _finished(ends: Sequence[Ended]) -> Reading:
+    """The finished ones of these runs."""
+    folders = [end.folder for end in ends if not end.problem and end.folder]
+    return read_runs(folders) if folders else Reading(())
 
 
 def _tuned(plan: Sweep, search: Search, parent: Path, processes: int | None) -> tuple[list[Ended], list[Ended]]:
@@ -193,6 +200,9 @@ def run_missing(
     with _Several(names, sum(experiment.run.rounds for experiment in experiments), console) as shown:
         for news in run_several(experiments, parent, at_a_time):
             shown.show(news)
+            if news.waits:
+                words = f"{names[news.index]}: another process works on it; waiting for its end"
+                console.print(words, highlight=False, markup=False, soft_wrap=True)
             if news.ended is not None:
                 ends[news.index] = news.ended
                 _tell(console.print, names[news.index], news.ended, len(ends), len(experiments))
@@ -244,31 +254,14 @@ class _Several:
         self._bar.update(self._all, completed=sum(self._shares), line=self._count)
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """An experiment with what its run's name is made of."""
-
-    method: str
-    dataset: str
-    seed: int
-    experiment_id: str
-    config: dict[str, Any]
-    rounds: tuple[()] = ()
-
-
 def run_names_of(experiments: Sequence[Experiment]) -> list[str]:
     """For each experiment the name that its run has in tables and reports, and its seed."""
-    planned = [
-        _Planned(
-            Path(one.method_name).stem,
-            Path(one.federation.dataset).stem,
-            one.run.seed,
-            one.experiment_id,
-            tomllib.loads(one.toml()),
-        )
-        for one in experiments
-    ]
+    planned = [_planned(one) for one in experiments]
     return [f"{label}, seed {run.seed}" for label, run in zip(labels(planned), planned, strict=True)]
+
+
+def _planned(experiment: Experiment) -> Planned:
+    return Planned(experiment.tree())
 
 
 def _tell(say: Callable[..., None], name: str, ended: Ended, count: int, of: int) -> None:
@@ -276,22 +269,24 @@ def _tell(say: Callable[..., None], name: str, ended: Ended, count: int, of: int
     say(f"{count} of {of}: {name}: {what}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show(runs: Sequence[StoredRun], ends: Sequence[Ended], view: View) -> bool:
-    """Print the table, what was not on equal terms, and what failed; whether nothing did."""
+def _show(reading: Reading, ends: Sequence[Ended], view: View) -> bool:
+    """Print the table, what was not on equal terms, what was left out, and what failed; whether nothing did."""
     stages.clear()
     failed = [end for end in ends if end.problem]
-    if runs:
+    if reading.runs:
         rows = compared(
-            runs,
+            reading.runs,
             measure_of(view.measure),
             at="chosen" if view.chosen else "last",
             against=view.against,
             target=view.target,
         )
-        _print_table(rows, runs, view)
+        _print_table(rows, reading.runs, view)
         if view.file:
-            write_comparison(rows, metric_of(runs), view.file)
+            write_comparison(rows, metric_of(reading.runs), view.file)
             typer.echo(f"Table: {view.file}")
+    for remark in reading.remarks:
+        typer.echo(remark)
     for end, name in zip(ends, run_names_of([end.experiment for end in ends]), strict=True):
         if end.problem:
             place = f" ({end.folder})" if end.folder else ""
@@ -312,10 +307,14 @@ def _print_table(rows: Sequence[ComparedRow], runs: Sequence[StoredRun], view: V
         shown = Shown(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
         for number, column in enumerate(table.columns):
             shown.add_column(column, justify="right" if number else "left", overflow="fold")
-        for cells in table.rows:
-            shown.add_row(*cells)
+        for block, rows_of_block in table.parts:
+            if block:
+                shown.add_section()
+                shown.add_row(Text(block, style="italic"))
+            for cells in rows_of_block:
+                shown.add_row(*map(Text, cells))
         console.print(shown)
-    console.print(caption(rows, measure_of(view.measure), view.against), highlight=False, markup=False)
+    console.print(caption(rows, measure_of(view.measure)), highlight=False, markup=False)
     for key, values in unequal(runs).items():
         console.print(f"Not the same for all: {key}: {_told(values)}", highlight=False, markup=False, soft_wrap=True)
 

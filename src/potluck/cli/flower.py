@@ -14,14 +14,14 @@ from potluck.cli.display import Display, print_result
 from potluck.core.errors import ConfigError
 from potluck.experiment.again import check_free
 from potluck.experiment.assemble import assemble_server, task_of
-from potluck.experiment.config import Experiment, differences, override, read_toml, resolve
+from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
 from potluck.experiment.observers import RunStart
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.result import Result
-from potluck.experiment.run import what_matters
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
+from potluck.seals import differences, what_matters
 
 _SERVED = {"tolerate_failures": "true", "outlier_factor": "100"}
 """What holds of `run` if nothing else is said: nodes may fail, and may lie."""

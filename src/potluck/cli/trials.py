@@ -1,6 +1,6 @@
 """What `potluck check` tries on a model, a partition, data or a metric of the user's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -28,16 +28,18 @@ def trials_of(reference: str, kind: Kind) -> list[Check]:
 
 def reads_inputs_of_some_usual_shape(reference: str) -> None:
     """Returns logits (n, classes), finite, in training and in evaluation, for one shape of inputs at least."""
-    refusals: list[Exception] = []
+    refusals: list[tuple[int, Exception]] = []
     for shape in _SHAPES:
+        steps = 0
         try:
-            _try_net(_built(reference, shape), shape)
+            for _ in _steps_of_a_net(reference, shape):
+                steps += 1
             return
         except AssertionError:
             raise
         except Exception as error:  # made for inputs of another shape
-            refusals.append(error)
-    raise refusals[-1]
+            refusals.append((steps, error))
+    raise max(refusals, key=lambda refusal: refusal[0])[1]  # of the shape with which it came furthest
 
 
 def has_the_same_first_weights_for_the_same_seed(reference: str) -> None:
@@ -108,10 +110,14 @@ def _shape_of(reference: str) -> tuple[int, ...]:
     raise DataError(f"{reference} reads none of the shapes {', '.join(map(str, _SHAPES))}")
 
 
-def _try_net(net: nn.Module, shape: tuple[int, ...]) -> None:
+def _steps_of_a_net(reference: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """Build a net and use it; what each step was that succeeded."""
+    net = _built(reference, shape)
+    yield "built"
     inputs = torch.randn(4, *shape, generator=Key(("check",)).generator())
     for mode in (net.eval(), net.train()):
         outputs: Tensor = mode(inputs)
+        yield "computed"
         found = tuple(outputs.shape)
         assert found == (4, _CLASSES), f"returns shape {found} for inputs {shape}; expected (4, {_CLASSES}), logits"
         assert outputs.isfinite().all(), f"returns NaN or infinity for inputs {shape}, with its first weights"

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from potluck.cli.terminal import console_on, duration, line_of, megabytes
 from potluck.core.errors import CheckpointError
+from potluck.locks import is_locked
 from potluck.records import (
     ACCURACY,
     CONFIG,
@@ -32,16 +33,12 @@ from potluck.records import (
     RoundRecord,
     check_is_run,
 )
-
-try:
-    import fcntl
-except ImportError:  # a system without file locks
-    fcntl = None
+from potluck.seals import read_sealed
 
 _EVERY = 1.0  # seconds between two looks
 _SHOWN = 12  # rounds of a single run that are listed
 _FRAME = 6  # lines of a terminal beside those of the runs
-State = Literal["running", "finished", "interrupted", "failed", "killed", "waiting"]
+State = Literal["running", "finished", "interrupted", "failed", "killed", "waiting", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,10 @@ class Seen:
 
     Attributes:
         name: its folder's.
-        state: "killed" if it says that it goes on and no process holds its lock; "waiting" if it never began.
+        state: "killed" if it says that it goes on and no process holds its lock; "waiting" if it never began; "damaged"
+            if it has ended, and its configuration or records are no longer what it wrote.
         progress: how it stands.
-        reason: why it failed; None otherwise.
+        reason: why it failed, or what is damaged; None otherwise.
         metric: the primary metric.
         records: the finished rounds.
         seconds: by round, how long it took.
@@ -179,30 +177,32 @@ def look(folder: Path) -> Seen:
     told = Progress.read(folder)  # first, since it is removed before the lock is let go
     alive = is_held(folder)
     state = _state(manifest.get("status"), alive)
+    damage = None if state == "running" else _damage(folder)
     known = told if told and alive else None
     return Seen(
         name=folder.resolve().name,
-        state=state,
+        state="damaged" if damage else state,
         progress=known or _of_records(method, rounds, records, metrics[0]),
-        reason=manifest.get("reason") if state == "failed" else None,
+        reason=damage or (manifest.get("reason") if state == "failed" else None),
         metric=metrics[0],
         records=records,
         seconds=seconds,
     )
 
 
+def _damage(folder: Path) -> str | None:
+    """What is no longer as the run wrote it; None if nothing is."""
+    try:
+        read_sealed(folder)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def is_held(folder: Path) -> bool:
     """Whether a process runs in this folder. For the look the lock is taken for an instant."""
-    if fcntl is None:
-        return Progress.read(folder) is not None
-    try:
-        with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    held = is_locked(folder / LOCK)
+    return Progress.read(folder) is not None if held is None else held
 
 
 def _state(status: object, alive: bool) -> State:

@@ -10,8 +10,8 @@ from potluck.experiment.code import as_started
 from potluck.experiment.config import Assignments, Experiment, override, read_toml, resolve
 from potluck.experiment.execute import holding
 from potluck.experiment.folder import open_folder
-from potluck.experiment.run import FREE, check_continues, what_matters
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.seals import FREE, check_continues, what_matters
 
 ENDING = 2.0  # seconds that a killed process may take to release its lock
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from potluck.core.errors import CheckpointError, ConfigError, StorageError
 from potluck.engine.files import sync, write_atomically
 from potluck.experiment.checkpoint import read_checked
-from potluck.experiment.config import Experiment, differences
+from potluck.experiment.config import Experiment
 from potluck.experiment.folder import new_folder, open_folder, seed_manifest
 from potluck.experiment.records import Records
-from potluck.experiment.run import check_continues, what_matters
 from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint
+from potluck.seals import check_continues, differences, what_matters
 
 _INHERITED = ("data_checksum", "partition_fingerprint")
 

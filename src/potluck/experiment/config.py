@@ -403,21 +403,6 @@ def merged(base: Tree, changes: Tree) -> Tree:
     return laid
 
 
-def differences(before: Tree, now: Tree, where: str = "") -> dict[str, tuple[Any, Any]]:
-    """The differing values of two tables of tables, by dotted key; None for a missing value.
-
-    Keys that `before` lacks count as equal, since the version that wrote it did not have them.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    for key, old in before.items():
-        new, dotted = now.get(key), f"{where}{key}"
-        if isinstance(old, dict) and isinstance(new, dict):
-            found |= differences(old, new, f"{dotted}.")
-        elif json.dumps(old) != json.dumps(new):  # NaN equals NaN
-            found[dotted] = old, new
-    return found
-
-
 def resolve(tree: Tree, source: str = "configuration") -> Experiment:
     """Check the tables and fill in every default.
 
@@ -562,7 +547,7 @@ def _make_strict(cls: type[Any]) -> None:
 def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
     """The first problem on one line: dotted key, what was expected, what was found."""
     problem = error.errors()[0]
-    place = [str(part) for part in problem["loc"]]
+    place = [str(part) for part in problem["loc"] if not _is_kind(part)]
     key = ".".join([where, *place])
     if problem["type"] == "unexpected_keyword_argument":
         near = [".".join([where, *place[:-1], name]) for name in nearest(place[-1], _names_at(cls, place[:-1]))]
@@ -573,6 +558,11 @@ def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
         return f"{'.'.join([where, *place])}.{problem['msg'].removeprefix('Value error, ')}"
     hint = f"; write [{json.dumps(problem['input'])}]" if problem["type"] in ("tuple_type", "list_type") else ""
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}{hint}"
+
+
+def _is_kind(part: int | str) -> bool:
+    """Whether a part of the place of a problem is a type that the value could have had, which is no key."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool"))
 
 
 def _names_at(cls: type[Any], place: list[str]) -> list[str]:

@@ -1,15 +1,12 @@
 """Executes an experiment in a folder: the run, with its configuration, manifest, log, status and lock."""
 
 import logging
-import os
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
 
-from potluck.core.errors import CheckpointError, PotluckError, StorageError
+from potluck.core.errors import PotluckError
 from potluck.engine.executors.choice import Choice
 from potluck.engine.files import sync, write_atomically
 from potluck.engine.numerics.allocator import keep_freed_memory
@@ -21,26 +18,11 @@ from potluck.experiment.observers import Observer
 from potluck.experiment.progress import ProgressFile
 from potluck.experiment.result import Result
 from potluck.experiment.run import Run
+from potluck.locks import locked
 from potluck.records import CONFIG, LOCK
-
-try:
-    import fcntl
-except ImportError:  # a system without file locks
-    fcntl = None
 
 log = logging.getLogger(__name__)
 _LOOK = 0.5  # seconds
-_held: set[IO[str]] = set()
-
-
-def _let_go() -> None:
-    for file in _held:
-        file.close()
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):  # a worker that outlives its parent must not keep the lock
-    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -52,35 +34,12 @@ def holding(folder: Path, patience: float = _LOOK) -> Generator[None]:
         patience: seconds to wait for a process that is about to end; `potluck watch` holds the lock for an instant.
 
     Raises:
-        CheckpointError: another process runs it.
+        HeldError: another process runs it.
         StorageError: the folder cannot be written to.
     """
-    deadline = time.monotonic() + patience
-    try:
-        file = (folder / LOCK).open("a")
-    except OSError as error:
-        raise StorageError(f"cannot write {folder / LOCK}: {error.strerror}") from error
-    with file:
-        while not _locked(file):
-            if time.monotonic() >= deadline:
-                raise CheckpointError(f"{folder}: another process is running in this folder; wait for it, or end it")
-            time.sleep(0.05)
-        _held.add(file)
-        try:
-            yield
-        finally:
-            _held.discard(file)
-
-
-def _locked(file: IO[str]) -> bool:
-    """Whether this process has now locked the file."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    otherwise = f"{folder}: another process is running in this folder; wait for it, or end it"
+    with locked(folder / LOCK, patience, otherwise):
+        yield
 
 
 def prepare(

@@ -27,19 +27,15 @@ from potluck.experiment.code import keep_code
 from potluck.experiment.config import Experiment
 from potluck.experiment.needs import cautions
 from potluck.records import (
-    CHECKPOINT,
-    CLIENTS,
-    LAST,
     LOG,
     MANIFEST,
     PARTITION,
-    ROUNDS,
     SCHEMA_VERSION,
-    Checkpoint,
     Partition,
     check_is_run,
     check_schema,
 )
+from potluck.seals import read_sealed
 
 _PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
 
@@ -221,18 +217,16 @@ def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def run_digest(folder: Path) -> dict[str, str]:
-    """Digests of a run's results, which contain no times: its records and its last checkpoint.
+    """Digests of a run's results, which contain no times: its records up to its last checkpoint, and of that.
 
     Raises:
-        CheckpointError: the folder is not a run, or holds no finished round.
+        CheckpointError: the folder is not a run, holds no finished round, or is damaged.
     """
     open_folder(folder)
-    last = Checkpoint.read(folder / CHECKPOINT / LAST)
-    if last is None:
+    run = read_sealed(folder)
+    if run.checkpoint is None:
         raise CheckpointError(f"{folder} has no finished round yet")
-    files = {name: folder / name for name in (ROUNDS, CLIENTS)}
-    records = {name: digest(path.read_bytes() if path.is_file() else b"") for name, path in files.items()}
-    return {**records, "checkpoint": last.digest}
+    return {**{name: digest(content) for name, content in run.records.items()}, "checkpoint": run.checkpoint.digest}
 
 
 class _LogFile(logging.FileHandler):

@@ -6,8 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from potluck.core.errors import ConfigError
-from potluck.experiment.config import Assignments, Experiment, Tree, differences, override, read_experiment, resolve
+from potluck.experiment.config import Assignments, Experiment, Tree, override, read_experiment, resolve
 from potluck.methods import get_method
+from potluck.seals import differences
 
 
 def experiment_for(target: str | None, assignments: Assignments) -> Experiment:

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
 from potluck.core.metric import ACCURACY
 from potluck.engine.engine import RoundReport
 from potluck.engine.files import append, make_folder, rename, sync, write_atomically
@@ -27,9 +25,18 @@ from potluck.records import (
     RoundRecord,
     Values,
 )
-
-_MARK = 4  # hex digits for each round, to find the damaged one in a file known to be damaged
-_NO_LINE = Extent(0, digest(b""), "")
+from potluck.seals import (
+    NO_LINE,
+    UNKNOWN,
+    content_of,
+    content_within,
+    extent_of,
+    extent_up_to,
+    mark,
+    marks_in,
+    round_of,
+    split_lines,
+)
 
 
 def round_record(number: int, report: RoundReport, evaluation: Evaluation | None, evaluation_bytes: int) -> RoundRecord:
@@ -108,10 +115,9 @@ class Records:
         if checkpoint is None:
             return self._start_over()
         for name, ledger in self._ledgers.items():
-            ledger.check(checkpoint.records.get(name, _NO_LINE) if checkpoint.records else None, checkpoint.round)
+            ledger.check(extent_of(checkpoint, name) if checkpoint.records else None, checkpoint.round)
         if checkpoint.records is None:
-            unknown = "it cannot be checked whether records and configuration have changed"
-            return [f"{self._folder}: an earlier version wrote the checkpoint; {unknown}"]
+            return [f"{self._folder}: an earlier version wrote the checkpoint; {UNKNOWN}"]
         return []
 
     def drop_excess(self) -> None:
@@ -148,7 +154,7 @@ class Records:
     def _start_over(self) -> list[str]:
         """Without a checkpoint: drop what a run killed in its first round leaves, and set aside anything more."""
         for ledger in self._ledgers.values():
-            ledger.check(_NO_LINE, 0)
+            ledger.check(NO_LINE, 0)
         found = [ledger.path for ledger in self._ledgers.values() if ledger.path.is_file()]
         if not any(_has_later_rounds(path.read_bytes()) for path in found):
             return []
@@ -209,18 +215,14 @@ class _Ledger:
 
     def check(self, extent: Extent | None, last: int) -> None:
         """Truncate to the extent in a checkpoint of round `last`, or to the lines up to `last` if it states none."""
-        content = _content(self.path)
-        if extent is None:
-            extent = self._reaching_to(last, content)
-        kept = content[: extent.bytes]
-        if digest(kept) != extent.digest:
-            raise self._damaged(self._place_of_damage(content, extent.marks))
+        extent = extent_up_to(self.path, last) if extent is None else extent
+        kept = content_within(self.path, extent)
         self._hash = hashlib.blake2b(kept, digest_size=16)
         self._bytes = len(kept)
-        self._marks = re.findall("." * _MARK, extent.marks)
+        self._marks = marks_in(extent.marks)
 
     def drop_the_rest(self) -> None:
-        content = _content(self.path)
+        content = content_of(self.path)
         if len(content) > self._bytes:
             write_atomically(self.path, content[: self._bytes])
             sync(self.path.parent)
@@ -233,7 +235,7 @@ class _Ledger:
         self._unsynced = True
         self._hash.update(lines)
         self._bytes += len(lines)
-        self._marks.append(_mark(lines))
+        self._marks.append(mark(lines))
 
     def sync(self) -> bool:
         """Make the lines durable; return whether the file is new in its folder."""
@@ -241,38 +243,6 @@ class _Ledger:
             sync(self.path)
         is_new, self._is_new, self._unsynced = self._is_new, False, False
         return is_new
-
-    def _reaching_to(self, last: int, content: bytes) -> Extent:
-        """The extent of the rounds up to `last`, whose lines must be in order."""
-        end, marks, before = 0, "", 0
-        for first, final, number, lines in _rounds(content):
-            if (number is None and before == last) or (number or 0) > last:
-                break
-            if number is None:
-                raise self._damaged(f"line {final}")
-            if number <= before or (self.path.name == ROUNDS and (number > before + 1 or final > first)):
-                raise self._damaged(_lines(first, final, number))
-            end, marks, before = end + len(lines), marks + _mark(lines), number
-        if self.path.name == ROUNDS and before < last:
-            raise self._damaged(f"which ends with round {before} of {last}")
-        return Extent(end, digest(content[:end]), marks)
-
-    def _place_of_damage(self, content: bytes, marks: str) -> str:
-        """Where a changed file first differs from what was written."""
-        known, groups, end = re.findall("." * _MARK, marks), list(_rounds(content)), 0
-        for place, (mark, (first, final, number, lines)) in enumerate(zip(known, groups, strict=False)):
-            if number is None or _mark(lines) != mark:
-                after = groups[place + 1 : place + 2]  # a line that is not a record cuts a round's lines short
-                return next((_lines(*line[:3]) for line in after if line[2] is None), _lines(first, final, number))
-            end = final
-        if not content:
-            return "which is missing or empty"
-        return f"which ends with line {end}" if len(groups) < len(known) else "somewhere"
-
-    def _damaged(self, place: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path}, {place}, is damaged: it is not what the run wrote; restore it, or run again"
-        )
 
 
 def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
@@ -286,54 +256,8 @@ def lines_of(objects: Iterable[dict[str, Any]]) -> bytes:
 
 def rounds_of(folder: Path, last: int) -> list[RoundRecord]:
     """The records of a run's rounds up to `last`."""
-    lines = _content(folder / ROUNDS).splitlines()[:last]
+    lines = content_of(folder / ROUNDS).splitlines()[:last]
     return [RoundRecord(**json.loads(line)) for line in lines]
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
-
-
-def _split(content: bytes) -> list[bytes]:
-    """Lines with their ends, split at newlines alone: a damaged file may hold other line separators."""
-    return re.findall(rb"[^\n]*\n|[^\n]+", content)
-
-
-def _mark(lines: bytes) -> str:
-    return digest(lines)[:_MARK]
-
-
-def _lines(first: int, final: int, number: int | None) -> str:
-    """A description of lines; with the round if they belong to one."""
-    return f"line {final}" if first == final else f"lines {first} to {final} (round {number})"
-
-
-def _rounds(content: bytes) -> Iterator[tuple[int, int, int | None, bytes]]:
-    """First and last line, round and text of each round's lines; the round is None for a line that is no record."""
-    group: list[bytes] = []
-    number: int | None = None
-    for place, line in enumerate(_split(content), start=1):
-        found = _round_of(line)
-        if group and (found is None or found != number):
-            yield place - len(group), place - 1, number, b"".join(group)
-            group = []
-        group.append(line)
-        number = found
-        if found is None:
-            yield place, place, None, line
-            group = []
-    if group:
-        end = content.count(b"\n")
-        yield end - len(group) + 1, end, number, b"".join(group)
-
-
-def _round_of(line: bytes) -> int | None:
-    """The round of a record; None if the line is not a complete record."""
-    try:
-        number = json.loads(line.decode())["round"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return number if isinstance(number, int) and line.endswith(b"\n") else None
 
 
 def _has_later_rounds(content: bytes) -> bool:
@@ -342,7 +266,7 @@ def _has_later_rounds(content: bytes) -> bool:
 
 def _keep_rounds(path: Path, last: int) -> None:
     """Keep only the lines of rounds up to `last`, in a file without a known extent."""
-    content = _content(path)
-    kept = b"".join(line for line in _split(content) if (_round_of(line) or last + 1) <= last)
+    content = content_of(path)
+    kept = b"".join(line for line in split_lines(content) if (round_of(line) or last + 1) <= last)
     if kept != content:
         write_atomically(path, kept)

@@ -1,6 +1,5 @@
 """One run: rounds, evaluations, records and checkpoints, from the start or from the last checkpoint."""
 
-import json
 import logging
 import math
 import os
@@ -30,7 +29,7 @@ from potluck.engine.ledger import Ledger
 from potluck.engine.outliers import Before, Outlier
 from potluck.engine.store import ClientStore
 from potluck.experiment.checkpoint import Checkpoints
-from potluck.experiment.config import RunConfig, Tree, differences
+from potluck.experiment.config import RunConfig, Tree
 from potluck.experiment.evaluate import Evaluation, evaluate
 from potluck.experiment.needs import cautions, check_needs
 from potluck.experiment.observers import Audience, EvaluationStart, Observer, RoundStart, RunEnd, RunStart, Waiting
@@ -49,9 +48,7 @@ from potluck.experiment.trackers.names import check_installed
 from potluck.experiment.trackers.tracker import trackers
 from potluck.experiment.trained import Trained
 from potluck.records import CHECKPOINT, CLIENTS, LAST, RELEASES, ROUNDS, TIMINGS, TITLES, Checkpoint, RoundRecord, Undo
-
-FREE = ("rounds", "workers", "memory_gib", "track", "rounds_close")
-"""Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
+from potluck.seals import check_continues, in_json, what_matters
 
 _LOOK_EVERY = 1.0  # seconds, for clients that are waited for
 _REMIND_EVERY = 600.0  # seconds, in the log
@@ -101,7 +98,7 @@ class Run:
         rehearse(federation, common_test=config.common_test)
         self._config = config
         self._folder = folder
-        self._all_settings = _in_json(_settings(method, config) if settings is None else settings)
+        self._all_settings = in_json(_settings(method, config) if settings is None else settings)
         self._settings = what_matters(self._all_settings)
         self._audience = Audience()
         self.notes: list[str] = []
@@ -396,50 +393,6 @@ class Run:
             best, best_round = validation, record.round
         extents = self._records.sync()
         self._last = self._checkpoints.save(record.round, self._state, best, best_round, extents, self._settings, undo)
-
-
-def what_matters(settings: Tree) -> Tree:
-    """The tables in JSON's types, without the keys that change no bit of a run."""
-    tables = _in_json(settings)
-    tables.pop("preset", None)
-    tables["run"] = {key: value for key, value in tables["run"].items() if key not in FREE}
-    return tables
-
-
-def _in_json(settings: Tree) -> Tree:
-    """A copy of the tables in JSON's types."""
-    return json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
-
-
-def check_continues(folder: Path, last: Checkpoint, settings: Tree, rounds: int) -> None:
-    """Check that a run is resumed with its configuration, and with at least as many rounds as are finished.
-
-    Args:
-        folder: the run's folder.
-        last: its checkpoint.
-        settings: the new settings, as `what_matters` gives them.
-        rounds: the total number of rounds.
-
-    Raises:
-        CheckpointError: something has changed; lists the dotted keys.
-    """
-    if rounds < last.round:
-        raise CheckpointError(
-            f"{folder} has {last.round} finished rounds; run.rounds: found {rounds}, expected at least {last.round}"
-        )
-    if last.config is None:
-        return
-    changed = differences(last.config, settings)
-    if changed:
-        lines = [f"{key} was {_shown(before)} and is {_shown(now)}" for key, (before, now) in changed.items()]
-        raise CheckpointError(
-            f"{folder}: the configuration has changed since the last checkpoint: {'; '.join(lines)}. Put it back, or"
-            f" make the change in a branch of the run: potluck run --resume {folder} --branch"
-        )
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else json.dumps(value)
 
 
 def _settings(method: Method[Any], config: RunConfig) -> Tree:

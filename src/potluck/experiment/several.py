@@ -1,7 +1,8 @@
 """Several runs: those that are finished are kept, and the others are run, each in a process of its own.
 
 A run is found by its configuration, so that a sweep which was killed goes on where it was, and runs that were made one
-by one count too.
+by one count too. Several sweeps share a folder: each run is claimed by the process that works on it, and the others
+take what is left or wait.
 """
 
 import json
@@ -11,8 +12,9 @@ import signal
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -23,19 +25,23 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from potluck.core.digest import digest
-from potluck.core.errors import PotluckError, StorageError
+from potluck.core.errors import CheckpointError, PotluckError, PotluckWarning, StorageError
 from potluck.experiment.assemble import Assembly, assemble
 from potluck.experiment.code import as_started
 from potluck.experiment.config import Experiment, Tree, read_toml, resolve
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.folder import open_folder, started
 from potluck.experiment.progress import Standing
-from potluck.records import CHECKPOINT, CONFIG, LAST, MANIFEST, Checkpoint, Progress, experiment_hash
+from potluck.locks import HeldError, is_locked, locked
+from potluck.records import CHECKPOINT, CONFIG, LAST, LOCK, MANIFEST, Checkpoint, Progress, experiment_hash
+from potluck.seals import read_sealed
 
 _PATIENCE = 10.0  # seconds that a process may take to end in order
 # By the process that the runs' processes are copies of: what a run imports when it gets there. Torch's optimisers, for
 # one, import its compiler.
 _IMPORTED = [__name__, "potluck.models", "potluck.parts", "sklearn.datasets", "torch._dynamo"]
+_LOOK = 0.5  # seconds between two looks at what other processes work on
+_CLAIMS = ".claims"
 _EVERY = 1.0  # seconds between two tellings of how a run stands
 
 
@@ -62,12 +68,14 @@ class News:
         index: of the run, in the order in which they were given.
         round: the last finished round.
         ended: what became of it; None while it goes on.
+        waits: whether another process works on it, whose end is waited for.
         progress: how it stands; None before it begins.
     """
 
     index: int
     round: int = 0
     ended: Ended | None = None
+    waits: bool = False
     progress: Progress | None = None
 
 
@@ -75,20 +83,43 @@ def found(parent: Path, experiments: Sequence[Experiment]) -> list[Path | None]:
     """For each experiment the folder in `parent` of its run, finished or not; None if it has to be started.
 
     A run belongs to an experiment if configuration, seed, number of rounds and the user's code are the same. Of several
-    the one that has come furthest counts.
+    the one that has come furthest counts; one that is damaged does not, which a warning says.
     """
+    keys = [_key(experiment) for experiment in experiments]
+    wanted = set(keys)
     runs: dict[tuple[Any, ...], tuple[int, Path]] = {}
     for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
-        with suppress(OSError, ValueError, KeyError, TypeError, PotluckError):  # not a run, or a damaged one
-            config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            manifest = json.loads((folder / MANIFEST).read_bytes())
-            code = frozenset(
-                (file["file"], file["digest"]) for file in manifest.get("code") or () if not file["imported"]
-            )
-            key = experiment_hash(config), config["run"]["seed"], config["run"]["rounds"], code
-            if key not in runs or rounds_done(folder) >= runs[key][0]:
-                runs[key] = rounds_done(folder), folder
-    return [runs[key][1] if (key := _key(experiment)) in runs else None for experiment in experiments]
+        if (key := _key_of_run(folder)) not in wanted:
+            continue
+        try:
+            done = _intact_rounds(folder)
+        except CheckpointError as error:
+            warnings.warn(f"Left out and run again: {error}", PotluckWarning, stacklevel=2)
+            continue
+        if key not in runs or done >= runs[key][0]:
+            runs[key] = done, folder
+    return [runs[key][1] if key in runs else None for key in keys]
+
+
+def _key_of_run(folder: Path) -> tuple[Any, ...] | None:
+    """What tells the run in a folder from others; None if there is no run, or none that can be read."""
+    try:
+        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        code = frozenset((file["file"], file["digest"]) for file in manifest.get("code") or () if not file["imported"])
+        return experiment_hash(config), config["run"]["seed"], config["run"]["rounds"], code
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _intact_rounds(folder: Path) -> int:
+    """How many rounds the run in a folder has finished.
+
+    Raises:
+        CheckpointError: its configuration or records are damaged.
+    """
+    checkpoint = read_sealed(folder).checkpoint
+    return checkpoint.round if checkpoint else 0
 
 
 def _key(experiment: Experiment) -> tuple[Any, ...]:
@@ -106,39 +137,124 @@ def rounds_done(folder: Path) -> int:
 def run_several(experiments: Sequence[Experiment], parent: Path, processes: int) -> Iterator[News]:
     """Run what is missing in `parent`, `processes` runs at a time; the news of each run, the last one with its end.
 
-    A run that fails, or whose process is killed, ends alone.
+    A run that fails, or whose process is killed, ends alone. What another process works on is waited for, and taken if
+    that process ends without having finished it.
 
     Raises:
         StorageError: the folder cannot be made.
     """
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        (parent / _CLAIMS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot make {parent}: {error.strerror}") from error
-    left: list[tuple[int, Experiment, Path | None]] = []
-    for index, (experiment, folder) in enumerate(zip(experiments, found(parent, experiments), strict=True)):
-        if folder is not None and rounds_done(folder) >= experiment.run.rounds:
-            yield News(index, experiment.run.rounds, Ended(experiment, folder))
-        else:
-            left.append((index, experiment, folder))
+    cells = [
+        _Cell(index, experiment, _Work(experiment.run.rounds, folder, _claim(parent, experiment)))
+        for index, (experiment, folder) in enumerate(zip(experiments, found(parent, experiments), strict=True))
+    ]
+    over = [cell for cell in cells if cell.work.is_over]
+    yield from (cell.over for cell in over)
     with _ended() as running:
-        while left or running:
+        left, waiting = [cell for cell in cells if cell not in over], list[_Cell]()
+        while left or running or waiting:
             while left and len(running) < processes:
-                index, experiment, folder = left.pop(0)
-                running.append(_Running.start(index, experiment, folder, parent, alone=processes == 1))
-            ready = wait([one.news for one in running])
+                cell = left.pop(0)
+                if cell.work.is_over:  # since the first look
+                    yield cell.over
+                elif cell.work.is_held:
+                    waiting.append(cell)
+                    yield News(cell.index, waits=True)
+                else:
+                    running.append(_Running.start(cell, parent, alone=processes == 1))
+            ready = wait([one.news for one in running], _LOOK if waiting else None) if running or waiting else []
             for one in [one for one in running if one.news in ready]:
-                yield (news := one.hear())
-                if news.ended is not None:
+                news = one.hear()
+                if news.waits:
+                    waiting.append(one.cell)
+                if news.waits or news.ended is not None:
                     running.remove(one)
+                yield news
+            free = [cell for cell in waiting if not cell.work.is_held]
+            waiting = [cell for cell in waiting if cell not in free]
+            left = [*free, *left]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is done of a run, and by whom; also told to other processes.
+
+    Attributes:
+        rounds: how many are wanted.
+        found: the run's folder when it was looked for; None if there was none.
+        claim: the file whose lock is held by the process that works on the run, wherever that was started; it holds the
+            name of the run's folder.
+    """
+
+    rounds: int
+    found: Path | None
+    claim: Path
+
+    @property
+    def folder(self) -> Path | None:
+        """The run to go on with: the one that was found, or the one that another process has noted if it is as far."""
+        noted = _noted(self.claim)
+        known = [folder for folder in (self.found, noted) if folder is not None]
+        return max(known, key=lambda folder: (rounds_done(folder), folder == noted), default=None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds are finished."""
+        folder = self.folder
+        return folder is not None and rounds_done(folder) >= self.rounds
+
+    @property
+    def is_held(self) -> bool:
+        """Whether another process works on it, as part of a sweep or alone."""
+        folder = self.folder
+        return bool(is_locked(self.claim) or (folder and is_locked(folder / LOCK)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Cell:
+    """A run that is wanted.
+
+    Attributes:
+        index: in the order in which they were given.
+        experiment: what is to be run.
+        work: what is done of it.
+    """
+
+    index: int
+    experiment: Experiment
+    work: _Work
+
+    @property
+    def over(self) -> News:
+        """That all its rounds are finished."""
+        return News(self.index, self.work.rounds, Ended(self.experiment, self.work.folder))
+
+
+def _claim(parent: Path, experiment: Experiment) -> Path:
+    """The file by which processes agree on who works on an experiment."""
+    name, seed, rounds, code = _key(experiment)
+    return parent / _CLAIMS / digest(repr((name, seed, rounds, sorted(code))).encode())
+
+
+def _noted(claim: Path) -> Path | None:
+    """The folder of the run that was last started under a claim; None if there is none, or it is damaged."""
+    try:
+        folder = claim.parents[1] / claim.read_text(encoding="utf-8")
+        open_folder(folder)
+        _intact_rounds(folder)
+    except (OSError, ValueError, CheckpointError):
+        return None
+    return folder
 
 
 class _Running:
     """A run in a process of its own."""
 
-    def __init__(self, index: int, experiment: Experiment, process: BaseProcess, news: Connection) -> None:
-        self.index = index
-        self.experiment = experiment
+    def __init__(self, cell: _Cell, process: BaseProcess, news: Connection) -> None:
+        self.cell = cell
         self.process = process
         self.news = news
         self.round = 0
@@ -146,18 +262,19 @@ class _Running:
         self.progress: Progress | None = None
 
     @classmethod
-    def start(cls, index: int, experiment: Experiment, folder: Path | None, parent: Path, *, alone: bool) -> "_Running":
+    def start(cls, cell: _Cell, parent: Path, *, alone: bool) -> "_Running":
         """Start the process; those beside others keep to one process each."""
+        experiment = cell.experiment
         if not alone and experiment.run.workers is None:
             experiment = replace(experiment, run=replace(experiment.run, workers=1))
         news, told = multiprocessing.Pipe(duplex=False)
         process = _new_processes().Process(
-            target=_run, args=(experiment.tree(), folder, parent, dict(os.environ), told)
+            target=_run, args=(experiment.tree(), cell.work, parent, dict(os.environ), told)
         )
         with _without_main():
             process.start()
         told.close()  # so that the end of the process is the end of the pipe
-        return cls(index, experiment, process, news)
+        return cls(cell, process, news)
 
     def hear(self) -> News:
         """What the process says; if it ended without a word, how."""
@@ -172,14 +289,18 @@ class _Running:
             self.round = value
         elif kind == "progress":
             self.progress = value
+        elif kind == "held":
+            self.process.join()
+            self.news.close()
+            return News(self.cell.index, waits=True)
         else:
             self.process.join()
             return self._end(value)
-        return News(self.index, self.round, progress=self.progress)
+        return News(self.cell.index, self.round, progress=self.progress)
 
     def _end(self, problem: str | None) -> News:
         self.news.close()
-        return News(self.index, self.round, Ended(self.experiment, self.folder, problem))
+        return News(self.cell.index, self.round, Ended(self.cell.experiment, self.folder, problem))
 
 
 def _new_processes() -> ForkServerContext | SpawnContext:
@@ -228,14 +349,20 @@ def _ended_with(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _run(tree: Tree, folder: Path | None, parent: Path, environment: dict[str, str], pipe: Connection) -> None:
+def _run(tree: Tree, work: _Work, parent: Path, environment: dict[str, str], pipe: Connection) -> None:
     """One run from its start or its last checkpoint, in this process, which is a copy of one that may be older."""
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to all; the sweep's own process ends the others
     signal.signal(signal.SIGTERM, _interrupt)
+    tell = partial(_tell, pipe)
     try:
-        _tell(pipe, "end", _problem_of(tree, folder, parent, partial(_tell, pipe)))
+        with locked(work.claim, _LOOK, "another process works on it"):
+            tell("end", _problem_of(tree, work, parent, tell))
+    except HeldError:
+        tell("held", None)
+    except StorageError as error:
+        tell("end", str(error))
     except KeyboardInterrupt:  # the sweep was ended; the folder says how far the run came
         os._exit(1)
 
@@ -252,13 +379,21 @@ def _tell(pipe: Connection, kind: str, value: Any) -> None:
         raise KeyboardInterrupt from None
 
 
-def _problem_of(tree: Tree, folder: Path | None, parent: Path, tell: Callable[[str, Any], None]) -> str | None:
-    """Why the run could not be finished; None if it was."""
+def _problem_of(tree: Tree, work: _Work, parent: Path, tell: Callable[[str, Any], None]) -> str | None:
+    """Why the run could not be finished; None if it was.
+
+    Raises:
+        HeldError: another process, which has no claim, works on it.
+    """
     try:
-        if folder is None:
-            _start(resolve(tree), parent, tell)
+        if (folder := work.folder) is None:
+            _start(resolve(tree), work.claim, parent, tell)
+        elif work.is_over:  # since this process was started
+            tell("folder", folder)
         else:
             _resume(folder, tree, tell)
+    except HeldError:
+        raise
     except PotluckError as error:
         return " ".join(str(error).split())
     except Exception as error:  # in the user's own code, whatever it is; the run's log has the trace
@@ -266,9 +401,10 @@ def _problem_of(tree: Tree, folder: Path | None, parent: Path, tell: Callable[[s
     return None
 
 
-def _start(experiment: Experiment, parent: Path, tell: Callable[[str, Any], None]) -> None:
+def _start(experiment: Experiment, claim: Path, parent: Path, tell: Callable[[str, Any], None]) -> None:
     assembly = assemble(experiment)
     with started(parent, experiment) as folder:
+        claim.write_text(folder.name, encoding="utf-8")
         tell("folder", folder)
         _execute(experiment, assembly, folder, tell)
 

@@ -18,6 +18,7 @@ from potluck.experiment.code import as_started
 from potluck.experiment.config import read_toml, resolve
 from potluck.experiment.folder import check_data, open_folder
 from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.seals import read_sealed
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,7 @@ def trained_in(folder: Path, *, chosen: bool = False) -> Trained:
         DataError: its data are missing.
     """
     manifest, home = open_folder(folder), folder.resolve()
+    read_sealed(folder)  # or models of another configuration would be made
     checkpoint = Checkpoint.read(home / CHECKPOINT / (BEST if chosen else LAST))
     if checkpoint is None:
         missing = "no round that is best on validation parts" if chosen else "no finished round yet"
