@@ -97,7 +97,7 @@ COMPLETED = [
     ("potluck show preresnet1", "preresnet152 preresnet18"),
     ("potluck run fedpro", "fedproto fedprox"),
     ("potluck run fedprox method.m", "method.mu="),
-    ("potluck run run.ro", "run.rounds="),
+    ("potluck run run.see", "run.seed="),
     ("potluck run fedavg federation.cl", "federation.clients="),
     ("potluck list da", "datasets"),
     ("potluck report ru", "runs/one"),

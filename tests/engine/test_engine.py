@@ -940,8 +940,8 @@ def test_the_local_loss_is_that_on_a_part_if_no_fit_is_on_all_examples(play):
         @on_client
         def work(self, client, message):
             other = client.train.take(torch.arange(4))
-            for data in (other, replace(other, inputs=other.inputs.clone())):
-                yield Fit(client.model, client.objective, data, SGD)
+            for name, data in (("part", other), ("copy", replace(other, inputs=other.inputs.clone()))):
+                yield Fit(client.model, client.objective, data, SGD, name=name)
             return Message()
 
     _, _, report = play(TrainsOnAPart(), ids=(0,))

@@ -140,7 +140,7 @@ def test_a_node_that_takes_no_part_hears_why_in_its_own_terminal(tmp_path):
     of = experiment()
     grid = Loopback({"a": saying(introduced()), "b": saying(introduced(num_classes=3)), "c": saying(introduced())})
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    _Meeting(grid, of, assemble_server(of), header, 5.0, lambda line: None).first(patience=0.5)
+    _Meeting(grid, of, assemble_server(of), header, lambda line: None).first()
     (told,) = [message for message in grid.sent if message.metadata.message_type == REFUSAL]
     assert told.metadata.dst_node_id == next(number for number, node in grid.nodes.items() if node.name == "b")
     said, payload = unwrap(told.content)
