@@ -49,6 +49,7 @@ OUTSIDE = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
     "benchmarks/speed/README.md": "benchmarks/how-speed-is-measured.md",
 }
 """Pages that do not lie in `docs/`, beside the benchmarks' results: their places on the site."""
