@@ -32,22 +32,27 @@ Limits
     training.lr=0.0 correlation.lr=0.0 stays at rest
 
 Departures from the paper
-    1. Of the paper's text only the abstract was at hand; equations are those of the authors' code.
+    1. Of the paper's text only the abstract was at hand; equations are those of the authors' code, of which there are
+       two releases, of 2022 and of 2023; where they differ, it is said whose.
     2. The clients' logits are exchanged once a round, so that the mean does not follow what they learn meanwhile. The
        code exchanges them anew for every batch, from which a client makes one step: `exchanges` divides the rows into
        as many parts, one after the other.
     3. Columns are standardised by their population's deviation, so that the correlation of a class with itself is 1.
        `deviation="sample"` is the code's, where it is (B - 1) / B in a batch of B. A class whose logits are the same
        for a whole batch correlates with nothing.
-    4. The clients' logits and those of the two teachers are taken in evaluation mode. The code takes the former in
-       training mode, so that public data enter the statistics of BatchNorm; here they do so where a client learns.
+    4. The clients' logits and those of the two teachers are taken in evaluation mode. The codes take the former in
+       training mode, so that public data enter the statistics of BatchNorm; here they do so where a client learns. The
+       teachers are in evaluation mode in the code of 2022, and in training mode in that of 2023.
     5. The code of 2022 replaces the client's own part of the mean by the logits of its model of the round's beginning,
        that of 2023 does not; with one exchange both are the same.
-    6. Before its first exchange a client trains on its own data for as long as in `pretrain` rounds; the code does for
-       50 epochs with a falling learning rate. With 0 the client's first model is its intra-domain teacher as it is,
-       with BatchNorm statistics measured on the client's data.
+    6. Before its first exchange a client trains on its own data for as long as in `pretrain` rounds; the code of
+       2023 does for 50 epochs with a falling learning rate. With 0 the client's first model is its intra-domain teacher
+       as it is, with BatchNorm statistics measured on the client's data.
     7. Only the clients that were drawn take part; in the paper all do in every round.
-    8. The code's local training has a weight decay of 1e-5 and its public batches 512 examples.
+    8. Public batches have 512 examples in the code of 2022; in that of 2023 256, and 128 in one scenario. In the latter
+       local training has a weight decay of 1e-5, both rates fall linearly, to a tenth, and where all clients have one
+       architecture their weights are averaged as well.
+    9. Public inputs are never augmented; the codes crop, flip and rotate them.
 """
 
 from dataclasses import dataclass

@@ -42,8 +42,8 @@ Departures from the paper
        the code stays in evaluation mode.
     4. A tensor whose Fisher information is the same everywhere has F = 0. In the code it is no number, and the tensor
        becomes 0.
-    5. Which weights are a client's own is decided once a round. The code finds them again at every step as those that
-       are not 0, so that a bias which starts at 0 never learns.
+    5. Which weights are a client's own is decided once a round. The code takes for them those that are not 0 in a copy
+       of its own weights, made once a round, so that a bias which starts at 0 never learns.
     6. The weights that a part does not train are put back after each of its steps, so that neither momentum nor decay
        moves them. The distance covers all weights, as in the code, and is the sum of the tensors' norms, without those
        below 1e-6: the gradient of a norm has length 1 however short it is, so that a tensor which only rounding has

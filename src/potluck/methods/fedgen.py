@@ -12,8 +12,8 @@ Symbols
     G, w      the generator and state.generator, its weights
     z         a generated feature, what the last layer reads
     p(y)      state.counts, examples of each class at the clients of the last round, divided by their sum
-    alpha     alpha
-    T         the steps of generator_training
+    alpha     generator_training.lr
+    T         the steps of training
 
 Wire
     down      weights |w|, buffers |b|, generator |generator|, labels classes * integer
@@ -38,10 +38,13 @@ Departures from the paper
        share of the class ("share"); there a broadcast multiplies a client's mean loss by its mean share, both over the
        batch, which is not followed.
     4. p(y) counts the examples that clients of the last round have, so that no class is generated that none of them
-       has. The code counts examples seen, and starts from one for each class.
-    5. `beta` and `diversity` are terms of the code only; beta draws a client's predictions to those that its last layer
-       makes of a generated feature of the same class. The code also scales both terms down by 0.98 in each round, to
-       no less than 1e-4, and has them in a client's first 20 steps only.
+       has. The code draws labels uniformly, at clients from all classes of the federation and at the server from those
+       that its clients have seen; its counts, of examples seen and from one for each class on, only weigh losses.
+    5. The paper's eq. 5 has no weight for the loss on generated features: `alpha` is the code's, 10 there and 1 here.
+       `beta` is a term of the code only, also with 10 (on EMNIST 1) and here off: it draws a client's predictions to
+       those that its last layer makes of a generated feature of the same class. In the code both fall by 0.98 in each
+       round, to no less than 1e-4, and are in a client's first 20 steps only; the generator's rate falls by 0.98 in
+       each round too. `diversity` is in the paper, with its experiments' settings.
     6. Noise is normal as in the paper; the code draws it uniformly.
     7. A client generates as many features in each step as its batch has examples. At clients the generator predicts
        with its running statistics.
@@ -49,6 +52,8 @@ Departures from the paper
        must read features of one width.
     9. Local training defaults to Adam, like all methods here, and a generator starts each round with a new optimiser.
     10. A client's loss on generated features is cross-entropy, whatever the federation's criterion.
+    11. Clients weigh by their examples, as in the code; the paper's average, line 13, is plain
+       (`sharing.weighting = "uniform"`).
 """
 
 from collections.abc import Callable
@@ -111,7 +116,7 @@ class FedGen(SharesWeights[State]):
     Attributes:
         training: a client's local training.
         generator_training: of the generator, on `samples` labels a round.
-        alpha: weight of the loss of generated features.
+        alpha: weight of the loss of generated features, see departure 5.
         beta: weight of the distance to predictions of generated features, see departure 5.
         ensemble: what the generator is to please, the mean of the clients' logits or each by its share of the class.
         diversity: weight of the generator's term that keeps features of different noise apart.
@@ -154,7 +159,7 @@ class FedGen(SharesWeights[State]):
         sent = self.sharing.send(state.pool, cohort, server, **guide)
         replies = cohort.ask(self.local_update, sent)  # Alg. 1, l. 4-9
         counts, heads = torch.stack(replies.entries("counts")), sent_heads(replies, server)
-        pool = self.sharing.merge(state.pool, replies, server.roster)  # l. 10
+        pool = self.sharing.merge(state.pool, replies, server.roster)  # l. 13
         return State(pool, self._taught(state.generator, counts, heads, server), counts.sum(0))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
@@ -179,7 +184,7 @@ class FedGen(SharesWeights[State]):
         return partial(Generator, classes, self.noise, self.hidden, width)
 
     def _taught(self, weights: Weights, counts: Tensor, heads: nn.ModuleList, server: Server) -> Weights:
-        """Line 11 to 14: w after training on the last layers that the clients sent; `counts` are (clients, classes)."""
+        """Line 14: w after training on the last layers that the clients sent; `counts` are (clients, classes)."""
         net = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
         load(net, weights)
         counts = counts.float()
@@ -193,7 +198,7 @@ class FedGen(SharesWeights[State]):
 
 @dataclass(frozen=True)
 class GuidedLoss:
-    """Eq. 5: the task's loss + alpha times that of the last layer on generated features of classes drawn by p(y)."""
+    """Eq. 5, weighed: the task's loss + alpha times the last layer's on generated features of classes from p(y)."""
 
     criterion: Criterion
     alpha: float

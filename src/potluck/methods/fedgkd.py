@@ -33,7 +33,8 @@ Limits
 Departures from the paper
     1. gamma multiplies the divergence as the authors' code has it, with 0.1 as in its script.
     2. As in that code there is no teacher in the first round, and the initial weights never become part of one.
-    3. With `buffer=1` the teacher is the model that the client was sent; it costs no further bytes.
+    3. With `buffer=1` the teacher is the model that the client was sent, which costs no further bytes; in the code
+       it is then the first round's model for ever.
     4. The teacher is in evaluation mode. It has BatchNorm statistics averaged like its weights; where these stay at
        clients (`sharing.buffers`), it has the client's own; where it has none, or they are dropped, they are measured.
     5. Where architectures differ, a client's teacher has the layers that it owns. Layers owned by some clients only are

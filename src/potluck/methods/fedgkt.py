@@ -28,7 +28,8 @@ Limits
 
 Departures from the paper
     1. The server trains on the features of all clients of the cohort, mixed in its batches; in the paper and its code a
-       batch is one client's. Its optimiser starts anew in each round.
+       batch is one client's. Its optimiser starts anew in each round, and so do those of clients, which last for the
+       whole run in the code (`training.persist`).
     2. The server's logits are computed after its training, in evaluation mode; in the authors' code they are
        by-products of its last epoch, each batch's from before the step that was taken on it.
     3. Logits belong to examples as they are, so a client that has some to learn from does not augment; the code pairs

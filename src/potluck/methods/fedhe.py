@@ -47,6 +47,7 @@ Departures from the paper
     6. Every round's optimiser is new by default, as for all methods here; the code keeps each client's Adam alive for
        the whole run (`training.persist`).
     7. alpha is 1, as in the scripts that run the code; the code's own default is 0.5.
+    8. Clients are evaluated in evaluation mode; the code evaluates them in training mode.
 """
 
 from dataclasses import dataclass

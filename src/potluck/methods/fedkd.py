@@ -51,7 +51,7 @@ Departures from the paper
     7. The divergence is the mean over the batch; the code divides it by the number of classes too, which a
        `distillation` of 1 / classes does. The losses of attention maps belong to transformers and are left out.
     8. HtFLlib's FedKD compresses weights in place of updates, and truncates convolutions kernel by kernel, which makes
-       most of them larger.
+       most of them larger. It clips gradients at a norm of 10.
     9. The average of updates covers BatchNorm's running statistics. Both nets learn at one rate.
     10. The mentee begins with weights drawn apart from the mentors', all of which begin alike, so that it is no copy of
        a mentor of its architecture.

@@ -60,7 +60,8 @@ Departures from the paper
     8. F is trained on a round's prototypes if there are at least two, which have batch statistics.
     9. h' begins every round with the same weights at all clients, and no client keeps it, as in the code.
     10. Local training defaults to Adam, like all methods here; the code has SGD with 0.01, batches of 10, and gradients
-        of a norm of at most 100 each for a client's network and for h'. `training.clip_norm` limits both together.
+        of a norm of at most 100 each for a client's network and for h'. `training.clip_norm` limits both together. Its
+        server limits gradients to 100 as well (`server_training.clip_norm`).
 """
 
 import math

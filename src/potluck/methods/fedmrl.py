@@ -24,7 +24,7 @@ Wire
 Facts
     keeps     model, modules
     stacks    yes
-    code      HtFLlib's client, three rounds of three clients: 2e-16
+    code      HtFLlib's client made to save its projector, three rounds of three clients: 2e-16
     table     not yet
 
 Limits
@@ -39,13 +39,16 @@ Departures from the paper
     3. The paper trains all three parts with one rate, and its code clips the gradient of each at a norm of 50; here
        `training.clip_norm` limits the norm of all together.
     4. Copies are weighed by the examples that clients train on; in the code also by those that they are tested on.
-       `weighting="uniform"` is HtFLlib's.
+       `weighting="uniform"` is HtFLlib's. What the code averages are references to one network, so that its average is
+       the copy of the client that trained last.
     5. A client is evaluated with the average of the last round; in the code with its own copy, before the average.
     6. The code trains with SGD of 0.01, momentum 0.9, weight decay 0.001, batches of 512 and 10 epochs; local training
        defaults to Adam, like all methods here. Optimisers are new in every round; in the code only that of the own
        network is.
     7. The common network begins with weights drawn apart from the clients', all of which begin alike, so that it is no
        copy of one of its architecture.
+    8. A client keeps its projector, as in the authors' code; HtFLlib's client never saves it, so that every round
+       begins with the initial one.
 """
 
 from dataclasses import dataclass

@@ -39,7 +39,8 @@ Departures from the paper
     4. p_i is taken over the clients that were drawn and answered, so that it sums to 1.
     5. BatchNorm's running statistics are averaged like those of FedAvg and not normalised: going beyond the clients'
        mean could make a variance negative.
-    6. The server has no momentum, which the authors' code offers.
+    6. The server has no momentum, and local training no proximal term with a normalisation of its own; the authors'
+       code offers both.
     7. Local training defaults to Adam, as in the papers that use this baseline; the paper has SGD with momentum.
 """
 

@@ -37,7 +37,9 @@ Departures from the paper
     2. A weight that falls below theta_k is 0 for the rest of the round, as in the code. The code's mask is boolean, so
        that torch drops its gradient, the surrogate: `masks="followed"`. `masks="fixed"` keeps the mask of the round's
        start, which is FedAvg with sub-models.
-    3. As in the code norms are not masked: every client trains theirs, and densities count the other weights.
+    3. As in the code norms are not masked: every client trains theirs, and densities count the other weights. Norms are
+       BatchNorm, GroupNorm and LayerNorm. The weights of others are masked, also of InstanceNorm, which the code leaves
+       alone too. `threshold="layer"` is one threshold a module; the code's by layer is one for each stage of a ResNet.
     4. BatchNorm's statistics belong to a mask. They are tracked in training and thrown away; to predict, a client
        measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
     5. `ladder`, which is not in the paper, is the gradual restoration of FedGMR: at fixed rounds the least density

@@ -35,11 +35,11 @@ Departures from the paper
     2. In the published code the two calls that hand the common model out and average its copies are commented out, and
        the optimisers live on. Here both happen, and every round's optimisers are new (`training.persist`).
     3. Copies count equally, as in the code's average; `weighting="samples"` weighs them by examples.
-    4. The code trains with SGD of 0.01, momentum 0.9, weight decay 5e-4, batches of 128 and 5 epochs. Local training
-       defaults to Adam, like all methods here; `training.clip_norm` would limit the norm of both nets' gradients
-       together.
+    4. The code trains with SGD of 0.01, which falls to a tenth after each third of the rounds, momentum 0.9, weight
+       decay 5e-4, batches of 128 and 5 epochs. Local training defaults to Adam, like all methods here;
+       `training.clip_norm` would limit the norm of both nets' gradients together.
     5. HtFLlib's FML differs: each net's gradient also flows into the other, the divergence is divided by the number of
-       classes, and its default shares are 1, which leave no divergence.
+       classes, gradients are clipped at a norm of 10, and its default shares are 1, which leave no divergence.
     6. The common network begins with weights drawn apart from the clients', all of which begin alike, so that it is no
        copy of an own one of its architecture. HtFLlib's clients of one architecture begin alike too.
 """

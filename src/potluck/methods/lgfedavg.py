@@ -36,7 +36,8 @@ Departures from the paper
        clients' models for data of an unknown device; a new client predicts with its own layers and the head.
     6. Evaluated is each client's model under the newest head. The authors' code keeps the best model of every client by
        its accuracy on test data.
-    7. Local training defaults to Adam, like all methods here; the authors' commands have SGD with 0.05 or 0.1.
+    7. Local training defaults to Adam, like all methods here; the authors' commands have SGD with 0.05 or 0.1,
+       and their code momentum of 0.5.
 """
 
 from dataclasses import dataclass

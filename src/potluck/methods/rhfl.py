@@ -50,6 +50,9 @@ Departures from the paper
     8. Before its first exchange a client trains on its own data for as long as in `pretrain` rounds; the code does for
        40 epochs. Its batches are of 256 examples.
     9. `combine` is not in the paper: the rule by which the others' predictions become one.
+    10. What clients predict on public data, for others to learn from, they predict in evaluation mode; the code does
+       in training mode, which differs where there is BatchNorm. Public inputs are never augmented; the code crops,
+       flips and rotates them.
 """
 
 from collections.abc import Generator, Mapping, Sequence
