@@ -44,6 +44,7 @@ _HOMES = {
     "LocalTraining": "core.fit",
     "Observed": "core.fit",
     "Request": "core.fit",
+    "ServerTraining": "core.fit",
     "predict": "core.inference",
     "Message": "core.message",
     "ClientWork": "core.method",
@@ -144,6 +145,7 @@ _HOMES = {
     "COMMON_WIDTH": "parts.heads",
     "PLAIN_HEAD": "parts.heads",
     "SERVERS_HEAD": "parts.heads",
+    "TRAINED_HEAD": "parts.heads",
     "client_net": "parts.heads",
     "head_of": "parts.heads",
     "InputGenerator": "parts.inputs",
@@ -253,6 +255,7 @@ if TYPE_CHECKING:
     from potluck.core.fit import LocalTraining as LocalTraining
     from potluck.core.fit import Observed as Observed
     from potluck.core.fit import Request as Request
+    from potluck.core.fit import ServerTraining as ServerTraining
     from potluck.core.inference import predict as predict
     from potluck.core.message import Message as Message
     from potluck.core.method import ClientWork as ClientWork
@@ -353,6 +356,7 @@ if TYPE_CHECKING:
     from potluck.parts.heads import COMMON_WIDTH as COMMON_WIDTH
     from potluck.parts.heads import PLAIN_HEAD as PLAIN_HEAD
     from potluck.parts.heads import SERVERS_HEAD as SERVERS_HEAD
+    from potluck.parts.heads import TRAINED_HEAD as TRAINED_HEAD
     from potluck.parts.heads import client_net as client_net
     from potluck.parts.heads import head_of as head_of
     from potluck.parts.inputs import InputGenerator as InputGenerator

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from potluck.core.errors import ConfigError
-from potluck.core.fields import Checked, above, at_least, at_most, below, check_fields, require
+from potluck.core.fields import Checked, Only, above, at_least, at_most, below, check_fields, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
 from potluck.data.partition import get_partition, list_partitions
@@ -265,6 +265,11 @@ def test_a_wrong_word_is_no_other_algorithm(make, complaint):
         ({"method": {"name": "fedin", "training": {"lr": INF}}}, r"method\.training\.lr: .*finite number, found inf"),
         ({"method": {"name": "scaffold", "server_lr": -1.0}}, r"method\.server_lr: expected at least 0, found -1\.0"),
         ({"method": {"name": "fedin", "sharing": {"weighting": "sample"}}}, r"method\.sharing\.weighting: "),
+        (
+            {"method": {"name": "fedgh", "server_training": {"persist": True}}},
+            r"method\.server_training\.persist: expected False, since the server's optimisers are new every round,"
+            r" found True$",
+        ),
         ({"federation": {"partition": {"alpha": NAN}}}, r"federation\.partition\.alpha: .*finite number, found nan"),
         ({"run": {"memory_gib": INF}}, r"run\.memory_gib: .*finite number, found inf"),
     ],
@@ -281,3 +286,21 @@ def test_check_fields_serves_a_dataclass_that_derives_from_nothing():
 
     with pytest.raises(ConfigError, match=r"^number: expected a finite number"):
         check_fields(Plain())
+
+
+def test_only_one_value_of_a_nested_field_is_accepted_where_the_annotation_says_so():
+    @dataclass(frozen=True)
+    class Inner(Checked):
+        colour: str = "red"
+        size: int = 1
+
+    @dataclass(frozen=True)
+    class Outer(Checked):
+        free: Inner = Inner()
+        bound: Annotated[Inner, Only("colour", "red", "as paint is out")] = Inner()
+
+    assert Outer(Inner("blue"), Inner(size=2)).bound.size == 2
+    with pytest.raises(ConfigError, match=r"^bound\.colour: expected 'red', as paint is out, found 'blue'$"):
+        Outer(bound=Inner("blue"))
+    with pytest.raises(ConfigError, match=r"^bound: expected Inner, found 3$"):
+        Outer(bound=3)

@@ -2,16 +2,20 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from torch import nn
 
 from potluck.core.errors import ConfigError
-from potluck.core.federation import empty_like
+from potluck.core.examples import Examples
+from potluck.core.federation import Site, empty_like
 from potluck.core.needs import Need, Offer
 from potluck.core.scale import FULL
 from potluck.experiment.needs import check_needs
+from potluck.methods import get_method
 from potluck.testing.worlds import World, toy_federation
 
 VALIDATION = frozenset({Need.VALIDATION})
+TOKENS = Examples(torch.ones(6, 10, dtype=torch.int64), torch.arange(6) % 4)
 
 
 def without_validation(*clients, of=4):
@@ -115,6 +119,12 @@ def in_groups(scale=FULL):
             {"architectures": {"toy1": grows, "toy2": grows}},
             "toy1 at depth 1 is no part of itself; choose",
         ),
+        (
+            Need.REAL_INPUTS,
+            {"sites": {0: Site(0, "toy1", TOKENS, TOKENS, TOKENS)}},
+            "real numbers, and those here are whole numbers; expected inputs of floating point; use a method that",
+        ),
+        (Need.REAL_INPUTS, {"public": TOKENS}, "real numbers, and those here are whole numbers"),
     ],
 )
 def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
@@ -126,4 +136,25 @@ def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
 
 def test_need__has_a_text_of_its_own_for_people():
     named = [value for value in vars(Need).values() if isinstance(value, Need)]
-    assert len({str(need) for need in named}) == len(named) == 12
+    assert len({str(need) for need in named}) == len(named) == 13
+
+
+def whole_numbers(federation):
+    """The same federation whose inputs are tokens."""
+    sites = {id: replace(site, train=TOKENS, validation=TOKENS, test=TOKENS) for id, site in federation.sites.items()}
+    return replace(federation, sites=sites, public=TOKENS, test=TOKENS)
+
+
+@pytest.mark.parametrize("name", ["fedftg", "fedktl", "fedmk", "fedorion"])
+def test_methods_that_make_inputs_are_refused_where_inputs_are_tokens(name):
+    needs, federation = get_method(name)().needs(), toy_federation(World())
+    check_needs(needs, name, Offer.of(federation))
+    with pytest.raises(ConfigError, match=rf"^{name} cannot run here: it makes inputs of real numbers.*$"):
+        check_needs(needs, name, Offer.of(whole_numbers(federation)))
+
+
+def test_real_inputs__are_what_the_model_reads_and_not_what_is_stored():
+    images = Examples(torch.zeros(4, 10, dtype=torch.uint8), torch.arange(4), lambda inputs, rng: inputs / 255)
+    federation = toy_federation(World(clients=1))
+    site = replace(federation.sites[0], train=images, validation=images, test=images)
+    assert Offer.of(replace(federation, sites={0: site})).real_inputs

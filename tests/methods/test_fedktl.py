@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
@@ -392,8 +391,8 @@ def test_outputs_are_scaled_cosines_which_predict_what_the_net_does(play, clouds
     assert_close(model(x).argmax(1), model.net(x).argmax(1))
 
 
-def test_needs_ranges_and_inputs(play, clouds):
-    assert FedKTL().needs() == {Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL}
+def test_needs_and_ranges():
+    assert FedKTL().needs() == {Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL, Need.REAL_INPUTS}
     for options, expected in (
         ({"transfer": -1.0}, "transfer: expected at least 0"),
         ({"latent": 0}, "latent: expected at least 1"),
@@ -401,7 +400,3 @@ def test_needs_ranges_and_inputs(play, clouds):
     ):
         with pytest.raises(ValueError, match=expected):
             replace(FedKTL(), **options)
-    federation = clouds("mlp2", public=4)
-    words = Examples(torch.ones(4, FEATURES, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="real numbers; found integers in the public data"):
-        play(FedKTL(**SMALL), replace(federation, public=words), rounds=0)

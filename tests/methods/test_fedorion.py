@@ -480,7 +480,7 @@ def test_the_defaults_are_the_papers():
     assert method.server_training == LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     assert (method.order, method.noise, method.mutual_from, method.noise_batches) == ("sequential", "gaussian", 0, None)
     assert method.mutual and method.aggregation and method.distillation  # noqa: PT018 - one fact
-    assert method.needs() == {Need.CLASSES}
+    assert method.needs() == {Need.CLASSES, Need.REAL_INPUTS}
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,15 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import frozen_names, frozen_of, weights_of
 from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.experiment.config import RunConfig
+from potluck.experiment.run import Run
+from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedepth import FeDepth
 from potluck.methods.fedmd import FedMD
@@ -196,6 +200,21 @@ def test_fedepth_passes_over_a_piece_that_is_all_frozen(play, clouds):
     assert_close(one, two, rtol=1e-4, atol=1e-6)
     moved = {name.rpartition(".")[0] for name in one if not torch.equal(one[name], built[name])}
     assert moved == {"stages.stage0.0", "stages.stage0.1", "stages.stage2.0", "stages.stage2.1"}
+
+
+@pytest.mark.parametrize("name", ["fedgh", "fedre"])
+def test_a_head_that_the_server_is_to_train_may_not_be_frozen(clouds, name):
+    """And is refused in a line before anybody trains."""
+    thawed = clouds("norm2", "norm3")
+
+    def frozen():
+        net = thawed.architectures["norm3"]()
+        net.head.requires_grad_(False)
+        return net
+
+    federation = replace(thawed, architectures={**thawed.architectures, "norm3": frozen})
+    with pytest.raises(ConfigError, match=r"cannot run here: the server trains the head, and that of norm3 is frozen"):
+        Run(get_method(name)(SGD), federation, RunConfig(rounds=1)).load()
 
 
 def test_peers_that_start_afresh_have_what_is_frozen(play, clouds):

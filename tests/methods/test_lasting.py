@@ -1,14 +1,17 @@
 """Optimisers that last: which fits of a method have one in common, and what a client stores of them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
-from potluck.methods import get_method
+from potluck.engine.engine import Engine
+from potluck.methods import get_method, list_methods
+from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 LASTS = LocalTraining(lr=0.02, batch_size=64, persist=True)
 STILL = LocalTraining("sgd", lr=0.0, batch_size=64)
@@ -78,3 +81,28 @@ def test_the_two_nets_of_fedkemf_and_the_pieces_of_fedepth_have_an_optimiser_eac
 def test_own_and_shared_weights_of_feddpa_have_an_optimiser_each_whichever_trains_first(play, clouds):
     run = play(get_method("feddpa")(LASTS, threshold=0.99), clouds("mlp2", "mlp2"), rounds=2)
     assert set(run.kept(0)["moments"]) == {"own", "shared"}
+
+
+def trainings_of(name):
+    method = get_method(name)()
+    return [spec.name for spec in fields(method) if isinstance(getattr(method, spec.name), LocalTraining)]
+
+
+TRAININGS = [(name, key) for name in list_methods() for key in trainings_of(name) if key != "training"]
+
+
+def lasting(method, key):
+    """The method with an optimiser that lasts; None where it says at once that this one cannot."""
+    try:
+        return replace(method, **{key: replace(getattr(method, key), persist=True)})
+    except ConfigError:
+        return None
+
+
+@pytest.mark.parametrize(("name", "key"), TRAININGS, ids=map("-".join, TRAININGS))
+def test_an_optimiser_that_cannot_last_is_refused_before_anybody_trains(name, key):
+    """A server's, that is; any other lasts through a run."""
+    method = quick(get_method(name))
+    if (lasts := lasting(method, key)) is not None:
+        federation = replace(toy_federation(World(clients=2).fit_for(method)), public_labels=True)
+        run_rounds(Engine(lasts, federation), 2)

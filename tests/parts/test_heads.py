@@ -5,7 +5,7 @@ from torch import nn
 
 from potluck.core.needs import Need, Offer
 from potluck.models.contract import StagedNet
-from potluck.parts.heads import COMMON_HEAD, COMMON_WIDTH, PLAIN_HEAD, SERVERS_HEAD, head_of
+from potluck.parts.heads import COMMON_HEAD, COMMON_WIDTH, PLAIN_HEAD, SERVERS_HEAD, TRAINED_HEAD, head_of
 
 
 def net(width=4, hidden=8, head=None):
@@ -80,7 +80,20 @@ def test_plain_head__batchnorm_is_refused_in_the_head_and_nowhere_else():
     assert "that of b has BatchNorm" in str(PLAIN_HEAD.problem(offer(a=before, b=after)))
 
 
-@pytest.mark.parametrize("need", [COMMON_WIDTH, COMMON_HEAD, PLAIN_HEAD, SERVERS_HEAD])
+def test_trained_head__a_head_of_which_nothing_is_trained_is_refused_and_frozen_layers_before_it_are_not():
+    def frozen(*parts):
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        found = StagedNet({"stem": nn.Linear(6, 4), "deep": nn.ReLU()}, layers, num_features=4)
+        for part in parts:
+            found.get_submodule(part).requires_grad_(False)
+        return found
+
+    assert TRAINED_HEAD.problem(offer(a=partial(frozen, "stages", "head.0"))) is None
+    problem = str(TRAINED_HEAD.problem(offer(a=frozen, b=partial(frozen, "head"))))
+    assert "the server trains the head, and that of b is frozen; leave requires_grad" in problem
+
+
+@pytest.mark.parametrize("need", [COMMON_WIDTH, COMMON_HEAD, PLAIN_HEAD, SERVERS_HEAD, TRAINED_HEAD])
 def test_a_net_that_cannot_be_split_is_left_to_another_need(need):
     found = offer(a=net, b=partial(nn.Linear, 6, 3))
     assert need.problem(found) is None

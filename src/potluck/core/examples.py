@@ -141,8 +141,18 @@ class Examples:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one prepared input."""
+        return tuple(self._first.shape[1:])
+
+    @property
+    def input_type(self) -> torch.dtype:
+        """Type of prepared inputs."""
+        return self._first.dtype
+
+    @property
+    def _first(self) -> Tensor:
+        """The first prepared input (1, ...), or none (0, ...)."""
         sample = self.inputs[:1]
-        return tuple((sample if self.preprocess is None else self.preprocess(sample, None)).shape[1:])
+        return sample if self.preprocess is None else self.preprocess(sample, None)
 
 
 def _chosen(rows: Tensor | None, positions: Tensor) -> Tensor:

@@ -156,6 +156,12 @@ class Federation:
         return next(iter(self.sites.values())).train.input_shape
 
     @cached_property
+    def real_inputs(self) -> bool:
+        """Whether prepared inputs are real numbers, the public ones too, as far as they are here."""
+        here = [next(iter(self.sites.values())).train, *([] if self.public is None else [self.public])]
+        return all(examples.input_type.is_floating_point for examples in here)
+
+    @cached_property
     def cuts(self) -> Cuts:
         """How nets are made narrower whose builders take no `scale`."""
         return Cuts(self.input_shape if self.sites else ())

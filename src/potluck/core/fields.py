@@ -54,6 +54,20 @@ def below(limit: float) -> Bound:
     return Bound("below", limit, operator.lt)
 
 
+@dataclass(frozen=True)
+class Only:
+    """The one value that a field of a nested dataclass may have where it is nested, as part of an annotation."""
+
+    field: str
+    value: Any
+    reason: str
+
+    def check(self, name: str, holder: Any) -> None:
+        """Compare the field of a dataclass that is called `name`."""
+        found = getattr(holder, self.field)
+        require(found == self.value, f"{name}.{self.field}", f"{self.value!r}, {self.reason}", found)
+
+
 class Checked:
     """A base of dataclasses whose fields are checked against their annotations when one is made.
 
@@ -72,7 +86,7 @@ def check_fields(value: Any) -> None:
     """Compare every field of a dataclass with its annotation.
 
     Checked are numbers, text, booleans, None, `Literal` values, dataclasses and dicts, tuples and unions of them, and
-    the bounds in `Annotated`; other annotations are ignored.
+    the bounds, and `Only`, in `Annotated`; other annotations are ignored.
 
     Raises:
         ConfigError: one does not fit; the message begins with the field's name.
@@ -117,6 +131,9 @@ def _check(name: str, value: Any, hint: Any) -> None:
         bounds = [bound for bound in arguments[1:] if isinstance(bound, Bound)]
         _check(name, value, arguments[0])
         require(all(bound.holds(value, bound.limit) for bound in bounds), name, " and ".join(map(str, bounds)), value)
+        for only in arguments[1:]:
+            if isinstance(only, Only):
+                only.check(name, value)
     elif origin is Literal:
         _check_word(name, value, arguments)
     elif origin in (Union, UnionType):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
-from potluck.core.fields import Checked, above, at_least, below, require
+from potluck.core.fields import Checked, Only, above, at_least, below, require
 from potluck.core.optimizers import known_optimizer, new_optimizer, takes
 from potluck.core.schedule import Schedule
 from potluck.core.weights import Weights
@@ -78,6 +78,10 @@ class LocalTraining(Checked):
     def new_optimizer(self, weights: list[nn.Parameter]) -> Optimizer:
         """A new optimiser of these weights."""
         return new_optimizer(self.optimizer, weights, self.lr, self.momentum, self.weight_decay)
+
+
+ServerTraining = Annotated[LocalTraining, Only("persist", False, "since the server's optimisers are new every round")]
+"""Settings of training on the server, as the annotation of a method's field."""
 
 
 @dataclass(eq=False)

@@ -29,6 +29,7 @@ class Offer:
         server_architecture: of the common or global model.
         public: whether there are public examples, at least one.
         public_labels: whether their labels are known.
+        real_inputs: whether prepared inputs are real numbers, and not whole ones such as tokens.
         unvalidated: clients without a validation part.
         task: what outputs mean.
         input_shape: of one prepared input.
@@ -42,6 +43,7 @@ class Offer:
     task: Task = CLASSIFICATION
     input_shape: tuple[int, ...] = ()
     public_labels: bool = False
+    real_inputs: bool = True
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -55,6 +57,7 @@ class Offer:
             task=federation.task,
             input_shape=federation.input_shape,
             public_labels=federation.public_labels,
+            real_inputs=federation.real_inputs,
         )
 
     @cached_property
@@ -107,6 +110,7 @@ class Need:
     VALIDATION: ClassVar["Need"]
     CLASSES: ClassVar["Need"]
     ONE_OUTPUT: ClassVar["Need"]
+    REAL_INPUTS: ClassVar["Need"]
 
     def __str__(self) -> str:
         return self.text
@@ -245,6 +249,10 @@ def _one_output(offer: Offer) -> str | None:
     return f"it exchanges one output for each example, and {offer.task.name} has one for each position"
 
 
+def _real_inputs(offer: Offer) -> str | None:
+    return None if offer.real_inputs else "it makes inputs of real numbers, and those here are whole numbers"
+
+
 _ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin"
 Need.ONE_ARCHITECTURE = Need(
     "one architecture for all clients",
@@ -292,3 +300,8 @@ Need.VALIDATION = Need(
 )
 Need.CLASSES = Need("a task with one class for each example", _classes, _ANY_TASK)
 Need.ONE_OUTPUT = Need("a task with one output for each example, not one for each position", _one_output, _ANY_TASK)
+Need.REAL_INPUTS = Need(
+    "inputs of real numbers",
+    _real_inputs,
+    "expected inputs of floating point; use a method that makes no inputs, such as fedavg or fedgen",
+)

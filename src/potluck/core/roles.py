@@ -208,7 +208,8 @@ class Server:
         """Train on the server, with the learning rate of this round, and return the report.
 
         Raises:
-            ConfigError: the optimiser is to persist; the server keeps the method's state and nothing else.
+            ConfigError: the optimiser is to persist; the server keeps the method's state and nothing else. A method
+                whose field is a `ServerTraining` is refused before the run.
         """
         if fit.lasts:
             raise ConfigError("persist: expected False in the server's training, whose optimisers are new every round")

@@ -61,8 +61,9 @@ def settings_of(cls: type[Any], prefix: str = "") -> list[Setting]:
     for spec in fields(cls):
         default = spec.default_factory() if spec.default_factory is not MISSING else spec.default
         key, hint = f"{prefix}{spec.name}", hints[spec.name]
-        inner = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)), None)
-        if inner is not hint:
+        bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        inner = next((kind for kind in (bare, *get_args(bare)) if isinstance(kind, type) and is_dataclass(kind)), None)
+        if inner is not bare:
             found.append(_setting(key, hint, default, meanings.get(spec.name, "")))
         if inner is not None:
             nested = settings_of(inner, f"{key}.")

@@ -66,6 +66,7 @@ from potluck import (
     Replies,
     Schema,
     Server,
+    ServerTraining,
     Weights,
     above,
     at_least,
@@ -118,7 +119,7 @@ class DSFL(Method[State]):
     builds_clients_models = False
     training: LocalTraining = LocalTraining()
     distillation: LocalTraining = LocalTraining(batch_size=128)
-    server_training: LocalTraining = LocalTraining(batch_size=128)
+    server_training: ServerTraining = LocalTraining(batch_size=128)
     public_examples: Annotated[int, at_least(1)] = 1000
     aggregation: Literal["era", "sa"] = "era"
     temperature: Annotated[float, above(0)] = 0.1

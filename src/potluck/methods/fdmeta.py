@@ -58,6 +58,7 @@ from potluck import (
     Probabilities,
     Schema,
     Server,
+    ServerTraining,
     Weights,
     at_least,
     at_most,
@@ -113,7 +114,7 @@ class FDMeta(Method[State]):
     builds_clients_models = False
     training: LocalTraining = LocalTraining()
     distillation: LocalTraining = LocalTraining(batch_size=128)
-    server_training: LocalTraining = LocalTraining(batch_size=128)
+    server_training: ServerTraining = LocalTraining(batch_size=128)
     public_examples: Annotated[int, at_least(1)] = 1000
     sampling: Literal["entropy", "confidence", "margin", "random"] = "entropy"
     exploration: Annotated[float, at_least(0), at_most(1)] = 0.2

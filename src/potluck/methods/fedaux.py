@@ -78,6 +78,7 @@ from potluck import (
     Request,
     Schema,
     Server,
+    ServerTraining,
     SharesWeights,
     Sharing,
     above,
@@ -135,7 +136,7 @@ class FedAUX(SharesWeights[State]):
 
     server_trains = True  # prototypes of which no client was drawn, too
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining(lr=5e-5, batch_size=128)
+    server_training: ServerTraining = LocalTraining(lr=5e-5, batch_size=128)
     certainty: Literal["logistic", "equal"] = "logistic"
     negative_share: Annotated[float, above(0), below(1)] = 0.2
     penalty: Annotated[float, above(0)] = 0.01

@@ -66,6 +66,7 @@ from potluck import (
     Need,
     Predict,
     Server,
+    ServerTraining,
     SharesWeights,
     Sharing,
     as_distributions,
@@ -106,7 +107,7 @@ class FedDF(SharesWeights[State]):
 
     server_trains = True
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining(epochs=5, batch_size=128, clip_norm=5.0)
+    server_training: ServerTraining = LocalTraining(epochs=5, batch_size=128, clip_norm=5.0)
     ensemble: Literal["logits", "probabilities"] = "logits"
     sharing: Sharing = Sharing("architecture")
 

@@ -80,6 +80,7 @@ from potluck import (
     Need,
     Predict,
     Server,
+    ServerTraining,
     SharesWeights,
     Sharing,
     Weights,
@@ -134,7 +135,7 @@ class FedET(SharesWeights[State]):
     }
 
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.005, steps=128, batch_size=64, momentum=0.9)
+    server_training: ServerTraining = LocalTraining("sgd", lr=0.005, steps=128, batch_size=64, momentum=0.9)
     public_examples: Annotated[int, at_least(1)] = 5000
     diversity: Annotated[float, at_least(0)] = 0.05
     unanimous: Unanimous = "skip"

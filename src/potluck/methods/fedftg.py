@@ -74,6 +74,7 @@ from potluck import (
     Replies,
     Schema,
     Server,
+    ServerTraining,
     SharesWeights,
     Sharing,
     Weights,
@@ -126,8 +127,8 @@ class FedFTG(SharesWeights[State]):
 
     mixes_layers = True
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, steps=10, batch_size=50)
-    generator_training: LocalTraining = LocalTraining(lr=0.01)
+    server_training: ServerTraining = LocalTraining("sgd", lr=0.01, steps=10, batch_size=50)
+    generator_training: ServerTraining = LocalTraining(lr=0.01)
     student_steps: Annotated[int, at_least(1)] = 5
     hardness: Annotated[float, at_least(0)] = 1.0
     recognition: Annotated[float, at_least(0)] = 1.0
@@ -150,7 +151,7 @@ class FedFTG(SharesWeights[State]):
         return True
 
     def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.CLASSES}
+        return super().needs() | {Need.CLASSES, Need.REAL_INPUTS}
 
     def init(self, server: Server) -> State:
         return State(self.sharing.initial(server), learnt_of(self._generator(server)))

@@ -84,6 +84,7 @@ from potluck import (
     Need,
     Schema,
     Server,
+    ServerTraining,
     SharesWeights,
     Sharing,
     Weights,
@@ -128,7 +129,7 @@ class FedGen(SharesWeights[State]):
     """
 
     training: LocalTraining = LocalTraining()
-    generator_training: LocalTraining = LocalTraining(lr=3e-4, epochs=5, batch_size=32, weight_decay=0.01)
+    generator_training: ServerTraining = LocalTraining(lr=3e-4, epochs=5, batch_size=32, weight_decay=0.01)
     alpha: Annotated[float, at_least(0)] = 1.0
     beta: Annotated[float, at_least(0)] = 0.0
     ensemble: Literal["mean", "share"] = "mean"

@@ -49,6 +49,7 @@ from torch.nn import functional as F
 from potluck import (
     COMMON_HEAD,
     PLAIN_HEAD,
+    TRAINED_HEAD,
     Batch,
     Client,
     ClientId,
@@ -64,6 +65,7 @@ from potluck import (
     Need,
     Schema,
     Server,
+    ServerTraining,
     Weights,
     client_net,
     expected_prototypes,
@@ -97,11 +99,11 @@ class FedGH(Method[State]):
     variants = {"own heads": {"clients_adopt": False}}
 
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, batch_size=1)
+    server_training: ServerTraining = LocalTraining("sgd", lr=0.01, batch_size=1)
     clients_adopt: bool = True
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SPLIT_MODEL, Need.CLASSES, COMMON_HEAD, PLAIN_HEAD})
+        return frozenset({Need.SPLIT_MODEL, Need.CLASSES, COMMON_HEAD, PLAIN_HEAD, TRAINED_HEAD})
 
     def init(self, server: Server) -> State:
         return State(learnt_of(_new_head(server)))

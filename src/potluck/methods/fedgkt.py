@@ -69,6 +69,7 @@ from potluck import (
     Predict,
     Schema,
     Server,
+    ServerTraining,
     StagedNet,
     UpTo,
     Weights,
@@ -105,7 +106,7 @@ class FedGKT(Method[State]):
     """
 
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining()
+    server_training: ServerTraining = LocalTraining()
     alpha: Annotated[float, at_least(0)] = 1.0
     temperature: Annotated[float, above(0)] = 3.0
 

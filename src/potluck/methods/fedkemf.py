@@ -72,6 +72,7 @@ from potluck import (
     Predict,
     Schema,
     Server,
+    ServerTraining,
     Weights,
     at_least,
     drawn_rows,
@@ -116,7 +117,7 @@ class FedKEMF(Method[State]):
 
     builds_clients_models = False
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
+    server_training: ServerTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     public_examples: Annotated[int, at_least(1)] = 5000
     ensemble: Ensemble = "mean"
     mutual: bool = True

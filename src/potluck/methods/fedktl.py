@@ -80,7 +80,6 @@ from potluck import (
     Client,
     ClientWork,
     Cohort,
-    ConfigError,
     Criterion,
     Examples,
     Extras,
@@ -94,6 +93,7 @@ from potluck import (
     Rows,
     Schema,
     Server,
+    ServerTraining,
     UpTo,
     Weights,
     at_least,
@@ -158,8 +158,8 @@ class FedKTL(Method[State]):
     }
 
     training: LocalTraining = LocalTraining()
-    generator_training: LocalTraining = LocalTraining(epochs=20, batch_size=128)
-    server_training: LocalTraining = LocalTraining(lr=0.01, epochs=100, batch_size=100)
+    generator_training: ServerTraining = LocalTraining(epochs=20, batch_size=128)
+    server_training: ServerTraining = LocalTraining(lr=0.01, epochs=100, batch_size=100)
     centres: Literal["means", "learnt"] = "means"
     transfer: Annotated[float, at_least(0)] = 50.0
     centring: Annotated[float, at_least(0)] = 1.0
@@ -174,11 +174,9 @@ class FedKTL(Method[State]):
         require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL})
+        return frozenset({Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL, Need.REAL_INPUTS})
 
     def init(self, server: Server) -> State:
-        if not public_of(server).batch(torch.tensor([0])).inputs.is_floating_point():
-            raise ConfigError("FedKTL generates inputs, which are then real numbers; found integers in the public data")
         return State(learnt_of(self._alignment(server)), torch.zeros(server.num_classes, dtype=torch.bool))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:

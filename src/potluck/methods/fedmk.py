@@ -83,6 +83,7 @@ from potluck import (
     Replies,
     Schema,
     Server,
+    ServerTraining,
     UpTo,
     Weights,
     above,
@@ -135,8 +136,8 @@ class FedMK(Method[State]):
     }
 
     training: LocalTraining = LocalTraining(lr=0.01, steps=50, batch_size=64)
-    server_training: LocalTraining = LocalTraining(steps=100, batch_size=32)
-    generator_training: LocalTraining = LocalTraining(steps=20, batch_size=32)
+    server_training: ServerTraining = LocalTraining(steps=100, batch_size=32)
+    generator_training: ServerTraining = LocalTraining(steps=20, batch_size=32)
     speed: Annotated[float, above(0)] = 10.0
     per_class: Annotated[int, at_least(2)] = 10
     inner_steps: Annotated[int, at_least(1)] = 1
@@ -158,7 +159,7 @@ class FedMK(Method[State]):
         return False
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES})
+        return frozenset({Need.CLASSES, Need.REAL_INPUTS})
 
     def init(self, server: Server) -> State:
         names = sorted({member.architecture for member in server.roster.values()})

@@ -82,6 +82,7 @@ from potluck import (
     Replies,
     Schema,
     Server,
+    ServerTraining,
     Weights,
     at_least,
     at_most,
@@ -137,7 +138,7 @@ class FedORION(Method[State]):
     }
 
     training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
+    server_training: ServerTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     mutual: bool = True
     aggregation: bool = True
     distillation: bool = True
@@ -154,7 +155,7 @@ class FedORION(Method[State]):
             raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
 
     def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES})
+        return frozenset({Need.CLASSES, Need.REAL_INPUTS})
 
     def init(self, server: Server) -> State:
         if self.distillation:

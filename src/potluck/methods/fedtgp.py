@@ -81,6 +81,7 @@ from potluck import (
     PrototypeLoss,
     Rows,
     Server,
+    ServerTraining,
     Table,
     Weights,
     above,
@@ -126,7 +127,7 @@ class FedTGP(PredictsByPrototypes[State]):
     }
 
     training: LocalTraining = LocalTraining()
-    server_training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=100, batch_size=10)
+    server_training: ServerTraining = LocalTraining("sgd", lr=0.01, epochs=100, batch_size=10)
     strength: Annotated[float, at_least(0)] = 10.0
     margin: Margin = "nearest"
     threshold: Annotated[float, above(0)] = 100.0

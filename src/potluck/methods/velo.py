@@ -79,6 +79,7 @@ from potluck import (
     Rows,
     Schema,
     Server,
+    ServerTraining,
     SharesWeights,
     Sharing,
     Table,
@@ -150,7 +151,7 @@ class Velo(SharesWeights[State]):
     }
 
     training: LocalTraining = LocalTraining()
-    vae_training: LocalTraining = LocalTraining(epochs=10, batch_size=50)
+    vae_training: ServerTraining = LocalTraining(epochs=10, batch_size=50)
     use: Literal["target", "replay"] = "target"
     alpha: Annotated[float, at_least(0)] = 0.5
     warmup_rounds: Annotated[int, at_least(0)] = 1

@@ -9,7 +9,7 @@ from torch import nn
 from potluck.core.batchnorm import batch_norms
 from potluck.core.needs import Need, Offer, split_problem
 from potluck.core.roles import Server
-from potluck.core.weights import weights_of
+from potluck.core.weights import parameters_of, weights_of
 from potluck.models.contract import StagedNet, staged
 
 
@@ -76,6 +76,11 @@ def _normalising_heads(offer: Offer) -> str | None:
     )
 
 
+def _frozen_heads(offer: Offer) -> str | None:
+    frozen = (name for name, net in _whole(offer).items() if not parameters_of(net.head))
+    return next((f"the server trains the head, and that of {name} is frozen" for name in frozen), None)
+
+
 COMMON_WIDTH = Need(
     "features of one width at all clients",
     _different_widths,
@@ -95,4 +100,10 @@ PLAIN_HEAD = Need(
     "heads without BatchNorm",
     _normalising_heads,
     "choose heads without it: means of classes have other statistics than examples",
+)
+TRAINED_HEAD = Need(
+    "heads that are not frozen",
+    _frozen_heads,
+    "leave requires_grad of the head's parameters as it is, or use a method that trains no head on the server, such as"
+    " fedproto",
 )
