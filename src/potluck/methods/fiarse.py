@@ -38,8 +38,8 @@ Departures from the paper
        that torch drops its gradient, the surrogate: `masks="followed"`. `masks="fixed"` keeps the mask of the round's
        start, which is FedAvg with sub-models.
     3. As in the code norms are not masked: every client trains theirs, and densities count the other weights. Norms are
-       BatchNorm, GroupNorm and LayerNorm. The weights of others are masked, also of InstanceNorm, which the code leaves
-       alone too. `threshold="layer"` is one threshold a module; the code's by layer is one for each stage of a ResNet.
+       BatchNorm, GroupNorm and LayerNorm. The weights of others are masked, also those of InstanceNorm, which the
+       code does not mask. `threshold="layer"` is one threshold a module; the code's is one for each stage of a ResNet.
     4. BatchNorm's statistics belong to a mask. They are tracked in training and thrown away; to predict, a client
        measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
     5. `ladder`, which is not in the paper, is the gradual restoration of FedGMR: at fixed rounds the least density
