@@ -159,7 +159,7 @@ def run_here(planned, parent):
     """Run what is planned in this process."""
     parent.mkdir(parents=True, exist_ok=True)
     for one in planned:
-        _start(one.experiment, parent, lambda kind, value: None)
+        _start(one.experiment, parent.with_suffix(".claim"), parent, lambda kind, value: None)
 
 
 def of_row(runs, method, partition):

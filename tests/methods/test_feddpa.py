@@ -238,7 +238,7 @@ def test_with_nothing_of_their_own_and_no_constraint_it_is_fedavg_bit_for_bit(pl
 
 
 def test_it_needs_classes():
-    assert FedDPA().needs() == {Need.NESTED_LAYERS, Need.CLASSES}
+    assert FedDPA().needs() == {Need.NESTED_LAYERS, Need.CLASSES, Need.SHARED_LAYERS}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_affinity_adds_the_gains_of_those_who_answered():
 
 
 def test_it_needs_validation_data_and_refuses_what_is_out_of_range():
-    assert FedFomo().needs() == {Need.VALIDATION}
+    assert FedFomo().needs() == {Need.VALIDATION, Need.SHARED_LAYERS}
     with pytest.raises(ValueError, match=r"^epsilon: expected at least 0 and at most 1, found 1.5$"):
         FedFomo(epsilon=1.5)
     with pytest.raises(ValueError, match=r"^peers: expected at least 1, found 0$"):

@@ -191,7 +191,7 @@ def test_without_gamma_it_is_fedavg_and_sends_no_teacher(play, clouds):
 
 
 def test_it_needs_classes():
-    assert FedGKD().needs() == {Need.CLASSES, Need.NESTED_LAYERS}
+    assert FedGKD().needs() == {Need.CLASSES, Need.NESTED_LAYERS, Need.SHARED_LAYERS}
 
 
 @pytest.mark.parametrize("changes", [{"gamma": -1.0}, {"temperature": 0.0}, {"buffer": 0}, {"divergence": "js"}])

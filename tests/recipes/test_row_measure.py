@@ -63,8 +63,8 @@ method.name = "local"
 def test_a_row_with_a_measure_of_its_own_shows_that_measure(tmp_path):
     recipe = read_recipe(tomllib.loads(RECIPE), "mine", "mine.toml")
     first, second = plan(recipe, 1.0, 1)
-    _start(first.experiment, tmp_path, lambda kind, value: None)
-    (folder,) = tmp_path.iterdir()
+    _start(first.experiment, tmp_path / "claim", tmp_path / "runs", lambda kind, value: None)
+    (folder,) = (tmp_path / "runs").iterdir()
     ends = [Ended(one.experiment, folder) for one in (first, second)]  # the same run, measured in two ways
     found = beside(recipe, [first, second], ends, scale=1.0, seeds=1)
     record, score = last(read_run(folder)), recipe.columns[0]
