@@ -254,7 +254,7 @@ def test_run__a_function_with_the_name_of_a_known_model_is_another_one():
     def cnn2():
         return Net()
 
-    result = small(models=[cnn2, "cnn2"], rounds=1)
+    result = small("local", models=[cnn2, "cnn2"], rounds=1)
     assert {score.architecture for score in result.scores} == {"cnn2-2", "cnn2"}
 
 

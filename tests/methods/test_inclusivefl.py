@@ -277,7 +277,7 @@ def test_without_beta_it_is_fedavg(play, clouds):
 
 def test_it_needs_models_in_stages():
     assert InclusiveFL().needs() == {Need.NESTED_LAYERS, Need.SPLIT_MODEL, Need.SHARED_LAYERS}
-    assert InclusiveFL(sharing=APART).needs() == {Need.SPLIT_MODEL}
+    assert InclusiveFL(sharing=APART).needs() == {Need.SPLIT_MODEL, Need.SHARED_ARCHITECTURES}
 
 
 @pytest.mark.parametrize(

@@ -374,8 +374,8 @@ def serve(
     superlink: Annotated[
         str | None, typer.Option(help="HOST:PORT of your own SuperLink. Default: start one behind a gate.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(hidden=True, help="Is run.rounds_close.deadline_s.")] = None,
-    patience: Annotated[float | None, typer.Option(hidden=True, help="Is run.rounds_close.patience_s.")] = None,
+    timeout: Annotated[float | None, typer.Option(hidden=True)] = None,
+    patience: Annotated[float | None, typer.Option(hidden=True)] = None,
     largest_reply: Annotated[
         float, typer.Option(min=0.0, max=16.0, help="The most GiB of one reply of a node; a larger one is refused.")
     ] = 4.0,

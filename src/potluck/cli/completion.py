@@ -224,6 +224,9 @@ def _class_named(name: str, path: Path) -> _Class | None:
     for node in _read(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return path, node
+        if isinstance(node, ast.Assign) and name in [getattr(target, "id", "") for target in node.targets]:
+            meant = [word.id for word in ast.walk(node.value) if isinstance(word, ast.Name)]  # `Annotated[Class, ...]`
+            return next((cls for word in meant if (cls := _class_named(word, path))), None)
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             home = f"potluck.{potluck._HOMES.get(name, '')}" if node.module == "potluck" else node.module or ""
             place = _file(*home.split(".")[1:]) if home.startswith("potluck.") else None

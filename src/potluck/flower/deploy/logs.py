@@ -29,6 +29,6 @@ def shorten(log: Path) -> None:
             return
         file.seek(-LONGEST_LOG, os.SEEK_END)
         try:
-            log.with_name(f"{log.name}.1").write_bytes(file.read())
+            log.with_name(f"{log.name}.1").write_bytes(file.read(LONGEST_LOG))  # more may come while this is read
         finally:
             os.truncate(log, 0)
