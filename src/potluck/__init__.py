@@ -120,7 +120,8 @@ _HOMES = {
     "kl_to_standard": "parts.cvae",
     "server_vae": "parts.cvae",
     "DepthWise": "parts.depthwise",
-    "staged": "parts.depthwise",
+    "in_stages": "models.contract",
+    "staged": "models.contract",
     "bottleneck_exit": "parts.exits",
     "convolutional_exit": "parts.exits",
     "leading_names": "parts.exits",
@@ -317,11 +318,13 @@ if TYPE_CHECKING:
     from potluck.models.contract import classifier_names as classifier_names
     from potluck.models.contract import classifier_of as classifier_of
     from potluck.models.contract import feature_shapes as feature_shapes
+    from potluck.models.contract import in_stages as in_stages
     from potluck.models.contract import intermediate_names as intermediate_names
     from potluck.models.contract import linear_exit as linear_exit
     from potluck.models.contract import of_depth as of_depth
     from potluck.models.contract import place_shapes as place_shapes
     from potluck.models.contract import split as split
+    from potluck.models.contract import staged as staged
     from potluck.models.contract import with_exits as with_exits
     from potluck.parts.channels import Narrowing as Narrowing
     from potluck.parts.crosslayer import CrossLayer as CrossLayer
@@ -331,7 +334,6 @@ if TYPE_CHECKING:
     from potluck.parts.cvae import kl_to_standard as kl_to_standard
     from potluck.parts.cvae import server_vae as server_vae
     from potluck.parts.depthwise import DepthWise as DepthWise
-    from potluck.parts.depthwise import staged as staged
     from potluck.parts.exits import bottleneck_exit as bottleneck_exit
     from potluck.parts.exits import convolutional_exit as convolutional_exit
     from potluck.parts.exits import leading_names as leading_names

@@ -1,49 +1,86 @@
 import pytest
 
-from potluck.core import machine
 from potluck.core.errors import DataError
+from potluck.core.machine import available_bytes, check_fits
 
-GIB = 2**30
+MIB = 2**20
+MEMORY = {"proc/meminfo": "MemTotal: 9999999 kB\nMemAvailable:   1536 kB\nSwapFree:   512 kB\n"}
 
 
 @pytest.fixture
-def system(tmp_path, monkeypatch):
-    """A made-up machine: 3 GiB available, 1 GiB of swap; the function returned sets the container's limit."""
-    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 3145728 kB\nSwapFree: 1048576 kB\n")
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "meminfo")
-    monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "memory.max",))
-    return (tmp_path / "memory.max").write_text
+def machine(tmp_path):
+    """A file system that says what a machine and its containers have."""
+
+    def made(files):
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        return tmp_path
+
+    return made
 
 
-def test_available_is_what_is_free_or_freeable_and_swap(system):
-    assert machine.available_bytes() == 4 * GIB
-    system("max\n")
-    assert machine.available_bytes() == 4 * GIB
+def test_a_machine_has_what_is_free_or_freeable_and_swap(machine):
+    assert available_bytes(machine(MEMORY)) == 2 * MIB
 
 
-def test_available_is_bounded_by_the_container(system):
-    system(f"{2 * GIB}\n")
-    assert machine.available_bytes() == 2 * GIB
+@pytest.mark.parametrize(("limit", "expected"), [("max", 2 * MIB), (f"{MIB}", MIB - 1000 + 300), (f"{2**40}", 2 * MIB)])
+def test_a_container_has_its_limit_less_what_it_uses_but_for_caches(machine, limit, expected):
+    files = {
+        "proc/self/cgroup": "0::/one/two\n",
+        "sys/fs/cgroup/one/memory.max": f"{limit}\n",
+        "sys/fs/cgroup/one/memory.current": "1000\n",
+        "sys/fs/cgroup/one/memory.stat": "anon 700\ninactive_file 300\n",
+    }
+    assert available_bytes(machine({**MEMORY, **files})) == expected
 
 
-def test_available_is_all_memory_where_no_more_is_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "nothing")
-    monkeypatch.setattr(machine, "_LIMITS", ())
+def test_older_control_groups_are_understood(machine):
+    files = {
+        "proc/self/cgroup": "5:cpu:/x\n4:memory:/job\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{MIB}\n",
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
+        "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 200\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
+        "sys/fs/cgroup/memory/memory.stat": "\n",
+    }
+    assert available_bytes(machine({**MEMORY, **files})) == MIB - 800
+
+
+def test_this_machine_says_something():
+    found = available_bytes()
+    assert found is None or found > 0
+
+
+def test_available_is_all_memory_where_no_more_is_known(machine, monkeypatch):
     monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert machine.available_bytes() == 3 * 4096
+    assert available_bytes(machine({})) == 3 * 4096
 
 
-def test_available_is_unknown_where_the_system_does_not_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "nothing")
-    monkeypatch.setattr(machine, "_LIMITS", ())
+def test_available_is_unknown_where_the_system_does_not_say(machine, monkeypatch):
     monkeypatch.delattr("os.sysconf")
-    assert machine.available_bytes() is None
-    machine.check_fits(2**80, "it", "no matter", DataError)
+    assert available_bytes(machine({})) is None
 
 
-@pytest.mark.usefixtures("system")
-def test_check_fits_refuses_what_is_more_than_is_left():
-    machine.check_fits(4 * GIB, "a net", "choose another", DataError)
+def test_check_fits_refuses_what_is_more_than_a_full_container_has_left(machine, monkeypatch):
+    """The container's limit would hold it, but most of that is used."""
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": f"{4 * 2**30}\n",
+        "sys/fs/cgroup/memory.current": f"{4 * 2**30 - 100 * MIB}\n",
+        "sys/fs/cgroup/memory.stat": "inactive_file 0\n",
+        "proc/meminfo": f"MemAvailable: {8 * MIB} kB\n",
+    }
+    root = machine(files)
+    monkeypatch.setattr("potluck.core.machine.available_bytes", lambda: available_bytes(root))
+    check_fits(100 * MIB, "a net", "choose another", DataError)
     with pytest.raises(DataError) as caught:
-        machine.check_fits(4 * GIB + 2**28, "a net", "choose another", DataError)
-    assert str(caught.value) == "a net: at least 4.2 GiB of memory needed, 4.0 GiB left; choose another"
+        check_fits(3 * 2**30, "a net", "choose another", DataError)
+    assert str(caught.value) == "a net: at least 3.0 GiB of memory needed, 0.1 GiB left; choose another"
+
+
+def test_what_the_system_does_not_say_refuses_nothing(monkeypatch):
+    monkeypatch.setattr("potluck.core.machine.available_bytes", lambda: None)
+    check_fits(2**80, "it", "no matter", DataError)

@@ -14,6 +14,7 @@ from torch import nn
 from potluck.core.errors import DivergenceError, PotluckError, place_in
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
+from potluck.core.machine import available_bytes
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
 from potluck.core.rng import fold_in
@@ -32,7 +33,6 @@ from potluck.engine.ledger import Ledger
 from potluck.engine.numerics.costs import forward_flops
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.outliers import MOST_OFTEN, Outliers
-from potluck.engine.room import available_bytes
 from potluck.engine.store import ClientStore
 
 log = logging.getLogger(__name__)

@@ -83,6 +83,7 @@ from potluck import (
     bottleneck_exit,
     buffers_of,
     distillation,
+    in_stages,
     leading_names,
     leading_share,
     level_within,
@@ -96,7 +97,6 @@ from potluck import (
     place_shapes,
     plus,
     require,
-    staged,
     warn_below,
     zeros_like,
 )
@@ -212,13 +212,13 @@ class DepthFL(Method[State]):
     def net(self, party: Server | Client, level: float) -> StagedNet:
         """The leading share of the network's blocks, with the classifiers behind them."""
         full, data = (party.build(), party) if isinstance(party, Server) else (party.model, party.train)
-        shapes = place_shapes(staged(full), data.input_shape)
+        shapes = place_shapes(in_stages(full), data.input_shape)
         build = partial(bottleneck_exit, [*shapes.values()]) if self.exits == "bottleneck" else linear_exit
-        return leading_share(party, staged(full), data.input_shape, level, self.levels, build)
+        return leading_share(party, in_stages(full), data.input_shape, level, self.levels, build)
 
     def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
         """By level, what the names of its tensors begin with."""
-        return {level: leading_names(staged(net), level) for level in self.levels}
+        return {level: leading_names(in_stages(net), level) for level in self.levels}
 
     def weight(self, number: int) -> float:
         """w(t) of a round, counted from 1."""
@@ -235,7 +235,7 @@ class ExitsLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch; with one classifier it is the task's loss, bit for bit."""
-        outputs = list(staged(net).exit_outputs(batch.inputs).values())
+        outputs = list(in_stages(net).exit_outputs(batch.inputs).values())
         losses = [self.criterion(z, batch.targets) for z in outputs]
         if self.weight:
             taught = [distillation(z, teacher) for z, teacher in permutations(outputs, 2)]

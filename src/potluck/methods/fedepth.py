@@ -91,8 +91,8 @@ from potluck import (
     SharesWeights,
     SkipLink,
     StagedNet,
+    in_stages,
     on_client,
-    staged,
 )
 
 
@@ -138,7 +138,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
         del message  # its weights are in the model now, and this client's memory is short
-        memory = self.estimate(staged(client.model), client.train.input_shape)
+        memory = self.estimate(in_stages(client.model), client.train.input_shape)
         return (yield from self.learn(client, memory, functools.partial(linked, link=self.link)))
 
 

@@ -64,6 +64,7 @@ from potluck import (
     Server,
     SharesWeights,
     StagedNet,
+    in_stages,
     linear_exit,
     load,
     new_exits,
@@ -72,7 +73,6 @@ from potluck import (
     parameters_of,
     pick,
     some_of,
-    staged,
 )
 
 
@@ -102,7 +102,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         members = {member.architecture: member for member in server.roster.values()}
         exits: GroupWeights = {}
         for architecture, member in sorted(members.items()):
-            net = staged(server.build(architecture))
+            net = in_stages(server.build(architecture))
             own = parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
             exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
         return State(self.sharing.initial(server), exits)
@@ -120,7 +120,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
-        net = staged(client.model)
+        net = in_stages(client.model)
         memory = self.estimate(net, client.train.input_shape)
         exits = auxiliary_classifiers(client, net, memory)
         load(exits, pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}))

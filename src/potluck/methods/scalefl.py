@@ -84,6 +84,7 @@ from potluck import (
     convolutional_exit,
     count,
     distillation,
+    in_stages,
     leading,
     leading_share,
     like,
@@ -95,7 +96,6 @@ from potluck import (
     parameters_of,
     require,
     select,
-    staged,
     with_scaler,
 )
 
@@ -210,10 +210,10 @@ class ScaleFL(WidthSlices[State]):
     def part(self, party: Server | Client, level: float) -> StagedNet:
         """The part of the network that a level has: s_l of its channels, e_l of its blocks, and the exits behind."""
         number = self.levels.index(level)
-        net = staged(party.build(width=self.widths[number]))
+        net = in_stages(party.build(width=self.widths[number]))
         shape = (party if isinstance(party, Server) else party.train).input_shape
         part = leading_share(party, net, shape, self.depths[number], self.depths, convolutional_exit)
-        return part if self.widths[number] == 1 else staged(with_scaler(part, self.widths[number], always=True))
+        return part if self.widths[number] == 1 else in_stages(with_scaler(part, self.widths[number], always=True))
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class ExitsLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
         """Of one batch; with one exit it is the task's loss, bit for bit."""
-        *shallow, deepest = staged(net).exit_outputs(batch.inputs).values()
+        *shallow, deepest = in_stages(net).exit_outputs(batch.inputs).values()
         losses = [self.criterion(z, batch.targets) for z in (*shallow, deepest)]
         if self.gamma:
             for j, z in enumerate(shallow):

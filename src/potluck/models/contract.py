@@ -471,6 +471,17 @@ def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str
         ) from found
 
 
+def in_stages(net: nn.Module) -> StagedNet:
+    """The net as a staged one, whether or not it can be split into extractor, intermediate layers and classifier.
+
+    Raises:
+        TypeError: `net` is not a StagedNet.
+    """
+    if not isinstance(net, StagedNet):
+        raise TypeError(f"{type(net).__name__} has no stages; {Need.SPLIT_MODEL.advice}")
+    return net
+
+
 def staged(net: nn.Module) -> StagedNet:
     """The net as a staged one that can be split.
 

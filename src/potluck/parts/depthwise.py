@@ -29,7 +29,7 @@ from potluck.core.message import Message
 from potluck.core.roles import Client, Server
 from potluck.core.schema import Kind, optional, some_of
 from potluck.core.weights import Weights, frozen_of, load, parameters_of
-from potluck.models.contract import StagedNet
+from potluck.models.contract import StagedNet, in_stages
 from potluck.parts.activations import Buffer, outputs
 from potluck.parts.losses import distillation
 from potluck.parts.memory import (
@@ -89,7 +89,7 @@ class DepthWise(Checked):
         first_alike: dict[tuple[str, float], Member] = {}
         for member in server.roster.values():
             first_alike.setdefault((member.architecture, member.capacity), member)
-        nets = {name: staged(server.build(name)) for name in dict.fromkeys(name for name, _ in first_alike)}
+        nets = {name: in_stages(server.build(name)) for name in dict.fromkeys(name for name, _ in first_alike)}
         memories = {name: self.estimate(net, server.input_shape) for name, net in nets.items()}
         for (name, capacity), member in first_alike.items():
             try:
@@ -129,7 +129,7 @@ class DepthWise(Checked):
             memory: the estimate for its model.
             lead_out: builds the net of a piece's sub-problem, from the piece's input to logits.
         """
-        net = staged(client.model)
+        net = in_stages(client.model)
         if self.models > 1 and client.capacity == 1:
             yield from learn_mutually(client, self.models, self.training)
             return self.sharing.reply(client)
@@ -291,9 +291,3 @@ def without(reply: Message, stages: list[str]) -> Message:
         held: Weights = reply.get(entry, {})
         left[entry] = {name: w for name, w in held.items() if not name.startswith(prefixes)} or None
     return Message(**{**reply, **left})
-
-
-def staged(net: nn.Module) -> StagedNet:
-    """The net as a staged one, which `needs` has checked."""
-    assert isinstance(net, StagedNet)
-    return net
