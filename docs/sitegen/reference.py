@@ -186,8 +186,6 @@ def _parameters(command: Any) -> Iterable[tuple[str, str]]:
     """Arguments and options, each with its explanation and default."""
     context = typer.Context(command)
     for one in command.get_params(context):
-        if getattr(one, "hidden", False):  # of earlier versions
-            continue
         if one.param_type_name == "argument":
             words = code(one.make_metavar(context))
         else:

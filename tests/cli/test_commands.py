@@ -33,8 +33,6 @@ def test_help__explains_every_argument_and_option(name, potluck):
     assert shown.code == 0
     flat = " ".join(shown.out.replace("│", " ").split())
     for parameter in commands()[name].params:
-        if getattr(parameter, "hidden", False):  # an option of earlier versions, which names the key it is now
-            continue
         assert parameter.help, f"{name}: {parameter.name} has no help"
         assert Text.from_markup(parameter.help).plain in flat, f"{name}: {parameter.name} is not explained"
 

@@ -16,7 +16,7 @@ import typer
 from potluck import __version__
 from potluck.cli import completion, stages
 from potluck.cli.commands import Commands, option_advice
-from potluck.core.errors import ConfigError, PotluckError, PotluckWarning, explained
+from potluck.core.errors import PotluckError, PotluckWarning, explained
 from potluck.records import TITLES
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
@@ -374,8 +374,6 @@ def serve(
     superlink: Annotated[
         str | None, typer.Option(help="HOST:PORT of your own SuperLink. Default: start one behind a gate.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(hidden=True)] = None,
-    patience: Annotated[float | None, typer.Option(hidden=True)] = None,
     largest_reply: Annotated[
         float, typer.Option(min=0.0, max=16.0, help="The most GiB of one reply of a node; a larger one is refused.")
     ] = 4.0,
@@ -384,9 +382,6 @@ def serve(
     from potluck.cli.flower import host, require_flower
 
     require_flower()
-    for option, value, key in (("timeout", timeout, "deadline_s"), ("patience", patience, "patience_s")):
-        if value is not None:
-            raise ConfigError(f"--{option} is now a setting of the run: run.rounds_close.{key}={value:g}")
     target, assignments = _asked(target, overrides)
     trusted = _trusted(keys, insecure)
     host(

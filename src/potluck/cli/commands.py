@@ -88,6 +88,10 @@ def _has(error: Exception, option: str) -> bool:
     return any(option in parameter.opts for parameter in command.params)
 
 
+_MEANT = {"model": "models", "timeout": "deadline_s", "patience": "patience_s"}
+"""Keys that have another name than the option that seems to mean them, or that was one in earlier versions."""
+
+
 def _instead(option: str, words: Sequence[str]) -> str:
     """How to set what an option that does not exist seems to set."""
     from potluck.experiment.config import keys_called
@@ -96,7 +100,7 @@ def _instead(option: str, words: Sequence[str]) -> str:
     value = _value_of(option, words)
     if name == "method":
         return f"a method is named without an option: potluck run {value or 'METHOD'}"
-    found = keys_called({"model": "models"}.get(name, name))
+    found = keys_called(_MEANT.get(name, name))
     if not found:
         return "settings are keys, such as run.rounds=10; all: potluck show run, potluck show federation"
     meant = " or ".join(f"{key}={'VALUE' if value is None else value}" for key in found)
