@@ -123,7 +123,7 @@ def test_code_of_the_users_that_ends_the_program_is_one_line(potluck, tmp_path, 
         f"import sys\nfrom torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n, shape):\n"
         f"        super().__init__(64, n)\n        {leaves}\n"
     )
-    done = potluck("run fedavg federation.models=['own.py:Net'] federation.clients=2 run.rounds=1")
+    done = potluck("run fedavg federation.models=own.py:Net federation.clients=2 run.rounds=1")
     line = f"SystemExit: 0; {tmp_path / 'own.py'}, line 6; raise an error"
     assert done == (2, "", f"potluck: your code ended the program, and the command is not done: {line}\n")
 
