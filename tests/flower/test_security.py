@@ -135,7 +135,7 @@ def test_what_is_not_protected_a_node_ends_a_run_that_tolerates_nothing(tmp_path
 def test_what_is_not_protected_a_server_sets_the_work(tmp_path):
     asked = tree("local")
     asked["method"]["training"] = {"epochs": 10**9}
-    header = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
+    header = {"experiment": asked, "run": "run-1", "client": 0, "code": None, "classes": {"count": 10, "names": None}}
     assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (header, b""))[0]["train"] > 100
 
 
