@@ -233,7 +233,7 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
     federation = own.federation
     (policy or Policy()).check(experiment, len(federation.sites[said.client].train))
     check_inputs(federation)
-    check_targets(federation)
+    check_targets(federation, whole=False)
     rehearse(federation)
     host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(said.client, federation, host, store, experiment.run.threads)
