@@ -28,13 +28,13 @@ XRAYS = ("covid", "normal", "pneumonia")
 TEN = tuple(f"kind {letter}" for letter in "jabcdefghi")
 
 
-def written(path, classes, *, named=True, each=6):
-    """An archive with `each` images of every class; images of one class look alike everywhere."""
+def written(path, classes, *, named=True, each=6, more=()):
+    """An archive with `each` images of every class, which look alike everywhere, and names of `more` without any."""
     draw = np.random.default_rng(sum(map(ord, path.stem)))
     labels = np.repeat(np.arange(len(classes)), each)
     brightness = np.array([sum(map(ord, name)) % 200 for name in classes], dtype=np.uint8)[labels]
     images = brightness[:, None, None] + draw.integers(0, 50, (len(labels), 8, 8), dtype=np.uint8)
-    names = {"classes": np.array(classes)} if named else {}
+    names = {"classes": np.array([*classes, *more])} if named else {}
     np.savez(path, x_train=images, y_train=labels, x_test=images[::2], y_test=labels[::2], **names)
     return path
 
@@ -90,6 +90,13 @@ def test_a_node_refuses_a_class_that_the_server_lacks_even_if_the_numbers_fit(tm
         f"DataError: client 0 ({place}): class 'zoster' is none of the 3 of the server's data set; nearest: normal;"
         " call classes alike everywhere, or have the server's data set name it too"
     )
+
+
+def test_a_server_adds_a_class_of_which_it_has_no_example_by_naming_it(tmp_path):
+    server = written(tmp_path / "server.npz", XRAYS, more=["zoster"])
+    place = written(tmp_path / "own.npz", ("normal", "zoster"))
+    said = introduced(NodeConfig(tmp_path / "state", place), table(server, 1))
+    assert (said["num_classes"], said["classes"]) == (4, ["normal", "zoster"])
 
 
 def test_a_server_says_in_one_line_whose_class_it_lacks_and_begins_no_run(tmp_path):
