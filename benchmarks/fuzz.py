@@ -94,7 +94,7 @@ def whole_words() -> dict[str, list[dict[str, Any]]]:
         EvalResult(0, "ab" * 16, b""),
     ]
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    introduction = Introduction("cnn2(width=8)", 0.5, Network.of(net), 30, 3, 5, (1, 8, 8), 10)
+    introduction = Introduction("cnn2(width=8)", 0.5, Network.of(net), 30, 3, 5, (1, 8, 8), 10, ("cat", "dog"))
     return {
         "job": [from_job(job, setting)[0] for job in jobs],
         "outcome": [from_outcome(outcome)[0] for outcome in outcomes],

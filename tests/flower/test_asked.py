@@ -56,7 +56,13 @@ def asked(home, code=None, client=0, **tables):
     """How a node introduces itself to a server with this experiment."""
     federation = {"dataset": "digits", "train_fraction": 0.1, "clients": 2, "models": [{"name": "cnn2", "width": 4}]}
     tree = {"federation": federation | tables.get("federation", {}), "method": tables.get("method", {"name": "local"})}
-    header = {"experiment": tree, "run": "run-1", "client": client, "code": code}
+    header = {
+        "experiment": tree,
+        "run": "run-1",
+        "client": client,
+        "code": code,
+        "classes": {"count": 10, "names": None},
+    }
     return NodeService(home).answer(HELLO, (header, b""))[0]
 
 

@@ -58,7 +58,13 @@ def node(tmp_path_factory):
     numbers = count()
 
     def asked(tree, code=None):
-        header = {"experiment": tree, "run": f"run-{next(numbers)}", "client": 0, "code": code}
+        header = {
+            "experiment": tree,
+            "run": f"run-{next(numbers)}",
+            "client": 0,
+            "code": code,
+            "classes": {"count": 10, "names": None},
+        }
         return delegate({**home.as_config(), "resident": True}, HELLO, (header, b""))[0]
 
     yield asked

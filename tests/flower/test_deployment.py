@@ -275,7 +275,13 @@ def test_real_nodes_open_no_file_and_run_no_command_that_a_server_names(deployme
         tree = {**known, "federation": {**known["federation"], **named[number % len(named)]}}
         if number % len(named) == 0:
             del tree["federation"]["models"]
-        header = {"experiment": tree, "run": f"theirs-{number}", "client": number % 3, "code": None}
+        header = {
+            "experiment": tree,
+            "run": f"theirs-{number}",
+            "client": number % 3,
+            "code": None,
+            "classes": {"count": 10, "names": None},
+        }
         job = {**header, "handler": "local_update", "key": [0, 0, 0, 0, 0], "round": 1, "record": None}
         asked.append(("train.job", job) if number % 2 else ("query.hello", header))
     (tmp_path / "headers.json").write_text(json.dumps(asked))

@@ -11,7 +11,7 @@ from torch import nn
 
 from potluck.core.errors import CheckpointError, ConfigError, WireError
 from potluck.core.rng import Key
-from potluck.experiment.assemble import assemble_server
+from potluck.experiment.assemble import assemble_server, common_classes
 from potluck.experiment.config import resolve
 from potluck.flower import HELLO, REFUSAL
 from potluck.flower.node.audit import in_words
@@ -24,7 +24,9 @@ from potluck.flower.wire.introduction import Introduction, Network, Refusal
 from potluck.testing.loopback import Loopback
 
 NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-RIGHT = Introduction("cnn2(width=4)", 0.5, Network.of(NET), 30, 3, 5, (1, 8, 8), 10)
+RIGHT = Introduction("cnn2(width=4)", 0.5, Network.of(NET), 30, 3, 5, (1, 8, 8), 10, ("9", "2"))
+
+DIGITS = tuple("0123456789")
 
 
 def test_introduction_comes_back_as_it_was():
@@ -48,6 +50,7 @@ IN_ORDER = {
     "test": [0],
     "parameters": [[]],
     "frozen": [[]],
+    "classes": [None, []],
     "input_shape": [[]],  # whether they are the experiment's is looked at when they are met
 }
 
@@ -88,7 +91,7 @@ def introduced(client=0, **changed):
     """How an honest node would introduce itself, with some words replaced."""
     base = assemble_server(experiment())
     network = Network.of(base.build("cnn2(width=4)", Key(("test",))))
-    header = Introduction("cnn2(width=4)", 1.0, network, 40, 4, 10, (1, 8, 8), 10).header()
+    header = Introduction("cnn2(width=4)", 1.0, network, 40, 4, 10, (1, 8, 8), 10, DIGITS).header()
     return {**header, **changed}
 
 
@@ -105,7 +108,7 @@ def meet(nodes, of=None):
     of, said = of or experiment(), []
     grid = Loopback(nodes)
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
+    met = _Meeting(grid, of, assemble_server(of), common_classes(of), header, said.append).first()
     return met, said
 
 
@@ -124,6 +127,7 @@ def test_meeting_takes_nodes_in_the_order_of_their_names():
         (saying(introduced(shapes={})), "dtypes: expected the names of shapes"),
         (saying(introduced(num_classes=3)), "3 classes; expected (1, 8, 8) and 10, as in digits"),
         (saying(introduced(input_shape=[3, 8, 8])), "inputs of shape (3, 8, 8)"),
+        (saying(introduced(classes=["0", "ten"])), "its data: class 'ten' is none of the 10 of digits; nearest: 0"),
         (saying({"refusal": "DataError: no data"}), "DataError: no data"),
         (silent, "this node fails"),
     ],
@@ -136,11 +140,20 @@ def test_meeting_goes_on_without_a_node_that_introduces_itself_wrongly(bad, reas
     assert said[1] == "2 of 3 nodes take part; continuing without the others"
 
 
+def test_meeting_takes_nodes_with_some_of_the_classes_and_says_where_only_numbers_tell_them_apart():
+    classes = {"a": ["7", "3"], "b": None, "c": None}
+    met, said = meet({name: saying(introduced(classes=names)) for name, names in classes.items()})
+    assert [of.classes for of in met.introductions.values()] == [("7", "3"), None, None]
+    assert said == [
+        "classes are matched by number at b, c, whose data do not name them: 0 there is 0 in digits, and so on"
+    ]
+
+
 def test_a_node_that_takes_no_part_hears_why_in_its_own_terminal(tmp_path):
     of = experiment()
     grid = Loopback({"a": saying(introduced()), "b": saying(introduced(num_classes=3)), "c": saying(introduced())})
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    _Meeting(grid, of, assemble_server(of), header, lambda line: None).first()
+    _Meeting(grid, of, assemble_server(of), common_classes(of), header, lambda line: None).first()
     (told,) = [message for message in grid.sent if message.metadata.message_type == REFUSAL]
     assert told.metadata.dst_node_id == next(number for number, node in grid.nodes.items() if node.name == "b")
     said, payload = unwrap(told.content)
@@ -164,7 +177,7 @@ def test_meeting_does_not_wait_longer_than_told_for_a_node_that_says_nothing():
     grid = Loopback(grid_nodes)
     grid.silent.add("b")
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
+    met = _Meeting(grid, of, assemble_server(of), common_classes(of), header, said.append).first()
     assert met.names == {0: "a", 2: "c"}
     assert said[0].startswith("node b takes no part: no answer within ")
 
@@ -183,7 +196,7 @@ def test_meeting_waits_beyond_the_deadline_for_as_many_as_are_needed_and_asks_ag
     grid.silent.add("c")
     threading.Timer(0.3, grid.silent.discard, ["c"]).start()
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
+    met = _Meeting(grid, of, assemble_server(of), common_classes(of), header, said.append).first()
     assert met.names == {0: "a", 1: "b", 2: "c"}
     assert asked == [1, 1, 1]
     assert said == ["node b takes no part: Node Unavailable"] * 2
@@ -202,7 +215,7 @@ def test_meeting_does_not_wait_for_the_answer_of_a_node_that_was_started_anew():
 
     threading.Timer(0.3, restart).start()
     header = {"experiment": of.tree(), "run": "run-1", "code": None}
-    met = _Meeting(grid, of, assemble_server(of), header, said.append).first()
+    met = _Meeting(grid, of, assemble_server(of), common_classes(of), header, said.append).first()
     assert met.names == {0: "a", 1: "b", 2: "c"}
     assert said == ["node b takes no part: it was restarted meanwhile"]
 
@@ -238,7 +251,7 @@ def test_meeting_compares_a_network_of_the_experiments_name_with_the_experiments
 def own_network():
     net = nn.Linear(64, 10)
     network = Network.of(net)
-    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10).header()
+    return Introduction("nets.py:mine", 1.0, network, 40, 4, 10, (1, 8, 8), 10, DIGITS).header()
 
 
 def test_meeting_takes_a_network_of_a_nodes_own_where_the_server_builds_none():
@@ -252,7 +265,9 @@ def test_meeting_takes_a_network_of_a_nodes_own_where_the_server_builds_none():
 
 def test_a_network_of_a_nodes_own_is_never_built():
     of = experiment(method="local", clients=1)
-    federation = remote_assembly(of, assemble_server(of), {0: Introduction.read(own_network())}).federation
+    federation = remote_assembly(
+        of, assemble_server(of), common_classes(of), {0: Introduction.read(own_network())}
+    ).federation
     assert federation.roster[0].shapes == {"weight": torch.Size([10, 64]), "bias": torch.Size([10])}
     with pytest.raises(ConfigError, match="which builds only those of its experiment"):
         federation.build("nets.py:mine", Key(("test",)))
@@ -279,5 +294,5 @@ def test_a_nodes_service_answers_whatever_it_is_sent(tmp_path):
 
 
 def test_words_of_another_version_are_refused_by_name():
-    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 3"):
+    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 4"):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))

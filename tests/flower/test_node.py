@@ -9,8 +9,9 @@ from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.experiment.config import resolve
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.node.config import NodeConfig
-from potluck.flower.node.service import Node, federation_at, node_at
+from potluck.flower.node.service import Node, node_at, own_of
 from potluck.flower.node.store import NodeStore
+from potluck.flower.wire.classes import Classes
 
 
 def kept(store):
@@ -89,7 +90,7 @@ def test_the_server_keeps_names_that_a_checkpoint_can_hold():
 
 def header(**more):
     experiment = {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}}
-    return {"experiment": experiment, "run": "run-1", "client": 0, **more}
+    return {"experiment": experiment, "run": "run-1", "client": 0, "classes": {"count": 10, "names": None}, **more}
 
 
 def test_an_owner_says_where_things_may_be_kept():
@@ -121,14 +122,16 @@ def digits_in(path, *, names=None, digits=10):
 def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
     experiment = resolve(header()["experiment"])
     data = digits_in(tmp_path / "own.npz", names=["9", "2"], digits=2)
-    federation, _ = federation_at(NodeConfig(tmp_path, data, "cnn2"), experiment, 0)
-    assert set(federation.sites[0].train.labels.tolist()) == {9, 2}
-    assert federation.num_classes == 10
+    own = own_of(NodeConfig(tmp_path, data, "cnn2"), experiment, 0, Classes(count=10, names=None))
+    assert set(own.federation.sites[0].train.labels.tolist()) == {9, 2}
+    assert (own.federation.num_classes, own.classes) == (10, ("9", "2"))
 
 
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):
     data = digits_in(tmp_path / "own.npz", names=[str(digit) for digit in range(1, 11)])
-    with pytest.raises(DataError, match=r"client 0 \(.*own\.npz\): class '10' is none of the 10 of digits; nearest"):
+    with pytest.raises(
+        DataError, match=r"client 0 \(.*own\.npz\): class '10' is none of the 10 of the server's data set; nearest"
+    ):
         node_at(NodeConfig(tmp_path, data, "cnn2"), header())
 
 

@@ -25,7 +25,12 @@ def policy(place, text):
 
 def header(method="fedavg", run="run-1", **settings):
     federation = {"dataset": "digits", "train_fraction": 0.1, "clients": 2, "models": [{"name": "cnn2", "width": 4}]}
-    return {"experiment": {"federation": federation, "method": {"name": method, **settings}}, "run": run, "client": 0}
+    return {
+        "experiment": {"federation": federation, "method": {"name": method, **settings}},
+        "run": run,
+        "client": 0,
+        "classes": {"count": 10, "names": None},
+    }
 
 
 def met(place, text, **asked):

@@ -17,6 +17,7 @@ WORDS = {
     "experiment": {"federation": {"dataset": "digits", "clients": 2}, "method": {"name": "local"}},
     "run": "run-1",
     "client": 0,
+    "classes": {"count": 10, "names": None},
 }
 
 

@@ -68,7 +68,7 @@ def test_a_node_tells_what_the_method_sends_and_some_counts(tmp_path):
     (introduction, answer, result) = played("local", tmp_path)
     assert introduction[0] == HELLO
     network = {"architecture", "shapes", "dtypes", "parameters", "frozen", "capacity"}
-    assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes"}
+    assert introduction[1].keys() == network | {"train", "validation", "test", "input_shape", "num_classes", "classes"}
     assert answer[1].keys() == {"client", "answer"}
     assert answer[1]["answer"].keys() == {"losses", "record", "releases", "released", "notes"}
     assert answer[1]["answer"]["notes"] == {}
@@ -135,7 +135,7 @@ def test_what_is_not_protected_a_node_ends_a_run_that_tolerates_nothing(tmp_path
 def test_what_is_not_protected_a_server_sets_the_work(tmp_path):
     asked = tree("local")
     asked["method"]["training"] = {"epochs": 10**9}
-    header = {"experiment": asked, "run": "run-1", "client": 0, "code": None}
+    header = {"experiment": asked, "run": "run-1", "client": 0, "code": None, "classes": {"count": 10, "names": None}}
     assert NodeService(NodeConfig(tmp_path)).answer(HELLO, (header, b""))[0]["train"] > 100
 
 

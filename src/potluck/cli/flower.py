@@ -13,7 +13,7 @@ from potluck.analysis.read import read_run
 from potluck.cli.display import Display, print_result
 from potluck.core.errors import ConfigError
 from potluck.experiment.again import check_free
-from potluck.experiment.assemble import assemble_server, task_of
+from potluck.experiment.assemble import assemble_server, common_classes, matched_classes, task_of
 from potluck.experiment.config import Experiment, override, read_toml, resolve
 from potluck.experiment.evaluate import Evaluation
 from potluck.experiment.folder import new_folder
@@ -85,6 +85,7 @@ def host(
     from potluck.flower.deploy.superlink import SuperLink
     from potluck.flower.server.hosting import run_app, write_app
     from potluck.flower.server.serve import NODES
+    from potluck.flower.wire.classes import told
 
     console = Console(stderr=True)
     place, largest = _address(address), int(largest_reply * 2**30)
@@ -93,7 +94,9 @@ def host(
     if keys is None and folder is not None and (folder / NODES).is_file():
         raise ConfigError(f"{folder}: nodes without keys have no names by which to recognise them; start a new run")
     experiment = _experiment(target, assignments, folder)
-    assemble_server(experiment)  # errors are reported before anything starts
+    matched = common_classes(experiment)
+    assemble_server(experiment, matched)  # errors are reported before anything starts
+    told(matched)
     run = new_folder(parent, experiment) if folder is None else folder
     if superlink is None:
         private_folder(run)  # weights, and numbers of nodes by which others could address them
@@ -167,7 +170,7 @@ def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> No
     from potluck.flower.simulation import simulate
 
     experiment = experiment_for(target, assignments)
-    assemble_server(experiment)
+    assemble_server(experiment, matched_classes(experiment))
     run = new_folder(parent, experiment)
     with Display() as display:
         simulate(experiment, run, display)

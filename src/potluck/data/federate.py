@@ -63,17 +63,16 @@ class Task:
         """A data set with the federation's numbers for its classes; `who` names it in a message.
 
         Raises:
-            DataError: it has a class that the federation lacks, or targets that do not fit its outputs.
+            DataError: it has a class that the federation lacks or spells otherwise, or targets that do not fit its
+                outputs.
         """
         if not self.common.task.has_classes:
             return replace(dataset, num_classes=self.common.num_classes)
         names, number = _names(dataset.description, self.common, who), {name: i for i, name in enumerate(self.classes)}
         strange = [name for name in names if name not in number]
         if strange:
-            raise DataError(
-                f"{who}: class {strange[0]!r} is none of the {len(self.classes)} of {self.common.name};"
-                f" nearest: {', '.join(nearest(strange[0], self.classes))}; call classes alike everywhere"
-            )
+            _check_spelling({**dict.fromkeys(self.classes, self.common.name), **dict.fromkeys(strange, who)})
+            raise DataError(self.lacks(strange[0], who))
         numbers = torch.tensor([number[name] for name in names])
         return replace(
             dataset,
@@ -81,6 +80,14 @@ class Task:
             test_targets=numbers[dataset.test_targets],
             num_classes=len(self.classes),
             classes=None if self.common.classes is None else self.classes,
+        )
+
+    def lacks(self, name: str, who: str) -> str:
+        """What to say of a class that the federation lacks; `who` has it."""
+        return (
+            f"{who}: class {name!r} is none of the {len(self.classes)} of {self.common.name};"
+            f" nearest: {', '.join(nearest(name, self.classes))}; call classes alike everywhere, or have"
+            f" {self.common.name} name it too"
         )
 
 

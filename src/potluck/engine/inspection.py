@@ -29,10 +29,14 @@ def check_inputs(federation: Federation) -> None:
             _check_inputs(examples, f"the {part}", clean)
 
 
-def check_targets(federation: Federation) -> None:
+def check_targets(federation: Federation, *, whole: bool = True) -> None:
     """Check that all targets suit the federation's task; a tensor that clients share is checked once.
 
     Warns of classes that no example can have, since outputs for them are never trained.
+
+    Args:
+        federation: the federation.
+        whole: whether all its clients are here; the others may have the classes that these lack.
 
     Raises:
         DataError: some do not; says whose, what was found and what was expected.
@@ -47,7 +51,7 @@ def check_targets(federation: Federation) -> None:
     if federation.test is not None:
         task.check_targets(federation.test.targets, width, "the common test set: its targets")
         checked[id(federation.test.targets)] = federation.test.targets
-    if task.has_classes:
+    if whole and task.has_classes:
         largest = max((int(targets.max()) for targets in checked.values() if targets.numel()), default=width - 1)
         if largest < width - 1:
             warnings.warn(

@@ -36,13 +36,15 @@ class Assembly:
     Attributes:
         data_checksum: of the data set that is divided, or whose test part is the common one.
         partition_fingerprint: of the division of examples among clients.
-        classes: their names in the order of their numbers; empty if clients are on other machines.
+        classes: their names in the order of their numbers.
+        here: whether clients' examples are on this machine.
     """
 
     federation: Federation
     data_checksum: str
     partition_fingerprint: str
     classes: tuple[str, ...] = ()
+    here: bool = True
 
 
 def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
@@ -58,7 +60,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         DataError: the data are missing or cannot be divided as configured.
     """
     config = experiment.federation
-    matched = _matched(experiment)
+    matched = matched_classes(experiment)
     task = (matched.width, matched.common.input_shape)
     architectures, server_architecture = architectures_of(experiment, *task)
     assigned = dict(enumerate(islice(cycle(map(str, experiment.models)), config.clients)))
@@ -104,11 +106,15 @@ def task_of(experiment: Experiment) -> core.Task:
     return experiment.task or describe(experiment.federation.dataset).task
 
 
-def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]:
+def common_of(experiment: Experiment, matched: Task) -> tuple[Examples | None, Examples | None]:
     """The public examples and the common test set, on a machine that may not have the data that they are part of.
 
+    Args:
+        experiment: the experiment.
+        matched: the federation's classes.
+
     Raises:
-        DataError: public examples are needed and missing.
+        DataError: public examples are needed and missing, or have a class that the federation lacks.
     """
     try:
         config = experiment.federation
@@ -117,29 +123,33 @@ def common_of(experiment: Experiment) -> tuple[Examples | None, Examples | None]
         if experiment.federation.public != "none":
             raise
         return None, None
+    dataset = matched.relabelled(dataset, dataset.name)
     return _private_and_public(experiment, dataset)[1], dataset.test
 
 
-def assemble_server(experiment: Experiment) -> Federation:
+def assemble_server(experiment: Experiment, matched: Task | None = None) -> Federation:
     """The federation of a server whose clients are on other machines.
+
+    Args:
+        experiment: the experiment.
+        matched: the federation's classes; by default those of its data set.
 
     Raises:
         ConfigError: there is no such data set, or a model cannot be built.
         DataError: public examples are needed and missing.
     """
-    description = describe(experiment.federation.dataset, experiment.task)
-    task = (description.num_classes, description.input_shape)
-    public, test = common_of(experiment)
-    architectures, server_architecture = architectures_of(experiment, *task)
+    matched = matched or common_classes(experiment)
+    public, test = common_of(experiment, matched)
+    architectures, server_architecture = architectures_of(experiment, matched.width, matched.common.input_shape)
     return Federation(
         sites={},
         architectures=architectures,
         server_architecture=server_architecture,
-        num_classes=description.num_classes,
+        num_classes=matched.width,
         public=public,
         public_labels=experiment.federation.public_labels,
         test=test,
-        task=description.task,
+        task=matched.common.task,
     )
 
 
@@ -187,46 +197,53 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     return _Dealt(found, fingerprint(parts))
 
 
-def _matched(experiment: Experiment) -> Task:
-    """The classes of the data set and of clients' own data, none of which is loaded."""
+def common_classes(experiment: Experiment) -> Task:
+    """The classes of the experiment's data set, which is not loaded.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: it cannot be read.
+    """
+    return Task.matching(describe(experiment.federation.dataset, experiment.task))
+
+
+def matched_classes(experiment: Experiment) -> Task:
+    """The classes of the data set and of clients' own data on this machine, none of which is loaded.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: data cannot be read, or their classes cannot be matched.
+    """
     places = experiment.federation.data or ()
     common = describe(experiment.federation.dataset, experiment.task)
-    own = {_named(client, place): describe(place, experiment.task) for client, place in enumerate(places)}
+    own = {named(client, place): describe(place, experiment.task) for client, place in enumerate(places)}
     return Task.matching(common, own)
 
 
-def _named(client: ClientId, place: str | Path) -> str:
+def named(client: ClientId, place: str | Path) -> str:
+    """A client with data of its own, as messages name it."""
     return f"client {client} ({place})"
 
 
 def _own(experiment: Experiment, matched: Task) -> _Dealt:
     """Each client's own data."""
     places = enumerate(experiment.federation.data or ())
-    datasets = [load_own(experiment, client, place, matched) for client, place in places]
+    datasets = [matched.relabelled(load_own(experiment, place), named(client, place)) for client, place in places]
     parts = [own_parts(experiment, client, dataset) for client, dataset in enumerate(datasets)]
     return _Dealt(parts, digest(" ".join(dataset.checksum for dataset in datasets).encode()))
 
 
-def load_own(experiment: Experiment, client: ClientId, place: str | Path, matched: Task | None = None) -> Dataset:
-    """A client's own data, with its classes numbered as in the federation.
-
-    Args:
-        experiment: the experiment.
-        client: the client's id.
-        place: the path of the data.
-        matched: the federation's classes; by default those of the experiment's data set.
+def load_own(experiment: Experiment, place: str | Path) -> Dataset:
+    """A client's own data, with their own numbers for classes.
 
     Raises:
-        DataError: the data cannot be read, or have a class that the federation lacks.
+        DataError: they cannot be read.
     """
-    if matched is None:
-        matched = Task.matching(describe(experiment.federation.dataset, experiment.task))
-    dataset = load(place, augmentation=experiment.federation.augmentation, task=matched.common.task)
-    return matched.relabelled(dataset, _named(client, place))
+    return load(place, augmentation=experiment.federation.augmentation, task=task_of(experiment))
 
 
 def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
-    """A client's training, validation and test examples, of data from `load_own`."""
+    """A client's training, validation and test examples, of its own data with the federation's numbers."""
     common = describe(experiment.federation.dataset, experiment.task)
     found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
     if found != expected:

@@ -144,7 +144,7 @@ def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]
 def _partition(assembly: Assembly) -> Partition | None:
     """How the classes are divided among clients; None without labels, and for clients on other machines."""
     task, classes = assembly.federation.task, len(assembly.classes)
-    if not task.has_labels or not classes:
+    if not task.has_labels or not classes or not assembly.here:
         return None
     sites = [site for _, site in sorted(assembly.federation.sites.items())]
     return Partition([_class_counts(site.train, task, classes) for site in sites])

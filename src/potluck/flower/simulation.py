@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from potluck.core.errors import ConfigError
+from potluck.experiment.assemble import matched_classes
 from potluck.experiment.config import Experiment, override
 from potluck.experiment.observers import Observer
 from potluck.flower.clientapp import client_app
@@ -40,6 +41,7 @@ def simulate(experiment: Experiment, folder: Path, *observers: Observer) -> None
                 folder,
                 observers=observers,
                 say=lambda line: None,
+                matched=matched_classes(experiment),
             )
         except BaseException as error:
             failures.append(error)

@@ -17,11 +17,12 @@ from potluck.core.message import Message
 from potluck.core.modes import threads
 from potluck.core.rng import Key
 from potluck.core.text import one_line
-from potluck.data.datasets import list_datasets
+from potluck.data.dataset import Dataset
+from potluck.data.datasets import describe, list_datasets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
 from potluck.engine.inspection import check_inputs, check_targets
-from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, own_parts
+from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, named, own_parts
 from potluck.experiment.config import Experiment, ModelSpec
 from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, REFUSAL, Envelope
@@ -30,6 +31,7 @@ from potluck.flower.node.audit import Audit
 from potluck.flower.node.config import NOTHING_OF_ITS_OWN, NodeConfig
 from potluck.flower.node.policy import Policy, Tally
 from potluck.flower.node.store import NodeStore
+from potluck.flower.wire.classes import Classes, sendable
 from potluck.flower.wire.introduction import Introduction, Network
 from potluck.flower.wire.schemas import LONGEST_NAME, Client, Header, from_outcome, read, to_job
 
@@ -71,8 +73,12 @@ class Node:
         record = self._store.write(outcome.record, job.record, job.round)
         return replace(outcome, record=record, released=released)
 
-    def introduce(self) -> Introduction:
-        """What the server needs to know of the client, and nothing more."""
+    def introduce(self, classes: tuple[str, ...] | None) -> Introduction:
+        """What the server needs to know of the client, and nothing more.
+
+        Args:
+            classes: the names of those that its data may have, if they have names.
+        """
         site = self._federation.sites[self._client]
         return Introduction(
             architecture=site.architecture,
@@ -83,6 +89,7 @@ class Node:
             test=len(site.test),
             input_shape=tuple(self._federation.input_shape),
             num_classes=self._federation.num_classes,
+            classes=classes,
         )
 
 
@@ -93,6 +100,7 @@ class _Setting(Header):
     experiment: dict[str, Any]
     run: str
     client: Client
+    classes: Classes
     code: str | None = None
 
 
@@ -149,7 +157,7 @@ class NodeService:
     def _node(self, header: Mapping[str, Any]) -> "NodeInRun":
         """The node in this run; that of the previous run is dropped."""
         said = read(_Setting, header, "not a message of Potluck's")
-        setting = json.dumps([said.experiment, said.run, said.client, said.code])
+        setting = json.dumps([said.experiment, said.run, said.client, said.classes.model_dump(), said.code])
         if self._found is None or setting != self._setting:
             self._found = None
             self._found, self._setting = node_at(self._config, header, self._policy), setting
@@ -207,53 +215,77 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
 
     Args:
         config: the node's configuration.
-        header: the experiment's tables, the run's name, which client this is, and a digest of the method's file.
+        header: the experiment's tables, the run's name, which client this is, the federation's classes, and a digest of
+            the method's file.
         policy: what its owner lets servers ask.
 
     Raises:
         ConfigError: owner and server disagree on the client or on what this node may run and read, its policy forbids
             it, or its model cannot be trained on its data.
-        DataError: the data cannot be read, are of another task, or hold NaN.
+        DataError: the data cannot be read, are of another task, have a class that the federation lacks, or hold NaN.
         CheckpointError: data or model have changed since the run began.
         WireError: the header is not Potluck's.
     """
     said = read(_Setting, header, "not a message of Potluck's")
     store = NodeStore(config.state / _safe(said.run))
     experiment = asked(said.experiment, config, said.client, said.code)
-    federation, data = federation_at(config, experiment, said.client)
+    own = own_of(config, experiment, said.client, said.classes)
+    federation = own.federation
     (policy or Policy()).check(experiment, len(federation.sites[said.client].train))
     check_inputs(federation)
-    check_targets(federation)
+    check_targets(federation, whole=False)
     rehearse(federation)
     host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(said.client, federation, host, store, experiment.run.threads)
-    model, introduction = model_of(config, experiment, said.client), node.introduce()
-    store.pin({"client": said.client, "data": data, "model": str(model), "capacity": introduction.capacity})
+    model, introduction = model_of(config, experiment, said.client), node.introduce(own.classes)
+    store.pin({"client": said.client, "data": own.checksum, "model": str(model), "capacity": introduction.capacity})
     return NodeInRun(node, introduction, experiment)
 
 
-def federation_at(config: NodeConfig, experiment: Experiment, client: ClientId) -> tuple[Federation, str]:
-    """A federation in which only this client has data, and their checksum.
+@dataclass(frozen=True)
+class Own:
+    """What a node has of a federation.
+
+    Attributes:
+        federation: the federation, in which only this client has data.
+        checksum: of the data.
+        classes: the names of those that the data may have; None if the data number them.
+    """
+
+    federation: Federation
+    checksum: str
+    classes: tuple[str, ...] | None
+
+
+def own_of(config: NodeConfig, experiment: Experiment, client: ClientId, classes: Classes) -> Own:
+    """The client's data, with the federation's numbers for their classes, and its model.
+
+    Args:
+        config: the node's configuration.
+        experiment: the experiment, as this node carries it out.
+        client: the client that this node is.
+        classes: the federation's.
 
     Raises:
-        ConfigError: the experiment has no such client, or the owner's model cannot be built.
-        DataError: the data cannot be read, or are of another task.
+        ConfigError: the experiment has no such client, the owner's model cannot be built, or the experiment's data set
+            has other classes here.
+        DataError: the data cannot be read, are of another task, or have a class that the federation lacks.
     """
     if client >= experiment.federation.clients:
         raise ConfigError(f"client {client}: the experiment has {experiment.federation.clients} clients")
     if config.data is None:
         if config.model is not None or config.capacity is not None:
             raise ConfigError(NOTHING_OF_ITS_OWN)
-        whole = assemble(experiment, checked=True)
-        sites = {client: whole.federation.sites[client]}
-        return replace(whole.federation, sites=sites), whole.data_checksum
-    dataset = load_own(experiment, client, config.data)
+        return _share(experiment, client, classes)
+    who, found = named(client, config.data), load_own(experiment, config.data)
+    matched = classes.matched(describe(experiment.federation.dataset, experiment.task))
+    dataset = matched.relabelled(found, who)
     parts = own_parts(experiment, client, dataset)
     own = model_of(config, experiment, client)
     task = (dataset.num_classes, dataset.train.input_shape)
     # A test set in a file of the server's exists only there; here the node's own data replace it.
     shared = config.simulated or experiment.federation.dataset in list_datasets()
-    public, test = common_of(experiment) if shared else (None, None)
+    public, test = common_of(experiment, matched) if shared else (None, None)
     capacities = experiment.federation.capacities or (1.0,)
     capacity = capacities[client % len(capacities)] if config.capacity is None else config.capacity
     architectures, server_architecture = architectures_of(experiment, *task)
@@ -267,7 +299,28 @@ def federation_at(config: NodeConfig, experiment: Experiment, client: ClientId) 
         test=test,
         task=dataset.task,
     )
-    return federation, dataset.checksum
+    return Own(federation, dataset.checksum, _names(found, who))
+
+
+def _share(experiment: Experiment, client: ClientId, classes: Classes) -> Own:
+    """The client's share of the experiment's data."""
+    whole = assemble(experiment, checked=True)
+    federation, name = whole.federation, experiment.federation.dataset
+    matched = classes.matched(describe(name, experiment.task))
+    if (whole.classes, federation.num_classes) != (matched.classes, matched.width):
+        raise ConfigError(
+            f"{name} has other classes here than at the server; install the same version of it, or bring data of your"
+            " own: potluck join --data ..."
+        )
+    sites = {client: federation.sites[client]}
+    return Own(replace(federation, sites=sites), whole.data_checksum, sendable(whole.classes, name))
+
+
+def _names(own: Dataset, who: str) -> tuple[str, ...] | None:
+    """The names of the classes of a client's own data, as the server is told them."""
+    if not own.task.has_classes:
+        return ()
+    return None if own.classes is None else sendable(own.classes, who)
 
 
 def model_of(config: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:

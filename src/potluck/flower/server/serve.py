@@ -22,11 +22,10 @@ from potluck.core.errors import CheckpointError, ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
 from potluck.core.rng import Key
-from potluck.data.dataset import Description
-from potluck.data.datasets import describe
+from potluck.data.federate import Task
 from potluck.engine.executors.choice import Choice
 from potluck.engine.files import write_atomically
-from potluck.experiment.assemble import Assembly, assemble_server
+from potluck.experiment.assemble import Assembly, assemble_server, common_classes
 from potluck.experiment.config import Experiment, RunConfig, resolve
 from potluck.experiment.execute import execute, holding, prepare
 from potluck.experiment.observers import Observer
@@ -35,6 +34,7 @@ from potluck.flower import LARGEST_REPLY
 from potluck.flower.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, Silent, greet, name_of, tell_refused, wait_for_nodes
+from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
@@ -50,6 +50,7 @@ def serve(
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
     largest: int = LARGEST_REPLY,
+    matched: Task | None = None,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -60,24 +61,28 @@ def serve(
         observers: are told how the run goes.
         say: called with what the run waits for, and other lines that an operator should see.
         largest: the most bytes of a node's reply, where the method sets no limit.
+        matched: the federation's classes; by default those of the experiment's data set.
 
     Raises:
         NodesMissing: too few nodes joined in time, or so many cannot take part that too few are left.
         ClientFailure: the run ended early; the last checkpoint stands.
         ConfigError: the experiment cannot be run with these nodes.
+        DataError: the server's data cannot be read, or the names of their classes cannot be told.
     """
     experiment = resolve(dict(tree), "the experiment")
+    matched = matched or common_classes(experiment)
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder, _OLD_SERVER_ENDS_WITHIN), _saying(say):
         met = _again(grid, folder / NODES, experiment.run, say) if (folder / NODES).is_file() else None
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
-        base = assemble_server(experiment)
-        header = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
+        base = assemble_server(experiment, matched)
+        setting = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
+        header = {**setting, "classes": told(matched)}
         if met is None:
-            met = _Meeting(grid, experiment, base, header, say).first()
+            met = _Meeting(grid, experiment, base, matched, header, say).first()
             write_atomically(folder / NODES, met.to_json())
         nodes = Nodes(grid, met.names)
-        assembly = remote_assembly(experiment, base, met.introductions)
+        assembly = remote_assembly(experiment, base, matched, met.introductions)
         executor = GridExecutor(nodes, header, experiment.run.rounds_close, largest=largest)
         choice = Choice(executor, "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
@@ -130,6 +135,7 @@ class _Meeting:
 
     Attributes:
         base: the server's assembly, without clients.
+        matched: the federation's classes.
         header: the header for every node.
         refused: nodes that take no part, and the reasons.
         met: by client, the nodes that take part, and their introductions.
@@ -139,6 +145,7 @@ class _Meeting:
     grid: Grid
     experiment: Experiment
     base: Federation
+    matched: Task
     header: Mapping[str, Any]
     say: Callable[[str], None]
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -160,8 +167,19 @@ class _Meeting:
                 raise NodesMissing(f"{len(self.met)} of {count} nodes take part, and {needed} are needed; {reasons}")
         if len(self.met) < count:
             self.say(f"{len(self.met)} of {count} nodes take part; continuing without the others")
+        self._tell_of_numbers()
         names = {client: name for client, (name, _) in sorted(self.met.items())}
         return _Met(str(self.header["run"]), names, {client: self.met[client][1] for client in names})
+
+    def _tell_of_numbers(self) -> None:
+        """Say at which nodes classes are matched by number, since no names can show that they mean the same."""
+        nodes = [name for _, (name, found) in sorted(self.met.items()) if found.classes is None]
+        common, first = self.matched.common, next(iter(self.matched.classes), "")
+        if nodes:
+            self.say(
+                f"classes are matched by number at {', '.join(nodes)}, whose data do not name them: 0 there is 0 in"
+                f" {common.name}{'' if common.classes is None else f', {first}'}, and so on"
+            )
 
     def _meet(self, here: list[str], count: int, needed: int) -> dict[str, str]:
         """Ask nodes until there are enough or none is left; return why some said nothing, who may be asked again."""
@@ -195,13 +213,15 @@ class _Meeting:
         """Why a node can take no part; None if it can."""
         if isinstance(found, str):
             return found
-        task = self._task
-        what = "classes" if task.task.has_classes else "outputs"
-        if (found.input_shape, found.num_classes) != (tuple(task.input_shape), task.num_classes):
+        common, width = self.matched.common, self.matched.width
+        what = "classes" if common.task.has_classes else "outputs"
+        if (found.input_shape, found.num_classes) != (tuple(common.input_shape), width):
             return (
                 f"it has inputs of shape {found.input_shape} and {found.num_classes} {what}; expected"
-                f" {tuple(task.input_shape)} and {task.num_classes}, as in {task.name}"
+                f" {tuple(common.input_shape)} and {width}, as in {common.name}"
             )
+        if strange := sorted({*(found.classes or ())} - {*self.matched.classes}):
+            return self.matched.lacks(strange[0], "its data")
         if (ours := self._networks.get(found.architecture)) is not None:
             return _difference(found.architecture, ours, found.network)
         if self.experiment.method.builds_clients_models:
@@ -211,10 +231,6 @@ class _Meeting:
                 " such as fedmd"
             )
         return None
-
-    @cached_property
-    def _task(self) -> Description:
-        return describe(self.experiment.federation.dataset, self.experiment.task)
 
     @cached_property
     def _networks(self) -> dict[str, Network]:
@@ -311,13 +327,14 @@ class RemoteFederation(Federation):
 
 
 def remote_assembly(
-    experiment: Experiment, base: Federation, introductions: Mapping[ClientId, Introduction]
+    experiment: Experiment, base: Federation, matched: Task, introductions: Mapping[ClientId, Introduction]
 ) -> Assembly:
     """The federation of clients that introduced themselves.
 
     Args:
         experiment: the server's.
         base: the server's assembly, without clients.
+        matched: the federation's classes.
         introductions: the clients' introductions.
     """
     members = {client: of.member(client) for client, of in introductions.items()}
@@ -334,11 +351,11 @@ def remote_assembly(
         test=base.test,
         task=base.task,
         members=members,
-        shape=tuple(describe(experiment.federation.dataset, experiment.task).input_shape),
+        shape=tuple(matched.common.input_shape),
     )
-    told = {str(client): of.header() for client, of in introductions.items()}
-    facts = digest(json.dumps(told, sort_keys=True).encode())
-    return Assembly(federation, facts, facts)
+    said = {str(client): of.header() for client, of in introductions.items()}
+    facts = digest(json.dumps(said, sort_keys=True).encode())
+    return Assembly(federation, facts, facts, matched.classes, here=False)
 
 
 def _elsewhere(member: Member, of: Introduction) -> Site:

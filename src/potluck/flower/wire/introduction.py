@@ -17,6 +17,7 @@ from potluck.core.errors import WireError
 from potluck.core.federation import ClientId, Member
 from potluck.core.text import one_line
 from potluck.core.weights import frozen_names, parameters_of, tensors_of
+from potluck.flower.wire.classes import MOST_CLASSES, ClassNames
 from potluck.flower.wire.schemas import LONGEST_NAME, Header, Name, read
 
 MOST_TENSORS = 50_000
@@ -30,9 +31,6 @@ MOST_ELEMENTS = 2**36
 
 MOST_EXAMPLES = 10**9
 """The most examples of one client."""
-
-MOST_CLASSES = 10**6
-"""The most classes of a task."""
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -56,6 +54,7 @@ class _Introduced(Header):
     test: _Count
     input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MOST_DIMENSIONS)]
     num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    classes: ClassNames | None
 
 
 class _Refused(Header):
@@ -103,6 +102,9 @@ class Introduction:
         capacity: share of the full model that it can train.
         train: examples it learns from; `validation` and `test` likewise.
         input_shape: of one prepared input.
+        num_classes: the width of an output, which is the federation's.
+        classes: the names of those that its data may have; None if these number their classes, empty if the task has no
+            classes.
     """
 
     architecture: str
@@ -113,6 +115,7 @@ class Introduction:
     test: int
     input_shape: tuple[int, ...]
     num_classes: int
+    classes: tuple[str, ...] | None
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> "Introduction":
@@ -140,6 +143,7 @@ class Introduction:
             found.test,
             tuple(found.input_shape),
             found.num_classes,
+            None if found.classes is None else tuple(found.classes),
         )
 
     def header(self) -> dict[str, Any]:
@@ -156,6 +160,7 @@ class Introduction:
             "test": self.test,
             "input_shape": list(self.input_shape),
             "num_classes": self.num_classes,
+            "classes": None if self.classes is None else list(self.classes),
         }
 
     def member(self, client: ClientId) -> Member:
@@ -185,5 +190,7 @@ def _check(found: _Introduced) -> None:
     for what, names in (("parameters", found.parameters), ("frozen", found.frozen)):
         if strange := sorted({*names} - found.shapes.keys()):
             raise WireError(f"its introduction: {what}: {one_line(strange[0], 80)!r} is not among its shapes")
+    if found.classes is not None and len(set(found.classes)) < len(found.classes):
+        raise WireError("its introduction: classes: expected different names, found one of them twice")
     if both := sorted({*found.parameters} & {*found.frozen}):
         raise WireError(f"its introduction: frozen: {one_line(both[0], 80)!r} is among its trained parameters")
