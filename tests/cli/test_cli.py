@@ -120,12 +120,16 @@ def test_bad_input_is_one_line_and_leaves_nothing(potluck, tmp_path, line, expec
 def test_code_of_the_users_that_ends_the_program_is_one_line(potluck, tmp_path, when):
     leaves = "sys.exit(0)" if when == "the network is built" else "self.forward = lambda x: sys.exit(0)"
     (tmp_path / "own.py").write_text(
-        f"import sys\nfrom torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n, shape):\n"
-        f"        super().__init__(64, n)\n        {leaves}\n"
+        f"import sys\nfrom torch import nn\nclass Net(nn.Linear):\n    def __init__(self, num_classes, input_shape):\n"
+        f"        super().__init__(64, num_classes)\n        {leaves}\n"
     )
     done = potluck("run fedavg federation.models=own.py:Net federation.clients=2 run.rounds=1")
     line = f"SystemExit: 0; {tmp_path / 'own.py'}, line 6; raise an error"
-    assert done == (2, "", f"potluck: your code ended the program, and the command is not done: {line}\n")
+    assert (done.code, done.out, done.err) == (
+        2,
+        "",
+        f"potluck: your code ended the program, and the command is not done: {line}\n",
+    )
 
 
 def test_a_data_set_that_is_neither_local_nor_reachable_is_one_line(potluck, tmp_path, monkeypatch):
