@@ -17,7 +17,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from potluck.core.errors import WireError
 from potluck.flower.server.pulling import Pulling
-from potluck.flower.wire.envelope import LONGEST_HEADER, packed, unwrap, wrap
+from potluck.flower.wire.envelope import LONGEST_HEADER, VERSION, packed, unwrap, wrap
 
 
 class Reply:
@@ -88,7 +88,7 @@ def test_pulling_gives_up_what_is_forgotten():
 
 def as_sent(array, repeated):
     """What Flower sends of a message with an array, whose one part is named so many times."""
-    records = RecordDict({"potluck": ConfigRecord({"version": 2}), "payload": ArrayRecord({"packed": array})})
+    records = RecordDict({"potluck": ConfigRecord({"version": VERSION}), "payload": ArrayRecord({"packed": array})})
     contents = {number: part.deflate() for number, part in get_all_nested_objects(records).items()}
     (number,) = [number for number, content in contents.items() if content.startswith(b"Array ")]
     body = b'"arraychunk_ids": [' + b", ".join([b"0"] * repeated) + b"]"
@@ -185,7 +185,7 @@ def test_pulling_reads_what_the_reply_may_have():
     "more",
     [
         {"more": ConfigRecord({"x": 1})},
-        {"potluck": ConfigRecord({"version": 3, "words": "{}", "more": 1})},
+        {"potluck": ConfigRecord({"version": VERSION, "words": "{}", "more": 1})},
         {"payload": ArrayRecord({**packed(b"x"), "more": Array("uint8", (1,), "potluck.packed", b"x")})},
         {"more": ArrayRecord()},
     ],
