@@ -215,7 +215,10 @@ def test_an_unexpected_error_is_in_the_log_with_its_traceback(potluck, tmp_path,
 
 
 def command(*words, first="pass"):
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs are deaf
+    heard = (  # background jobs are deaf to these
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        " signal.signal(signal.SIGQUIT, signal.SIG_DFL)"
+    )
     return [sys.executable, "-c", f"{heard}; {first}; from potluck.cli import main; main()", *words]
 
 
@@ -250,7 +253,7 @@ def test_a_signal_to_all_of_a_run_ends_it_in_order(name, tmp_path):
         process.terminate()  # as `kill` does; its workers are told by it
     else:
         os.killpg(process.pid, number)  # as a terminal does
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     assert [line for line in err.splitlines() if not line.startswith("round ")] == [
         f"potluck: interrupted; resume with: potluck run --resume {run}"

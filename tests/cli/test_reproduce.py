@@ -347,7 +347,8 @@ def test_a_failed_row_stops_nothing_and_stays_visible_and_the_rest_is_not_run_ag
 def test_interrupted_and_started_again_it_goes_on_and_ends_with_the_same_table(potluck, tmp_path):
     line = "reproduce mine.toml --columns IID --only FedAvg --processes 1 --scale 0.2 run.rounds=40"
     whole = potluck(f"{line} --runs whole")
-    command = [sys.executable, "-m", "potluck", *line.split()]
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs are deaf
+    command = [sys.executable, "-c", f"{heard}; from potluck.cli import main; main()", *line.split()]
     cut = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     began = time.monotonic()
     while not list((tmp_path / "runs" / "reproduce").glob("*/rounds.jsonl")) and time.monotonic() - began < 120:

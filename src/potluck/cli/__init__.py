@@ -485,6 +485,12 @@ def _showing(others: Callable[..., None]) -> Callable[..., None]:
     return show
 
 
+def _unread() -> int:
+    """End well although the reader of our output has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports an error when it flushes
+    return 0
+
+
 def main() -> None:
     """Run the command line; an error that the user can fix is one line on standard error and exit code 2."""
     try:
@@ -504,10 +510,13 @@ def main() -> None:
     except SystemExit as error:  # an exit code of 0 would say that all went well
         if _COMPLETING in os.environ:  # which ends this way
             raise
-        code = _refuse(f"your code ended the program, and the command is not done: {explained(error)}; raise an error")
-    except BrokenPipeError:  # the reader of our output has closed the pipe
-        code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports an error when it flushes
+        if isinstance(error.__context__, BrokenPipeError):  # as rich ends the program
+            code = _unread()
+        else:
+            what = explained(error)
+            code = _refuse(f"your code ended the program, and the command is not done: {what}; raise an error")
+    except BrokenPipeError:
+        code = _unread()
     except (OSError, MemoryError) as error:
         code = _refuse(_of_the_machine(error))
     if code > _SIGNAL:  # all is said and saved: while Python cleans up, Ctrl-C again is no error to report
