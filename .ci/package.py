@@ -2,9 +2,9 @@
 
     python .ci/package.py
 
-Dependencies are resolved and installed as pip does it for a user, from where pip is configured to look. That happens
-with each Python that the metadata name and this machine has; for the others dependencies are only resolved. Needs the
-extra `release` and git.
+Dependencies are resolved and installed as pip does it for a user, from where pip is configured to look, but within
+constraints.txt: the newest torch brings gigabytes of CUDA. That happens with each Python that the metadata name and
+this machine has; for the others dependencies are only resolved. Needs the extra `release` and git.
 """
 
 import os
@@ -23,6 +23,7 @@ from email.parser import BytesParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+CONSTRAINTS = ROOT / "constraints.txt"
 MEGABYTES = {".whl": 2, ".gz": 4}  # at most
 USED = {  # in an empty folder, by the installed commands; what the output must show
     "potluck --version": "potluck {version}",
@@ -167,7 +168,7 @@ def found(version: str) -> Path | None:
 def check_resolution(version: str) -> None:
     """For this Python there are ready-made wheels of all dependencies that go together."""
     command = [uv(), "pip", "compile", "--no-config", "--quiet", "--python-version", version]
-    ran([*command, "--only-binary", ":all:", ROOT / "pyproject.toml"])
+    ran([*command, "--only-binary", ":all:", "--constraint", CONSTRAINTS, ROOT / "pyproject.toml"])
 
 
 def uv() -> Path:
@@ -179,7 +180,7 @@ def install(interpreter: Path, environment: Path, wheel: Path) -> Path:
     """The Python of a new environment that holds the wheel and what it declares."""
     ran([interpreter, "-m", "venv", environment])
     python = environment / "bin" / "python"
-    ran([python, "-m", "pip", "install", "--quiet", "--no-compile", wheel])
+    ran([python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", CONSTRAINTS, wheel])
     return python
 
 

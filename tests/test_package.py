@@ -8,6 +8,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import potluck
 
@@ -44,6 +45,17 @@ def test_the_version_is_one_everywhere(package):
     package.check_metadata(facts(description(substitutions)))
     with pytest.raises(SystemExit, match=r"CITATION\.cff has another version"):
         package.check_metadata(facts(description(substitutions), "9.9"))
+
+
+def test_a_newer_torch_than_the_checkouts_stays_in_a_users_environment(package):
+    torch = next(one for one in map(Requirement, PROJECT["project"]["dependencies"]) if one.name == "torch")
+    assert torch.specifier.contains("2.15.0")
+    assert torch.specifier.contains("99.0")
+    (bound,) = [line for line in package.CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    assert not Requirement(bound).specifier.contains("2.15.0")
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    assert len(installs) == 1
+    assert "-c constraints.txt" in installs[0]
 
 
 def test_the_description_on_pypi_links_to_nothing_that_is_not_there(package):
