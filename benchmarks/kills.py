@@ -1,10 +1,11 @@
 """What is left of runs that are killed: of all methods, on all executors, at random moments and at every single write.
 
-    python benchmarks/kills.py --kills 1000 --faults
+    python benchmarks/kills.py --kills 1000 --faults fedavg fedin
 
 Plays tiny runs through the command line's own code, each in a process group of its own, and ends them with SIGKILL at
 a moment drawn uniformly from the making of its folder to its end: the whole group, or, where there are workers, the
-first process alone or one worker alone. With --faults, each run and each resume is also played once for every step that
+first process alone or one worker alone. `compare` and `sweep`, which begin runs, are killed too, and typed again. With
+--faults, each run and each resume is also played once for every step that
 changes a file, and killed before that step, or told there that the disk is full. Then the run is resumed, and its
 digest compared with that of a run that nobody disturbed.
 
@@ -21,6 +22,7 @@ import shutil
 import signal
 import sys
 import time
+import tomllib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,10 +30,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from importlib import import_module
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -42,8 +44,10 @@ from potluck.engine.files import using
 from potluck.experiment.assemble import assemble
 from potluck.experiment.folder import run_digest
 from potluck.experiment.presets import experiment_for
-from potluck.methods import list_methods
+from potluck.methods import get_method, list_methods
+from potluck.records import CONFIG
 from potluck.testing.faults import Faulty, Killed
+from potluck.testing.worlds import federation_table
 
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 from machine import describe
@@ -60,12 +64,14 @@ EXECUTORS = {
     "workers": ["run.executor=workers", "run.workers=2"],
     "stacked": ["run.executor=stacked"],  # on one core
     "stacked, workers": ["run.executor=stacked", "run.workers=2"],
+    "ray": ["run.executor=ray", "run.workers=2"],
 }
+SEVERAL = ("compare", "sweep")  # commands that begin runs, each in a process of its own
+WHEREVER = ("sequential", "workers", "stacked", "stacked, workers")  # every method is tried there; elsewhere these:
+FEW = ("fedavg", "scaffold", "fedproto", "fedmd")
 SETTINGS = ["federation.clients=4", "federation.train_fraction=0.15", "run.common_test=false"]
-SMALL = "federation.models=[{name='cnn2',width=2},{name='cnn3',width=2}]"
-MODELS = {"heterofl": "federation.models=[{name='cnn2',width=2}]"}
+SMALL = [{"name": "cnn2", "width": 2}, {"name": "cnn3", "width": 2}]
 MORE = {
-    "fedmd": ["federation.public=holdout"],
     "fedepth": ["federation.capacities=[1.0,0.75]"],
     "mfedepth": ["federation.capacities=[1.0,0.75]"],
     "fedorion": ["method.noise_batches=1", "method.server_training.epochs=1"],
@@ -74,16 +80,39 @@ MORE = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of run."""
+    """One kind of run: a method and its executor, or the command that begins two runs of it."""
 
     method: str
     executor: str
 
     @property
     def arguments(self) -> list[str]:
-        """Of `potluck run`."""
-        models = MODELS.get(self.method, SMALL)
-        return [self.method, *SETTINGS, models, *MORE.get(self.method, []), *EXECUTORS[self.executor]]
+        """Of `potluck`, but for the sweep's file, the number of rounds and the folder."""
+        if self.executor == "sweep":
+            return ["sweep"]
+        if self.executor == "compare":
+            return ["compare", *self.experiment, "--seeds", "2", "--processes", "2"]
+        return ["run", *self.experiment, *EXECUTORS[self.executor]]
+
+    @property
+    def experiment(self) -> list[str]:
+        """The method and its settings."""
+        federation = {"models": SMALL} | federation_table(get_method(self.method)())
+        keys = [f"federation.{key}={in_toml(value)}" for key, value in federation.items()]
+        return [self.method, *SETTINGS, *keys, *MORE.get(self.method, [])]
+
+    @property
+    def swept(self) -> str:
+        """The file that `potluck sweep` reads."""
+        target, *assignments = self.experiment
+        return f"{experiment_for(target, assignments).toml()}\n[sweep]\nseeds = 2\n"
+
+
+def in_toml(value: Any) -> str:
+    """A value as it is typed behind a key."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {in_toml(inner)}" for key, inner in value.items()) + "}"
+    return "[" + ", ".join(map(in_toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
 @dataclass(frozen=True)
@@ -205,20 +234,29 @@ class Ground:
         self._outputs = 0
 
     def run(self, disk: Faulty | None = None) -> Process:
-        """The run from its start."""
-        to = ["--to", str(self.place / "runs")]
-        return self._start(["run", *self._cell.arguments, f"run.rounds={self._rounds}", *to], disk)
+        """The run, or the command, from its start."""
+        words = [*self._cell.arguments]
+        if self._cell.executor == "sweep":
+            (file := self.place / "sweep.toml").write_text(self._cell.swept)
+            words.append(str(file))
+        return self._start([*words, f"run.rounds={self._rounds}", "--to", str(self.place / "runs")], disk)
 
     def resume(self, disk: Faulty | None = None) -> Process:
-        """The run from where it stands."""
+        """The run from where it stands; a command of several is typed again."""
+        if self._cell.executor in SEVERAL:
+            return self.run(disk)
         assert self.folder is not None
         return self._start(["run", "--resume", str(self.folder), f"run.rounds={self._rounds}"], disk)
 
     @property
     def folder(self) -> Path | None:
-        """The run's, if it has made one."""
-        found = list(self.place.glob("runs/*"))
-        return found[0] if found else None
+        """The run's, if it has made one; of several the first."""
+        return next(iter(self.folders), None)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those of all runs that have begun."""
+        return sorted(self.place.glob("runs/[!.]*"))
 
     def wait_for_folder(self) -> None:
         """Until the run has made its folder."""
@@ -227,11 +265,13 @@ class Ground:
             time.sleep(0.001)
 
     def digest(self) -> dict[str, str] | None:
-        """The run's; None if it has none."""
-        try:
-            return run_digest(self.folder) if self.folder else None
-        except CheckpointError:
-            return None
+        """Of the run, or of each run by its seed; None if there is none."""
+        digests: dict[str, str] = {}
+        for folder in self.folders:
+            with suppress(CheckpointError):  # one that was killed before its first round, and begun anew beside it
+                seed = tomllib.loads((folder / CONFIG).read_text())["run"]["seed"]
+                digests |= {f"{seed} {name}": content for name, content in run_digest(folder).items()}
+        return digests or None
 
     def _start(self, arguments: Sequence[str], disk: Faulty | None) -> Process:
         self._outputs += 1
@@ -275,6 +315,8 @@ def kill_at_random(cell: Cell, whole: Undisturbed, draws: random.Random) -> Tria
     what: Disturbance = "all processes"
     if "workers" in cell.executor:
         what = draws.choice(("all processes", "the first process", "one worker"))
+    elif cell.executor in (*SEVERAL, "ray"):  # their other processes are runs, or Ray's
+        what = draws.choice(("all processes", "the first process"))
     moment = draws.uniform(0, whole.seconds)
     with ground(cell) as here:
         process = here.run()
@@ -345,11 +387,13 @@ def table(trials: Sequence[Trial], machine: dict[str, object], command: str) -> 
     lines = [
         "# Runs that are killed",
         "",
-        "Tiny runs (four clients, three rounds) of every method on every executor, ended by SIGKILL at moments drawn",
-        "uniformly from the making of their folder to their end, then resumed: all processes, the first process alone,",
-        "or one worker alone. *Same bytes*: records and checkpoint are those of a run that nobody disturbed. *One",
-        "line*: the run ended with one line that says why, and resumed to the same bytes. *Before it began*: nothing",
-        "had been computed, and a resume says so on one line. *Lost*: anything else.",
+        "Tiny runs (four clients, three rounds) of every method on every executor of one machine, ended by SIGKILL",
+        "at moments drawn uniformly from the making of their folder to their end, then resumed: all processes, the",
+        "first process alone, or one worker alone. Ray, and the commands that begin runs of two seeds and are typed",
+        f"again, are tried with {', '.join(FEW[:-1])} and {FEW[-1]}. *Same bytes*: records and checkpoints are",
+        "those of runs that nobody disturbed. *One line*: the run ended with one line that says why, and resumed to",
+        "the same bytes. *Before it began*: nothing had been computed, and a resume says so on one line. *Lost*:",
+        "anything else.",
         "",
         f"    {command}",
         "",
@@ -400,7 +444,7 @@ def warm(cells: Sequence[Cell]) -> None:
     import_optimizers()
     import_module("potluck.cli.run")
     for cell in {cell.method: cell for cell in cells}.values():
-        target, *assignments = cell.arguments
+        target, *assignments = cell.experiment
         assemble(experiment_for(target, assignments))
 
 
@@ -448,17 +492,19 @@ def main() -> None:
     """Play and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=1000, help="at random moments, in all")
-    parser.add_argument("--faults", action="store_true", help="a kill and a full disk at every single write, too")
+    parser.add_argument(
+        "--faults", nargs="*", default=[], metavar="METHOD", help="a kill and a full disk at every write"
+    )
     parser.add_argument("--methods", nargs="+", default=list_methods(), help="all by default")
-    parser.add_argument("--executors", nargs="+", default=[*EXECUTORS], choices=[*EXECUTORS], help="all by default")
+    parser.add_argument("--executors", nargs="+", default=[*EXECUTORS, *SEVERAL], choices=[*EXECUTORS, *SEVERAL])
     parser.add_argument("--minutes", type=float, default=1e9, help="stop then; the same command goes on")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--notes", type=Path, default=Path("runs/kills"), help="folder of what was done so far")
     parser.add_argument("--table", type=Path, default=HERE / "results" / "kills.md", help="where the table goes")
     options = parser.parse_args()
-    cells = [Cell(method, executor) for method in options.methods for executor in options.executors]
+    pairs = product(options.methods, options.executors)
+    cells = [Cell(*pair) for pair in pairs if pair[1] in WHEREVER or pair[0] in FEW]
     machine = describe()
-    warm(cells)
     options.notes.mkdir(parents=True, exist_ok=True)
     path: Path = (
         options.notes / f"{machine['commit']}-{options.seed}.jsonl"
@@ -466,8 +512,9 @@ def main() -> None:
     trials = remembered(path)
     at_random = kills(cells, options.kills, sum(trial.what not in FAULTS for trial in trials), options.seed)
     # Files are written by the first process alone, whoever trains; with workers, it must end those too.
-    written = [cell for cell in cells if cell.executor == "sequential" or cell == Cell("scaffold", "workers")]
-    at_writes = (trial for cell in written for trial in faults(cell, trials)) if options.faults else ()
+    written = [Cell(method, "workers" if method == "scaffold" else "sequential") for method in options.faults]
+    warm([*cells, *written])
+    at_writes = (trial for cell in written for trial in faults(cell, trials))
     deadline = time.monotonic() + 60 * options.minutes
     for trial in chain(at_random, at_writes):
         trials.append(_note(trial, path))
