@@ -81,7 +81,10 @@ class Nested(nn.Module):
     ("net", "stages"),
     [
         # As the code of fiarse_layerwise has it: conv1, layer1 to layer4, linear.
-        (VARIANTS["resnet18"](10, (3, 8, 8), width=4), ["stages.stem.", *(f"stages.layer{i}." for i in range(1, 5)), "head."]),
+        (
+            VARIANTS["resnet18"](10, (3, 8, 8), width=4),
+            ["stages.stem.", *(f"stages.layer{i}." for i in range(1, 5)), "head."],
+        ),
         (Nested(), ["body.", "out."]),
     ],
 )
