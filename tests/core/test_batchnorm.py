@@ -181,7 +181,8 @@ def test_measuring_leaves_held_layers_alone(net):
 
 
 def test_norms_of_finds_layers_of_every_kind_that_undo_a_change_of_scale():
-    norms = nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm([4, 3, 3])
+    layers = nn.LayerNorm([4, 3, 3]), nn.RMSNorm([4, 3, 3])
+    norms = nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), *layers
     x = torch.randn(5, 4, 3, 3, generator=torch.Generator().manual_seed(0))
     for norm in norms:
         assert norms_of(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.ReLU())) == [norm]

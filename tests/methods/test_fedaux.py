@@ -360,6 +360,36 @@ def test_of_two_public_examples_one_is_a_negative_and_of_one_none_is_left(play, 
 
 
 @pytest.mark.parametrize(
+    ("method", "public", "negatives"),
+    [(ONE_STEP, 2, 1), (replace(ONE_STEP, negative_share=0.9), 5, 4), (replace(ONE_STEP, certainty="equal"), 1, 0)],
+)
+def test_one_example_to_distil_on_is_refused_where_batchnorm_needs_two(play, clouds, method, public, negatives):
+    """Before anybody trains; networks without BatchNorm learn from one."""
+    play(method, with_public(clouds("mlp2"), examples=public))
+    expected = rf"at least two examples to distil on, beside {negatives} negatives: a batch for BatchNorm"
+    with pytest.raises(ConfigError, match=rf"^federation\.public: expected {expected}, found {public}$"):
+        play(method, with_public(clouds("norm2"), examples=public), rounds=0)
+
+
+@pytest.mark.parametrize(
+    ("regression", "own", "expected"),
+    [
+        ("mean", [[0.0, 0.0]] * 3, 0.5),  # nothing to tell them apart by
+        ("mean", [[3.0, 4.0]] * 3, None),
+        ("sum", [[0.0, 0.0]] * 3, 3 / 5),  # the intercept alone: three of five are the client's
+    ],
+)
+def test_certainty__is_a_number_where_features_are_zero(regression, own, expected):
+    """As behind a ReLU that is off for all negatives."""
+    asked = torch.tensor([[0.0, 0.0], [6.0, 8.0]])
+    found = certainty(torch.tensor(own), torch.zeros(2, 2), asked, 0.01, regression)
+    if expected is None:
+        assert found[0] == 0.5 < found[1]
+    else:
+        assert_close(found, torch.full((2,), expected))
+
+
+@pytest.mark.parametrize(
     ("changes", "found"),
     [
         ({"sharing": Sharing("layer")}, r"sharing\.scope: expected 'architecture', found 'layer'"),

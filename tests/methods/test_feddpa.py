@@ -1,18 +1,23 @@
 """FedDPA: Fisher information example by example, who moves when, and what the server makes of updates."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from potluck.core.examples import Examples
+from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
 from potluck.core.requests import Gradient
 from potluck.core.weights import load, minus, parameters_of
+from potluck.engine.numerics.numerics import Numerics
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddpa import FedDPA, FisherLoss, PullLoss, scaled
+from potluck.models.cnn import cnn2
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -59,6 +64,22 @@ def test_fisher_loss__has_the_squared_gradients_of_single_examples_as_its_gradie
     whole = run.engine.server(1).gradient(Gradient(net, FisherLoss(F.cross_entropy), data, batch_size=64))
     assert_close(found, whole, **CLOSELY)
     assert net.training
+
+
+def images(seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    data = Examples(torch.randn(24, 1, 8, 8, generator=draws), torch.arange(24) % 3)
+    sites = {id: Site(id, "cnn2", data, data, data) for id in range(2)}
+    return Federation(sites, {"cnn2": partial(cnn2, 3, (1, 8, 8), width=4)}, "cnn2", 3)
+
+
+def test_fisher_loss__is_computed_in_float32_whatever_the_precision_of_the_run(play):
+    plain, low = (play(FedDPA(FULL), images(), 2, computing=Numerics(precision)) for precision in ("fp32", "bf16"))
+    assert low.reports[-1].failures == {}
+    net, data = plain.model(0).train(), images().sites[0].train
+    request = Gradient(net, FisherLoss(F.cross_entropy), data)
+    assert_close(low.engine.server(1).gradient(request), plain.engine.server(1).gradient(request), **EXACTLY)
+    assert_close(low.state.pool, plain.state.pool, rtol=0.1, atol=0.05)
 
 
 def test_scaled__goes_from_0_to_1_and_is_0_where_all_are_the_same():

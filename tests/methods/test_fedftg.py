@@ -1,5 +1,7 @@
 """FedFTG: samples that clients recognise and the average does not, and what the average learns from them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,6 @@ from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 QUICK = LocalTraining("sgd", lr=0.1, batch_size=8)
-STILL = LocalTraining("sgd", lr=0.0, batch_size=8)
 SMALL = {"noise": 4, "width": 4}
 SHARES = torch.tensor([[1.0, 0.25, 0.0], [0.0, 0.75, 1.0]])
 LABELS = torch.tensor([0, 1, 1, 2, 2, 2])
@@ -166,7 +167,7 @@ def test_the_generator_is_trained_kept_and_used(play, clouds):
     forgetful.states[-1] = type(forgetful.state)(forgetful.state.pool, forgetful.states[0].generator)
     forgetful.round()
     assert not torch.equal(forgetful.state.pool["mlp2"]["head.weight"], run.state.pool["mlp2"]["head.weight"])
-    asleep = play(small(generator_training=STILL), clouds("mlp2", "mlp2"))
+    asleep = play(small(generator_training=LocalTraining("sgd", lr=0.0)), clouds("mlp2", "mlp2"))
     assert not torch.equal(asleep.state.pool["mlp2"]["head.weight"], run.states[1].pool["mlp2"]["head.weight"])
     assert run.kept(0) == {"state": {}}
     assert run.reports[-1].notes["distillation_loss"] > 0
@@ -242,3 +243,19 @@ def test_settings_that_cannot_work_are_refused():
         FedFTG(sharing=Sharing("architecture", buffers="local"))
     with pytest.raises(ConfigError, match=r"^server_training.batch_size: expected at least 2"):
         FedFTG(server_training=LocalTraining(batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "complaint"),
+    [
+        ("generator_training", {"steps": 7}, "expected None, since G trains on the batches of .*, found 7"),
+        ("generator_training", {"epochs": 2}, "expected 1, since G trains on the batches of .*, found 2"),
+        ("generator_training", {"batch_size": 50}, "expected 16, since G trains on the batches of .*, found 50"),
+        ("server_training", {"epochs": 5}, "expected 1, since server_training.steps says how long it is, found 5"),
+        ("server_training", {"steps": None}, "expected a number of steps, each with samples of its own, found None"),
+    ],
+)
+def test_lengths_that_nothing_would_read_are_refused(table, key, complaint):
+    (name,) = key
+    with pytest.raises(ConfigError, match=rf"^{table}\.{name}: {complaint}$"):
+        FedFTG(**{table: replace(getattr(FedFTG(), table), **key)})

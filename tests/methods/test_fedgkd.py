@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
@@ -198,3 +199,9 @@ def test_it_needs_classes():
 def test_what_is_out_of_range_is_refused_by_name(changes):
     with pytest.raises(ValueError, match=rf"^{next(iter(changes))}: expected"):
         replace(FedGKD(), **changes)
+
+
+def test_a_temperature_that_the_distance_of_logits_does_not_read_is_refused():
+    assert FedGKD(divergence="mse").temperature == 1
+    with pytest.raises(ConfigError, match=r"^temperature: expected 1 where divergence is 'mse', .*, found 3\.0$"):
+        FedGKD(divergence="mse", temperature=3.0)

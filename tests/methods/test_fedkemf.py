@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import keep_statistics
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
 from potluck.core.weights import load, weights_of
@@ -172,3 +173,8 @@ def test_it_needs_public_data_and_classes():
 def test_what_is_out_of_range_is_refused_by_name(changes, expected):
     with pytest.raises(ValueError, match=rf"^{next(iter(changes))}: expected {expected}"):
         replace(FedKEMF(), **changes)
+
+
+def test_an_order_of_two_networks_that_do_not_meet_is_refused():
+    with pytest.raises(ConfigError, match=r"^order: expected 'sequential' without mutual .*, found 'simultaneous'$"):
+        replace(KEMF, mutual=False, order="simultaneous")

@@ -56,7 +56,7 @@ def generated(run, state, vectors):
 def transformed(state, prototypes):
     """F in evaluation mode, layer by layer."""
     t = {name.removeprefix("transformer."): tensor for name, tensor in state.alignment.items()}
-    h = F.linear(prototypes, t["0.weight"], t["0.bias"])
+    h = F.linear(prototypes, t["0.weight"])
     h = (h - t["1.running_mean"]) / (t["1.running_var"] + 1e-5).sqrt() * t["1.weight"] + t["1.bias"]
     return F.linear(h.relu(), t["3.weight"], t["3.bias"])
 
@@ -109,6 +109,24 @@ def test_transfer_loss__has_a_finite_gradient_where_outputs_meet_their_direction
 
 
 # What the server trains
+
+
+@pytest.mark.parametrize("centres", ["means", "learnt"])
+def test_a_prototype_that_changes_by_rounding_moves_no_centre_by_much_more(play, clouds, centres):
+    """With as many steps of Adam as by default, each of which turns a gradient into one step, however small it is."""
+    method = FedKTL(**{**SMALL, "centres": centres, "server_training": FedKTL().server_training})
+    run = play(method, replace(clouds("mlp2", "mlp3"), num_classes=10), rounds=0)
+    values = F.normalize(torch.randn(24, 10, generator=torch.Generator().manual_seed(0)))
+    nudged = values.clone()
+    nudged[3, 4] += 1e-7
+    found = []
+    for prototypes in (values, nudged):
+        server = run.engine.server(1)
+        alignment = method._alignment(server, run.state.alignment)
+        method._align(alignment, {"values": prototypes, "labels": torch.arange(24) % 10}, server)
+        found.append(alignment.centres.weight.detach().clone())
+    assert found[0].norm(dim=1).mean() > 0.2
+    assert (found[1] - found[0]).abs().max() < 1e-5
 
 
 def test_discrepancy__is_the_mean_of_four_kernels_within_less_that_between():

@@ -1,5 +1,7 @@
 """FedNova: the normalisation, against sums by hand."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from potluck.core.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fednova import FedNova
+from potluck.methods.inconova import InCoNova
 from potluck.parts.sharing import Sharing
 
 LR = 0.1
@@ -119,6 +122,33 @@ def test_the_decay_of_adamw_is_a_part_of_the_update_and_not_of_its_number_of_ste
     expected = tau * sum(p * way for p, way in zip(share, ways, strict=True))
     found = after_a_round(FedNova(LocalTraining("adamw", lr=LR, batch_size=1, weight_decay=decay)))
     assert found["layers.w"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def of_opposite_slopes(training, rounds=12):
+    """The weight after some rounds of two equal clients that take 1 and 40 steps and have the gradients -1 and +1."""
+    slope = {0: Examples(torch.ones(1, 1), torch.zeros(1, 1)), 1: Examples(-torch.ones(40, 1), torch.zeros(40, 1))}
+    sites = {id: Site(id, "net", data, data, data) for id, data in slope.items()}
+    world = Federation(sites, {"net": lambda: Slope("w")}, "net", 1, criterion=lambda outputs, targets: outputs.mean())
+    engine = Engine(FedNova(training, Sharing(weighting="uniform")), world)
+    state = engine.start()
+    for number in range(1, rounds + 1):
+        state, _ = engine.round(number, state, range(2))
+    return state.pool["all"]["layers.w"].item()
+
+
+@pytest.mark.parametrize(
+    "training",
+    [sgd(), sgd(momentum=0.9), sgd(persist=True), LocalTraining("adam", lr=LR, batch_size=1, persist=True)],
+)
+def test_opposite_gradients_cancel_however_many_steps_each_client_takes(training):
+    assert of_opposite_slopes(training) == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", [FedNova, InCoNova])
+def test_momentum_that_lasts_is_refused_since_its_steps_are_counted_from_zero(method):
+    expected = "training.persist: expected False with momentum, which |a_i| counts from zero in every round, found True"
+    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
+        method(sgd(momentum=0.9, persist=True))
 
 
 def test_an_optimiser_whose_steps_have_no_known_length_is_refused():

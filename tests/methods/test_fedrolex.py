@@ -1,6 +1,7 @@
 """FedRolex: the window, and what becomes of what it covers, against channels counted by hand."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -131,3 +132,11 @@ def test_a_net_whose_channels_cannot_roll_is_refused_before_anything_trains(clou
 def test_it_warns_in_its_own_name_of_clients_below_the_smallest_level(play, clouds):
     with pytest.warns(PotluckWarning, match=r"fedrolex: client 0: capacity 0\.2 lies below the smallest level, 0\.5"):
         play(FedRolex(levels=(1.0, 0.5)), clouds("norm2", capacities=(0.2,)), rounds=0)
+
+
+def test_an_optimiser_that_lasts_is_refused_since_a_channel_would_have_the_momentum_of_another():
+    """In the toy world the second window reads at each place a channel that the first read at another."""
+    assert window(1, 0.5)[1:] == window(2, 0.5)[:-1]
+    expected = "training.persist: expected False, since the window moves on to other channels than it is of, found True"
+    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
+        FedRolex(LocalTraining(persist=True))

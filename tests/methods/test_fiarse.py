@@ -10,6 +10,7 @@ from potluck.core.fit import LocalTraining
 from potluck.core.weights import parameters_of, weights_of
 from potluck.engine.engine import Engine
 from potluck.methods.fiarse import FIARSE, maskable, masked, smallest_of_largest
+from potluck.models.resnet import VARIANTS
 from potluck.models.vit import vit
 from potluck.parts.submodels import unpacked
 from potluck.testing.worlds import World, toy_federation
@@ -62,6 +63,54 @@ def test_with_a_threshold_by_layer_every_layer_has_its_share(play, clouds):
         parts = [masks[f"{layer}.{kind}"] for kind in ("weight", "bias")]
         total = sum(part.numel() for part in parts)
         assert sum(int(part.sum()) for part in parts) == total // 4
+
+
+class Nested(nn.Module):
+    """A plain net of two children, the first of which has two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.body(x).relu())
+
+
+@pytest.mark.parametrize(
+    ("net", "stages"),
+    [
+        # As the code of fiarse_layerwise has it: conv1, layer1 to layer4, linear.
+        (
+            VARIANTS["resnet18"](10, (3, 8, 8), width=4),
+            ["stages.stem.", *(f"stages.layer{i}." for i in range(1, 5)), "head."],
+        ),
+        (Nested(), ["body.", "out."]),
+    ],
+)
+def test_with_a_threshold_by_stage_a_stage_has_its_share_and_its_layers_have_not(net, stages):
+    method, weights = FIARSE(threshold="stage"), parameters_of(net)
+    sizes = {name: weights[name].abs() for name in maskable(net)}
+    theta = method.least(sizes, 0.25)
+    kept = {name: int((size >= theta[name]).sum()) for name, size in sizes.items()}
+    for stage in stages:
+        names = [name for name in sizes if name.startswith(stage)]
+        assert sum(kept[name] for name in names) == sum(sizes[name].numel() for name in names) // 4
+        assert len({float(theta[name]) for name in names}) == 1
+    assert len({float(value) for value in theta.values()}) == len(stages)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.InstanceNorm1d(8, affine=True), nn.LayerNorm(8), nn.RMSNorm(8)],
+)
+def test_the_weights_of_no_norm_are_masked(norm):
+    assert maskable(nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3))) == (
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    )
 
 
 def test_every_weight_is_the_mean_over_exactly_the_clients_that_cover_it(play, clouds):

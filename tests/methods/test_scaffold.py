@@ -6,9 +6,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import load, minus, zeros_like
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.incoscaffold import InCoScaffold
 from potluck.methods.scaffold import Scaffold
 from potluck.parts.normalised import effective_steps
 from potluck.parts.sharing import Sharing
@@ -98,6 +100,17 @@ def test_the_weights_of_the_control_decide_which_optimum(play, lines, weighting,
     method = Scaffold(SGD, control_weighting=control_weighting, sharing=Sharing(weighting=weighting))
     run = play(method, lines((1, 1, 2), (2, -2, 6)), rounds=30)
     assert weight(run) == pytest.approx(optimum, abs=1e-6)
+
+
+def test_momentum_that_lasts_belongs_to_option_gradient_which_does_not_divide_by_steps(play, lines):
+    training = LocalTraining("sgd", lr=0.01, epochs=10, momentum=0.5, persist=True)
+    run = play(Scaffold(training, "gradient"), lines(*LINES), rounds=60)
+    assert weight(run) == pytest.approx(OPTIMUM, abs=1e-4)
+    for method in (Scaffold, InCoScaffold):
+        with pytest.raises(
+            ConfigError, match=r"^training\.persist: expected False with momentum, which option 'path' "
+        ):
+            method(training, "path")
 
 
 @BOTH_OPTIONS

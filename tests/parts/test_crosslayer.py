@@ -166,6 +166,30 @@ def test_a_federation_without_two_layers_of_one_shape_is_refused_in_one_line():
     assert CrossLayer(pairs="inside").need().problem(offer({"net": transformer})) is None
 
 
+def pointwise(*names):
+    """Before and after a round, weights of two 1 x 1 convolutions of one shape."""
+    before = {name: drawn(4, 4, 1, 1, seed=seed) for seed, name in enumerate(names)}
+    return before, {name: tensor + 0.01 * drawn(4, 4, 1, 1, seed=9) for name, tensor in before.items()}
+
+
+def test_moved_by_kernel_leaves_convolutions_of_one_position_as_they_are():
+    """By kernel each number would be a direction of its own; as a whole tensor they are mixed like a matrix."""
+    before, after = pointwise("a", "b")
+    assert CrossLayer().moved(before, after, {"b": "a"}) == after
+    flat = [{name: tensor.flatten(1) for name, tensor in weights.items()} for weights in (before, after)]
+    found = CrossLayer(granularity="tensor").moved(before, after, {"b": "a"})
+    assert_close(found["b"].flatten(1), CrossLayer().moved(*flat, {"b": "a"})["b"])
+    assert not torch.allclose(found["b"], after["b"])
+
+
+def test_a_federation_whose_pairs_are_all_of_one_position_is_refused_by_kernel_alone():
+    net = partial(nn.Sequential, *(nn.Conv2d(4, 4, 1) for _ in range(2)))
+    offer = Offer({"net": net}, {0: "net"}, "net", False, ())
+    found = CrossLayer().need().problem(offer)
+    assert found.startswith("its layers of one shape are 1 x 1 convolutions, which only method.inco.granularity = 't")
+    assert CrossLayer(granularity="tensor").need().problem(offer) is None
+
+
 def test_a_limit_of_zero_is_refused():
     with pytest.raises(ConfigError, match=r"clip: expected .*above 0, found 0"):
         CrossLayer(clip=0.0)

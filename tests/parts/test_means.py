@@ -143,3 +143,10 @@ def test_mean_of__weighs_by_examples_or_equally_and_follows_the_rule():
 def test_mean_of__equal_weights_need_no_examples():
     replies = Replies({0: Message(net={"w": torch.ones(1)}), 1: Message(net={"w": torch.zeros(1)})}, {})
     assert_close(mean_of(replies, "net", "uniform", Mean()), {"w": torch.tensor([0.5])})
+
+
+def test_a_share_that_the_rule_does_not_trim_is_refused():
+    assert Mean("trimmed", 0.3).trim == 0.3
+    for rule in ("mean", "median", "clipped"):
+        with pytest.raises(ConfigError, match=r"^trim: expected 0\.2, as it was, since it belongs to .*, found 0\.3$"):
+            Mean(rule, 0.3)

@@ -16,7 +16,8 @@ from potluck.core.modes import held_layers, mode
 # The shared base of all BatchNorm layers has no public name in torch.
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_NORMS = (*BATCH_NORMS, *_INSTANCE_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def batch_norms(net: nn.Module) -> dict[str, BatchNorm]:

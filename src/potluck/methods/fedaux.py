@@ -64,6 +64,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck import (
+    BATCH_NORMS,
     Client,
     ClientId,
     ClientWork,
@@ -157,12 +158,16 @@ class FedAUX(SharesWeights[State]):
         return super().needs() | features | {Need.PUBLIC_DATA, Need.CLASSES}
 
     def init(self, server: Server) -> State:
-        examples = len(public_of(server))
-        if self.certainty == "equal":
-            return State(self.sharing.initial(server), torch.empty(0, dtype=torch.int64), {})
-        require(examples > 1, "federation.public", "at least two examples, one to learn from", examples)
-        count = min(max(round(self.negative_share * examples), 1), examples - 1)
-        return State(self.sharing.initial(server), drawn_rows(server, count), {})
+        examples, negatives = len(public_of(server)), torch.empty(0, dtype=torch.int64)
+        pool = self.sharing.initial(server)
+        if self.certainty == "logistic":
+            require(examples > 1, "federation.public", "at least two examples, one to learn from", examples)
+            count = min(max(round(self.negative_share * examples), 1), examples - 1)
+            negatives = drawn_rows(server, count)
+        normed = [p for p in pool if any(isinstance(m, BATCH_NORMS) and m.training for m in server.build(p).modules())]
+        expected = f"at least two examples to distil on, beside {len(negatives)} negatives: a batch for BatchNorm"
+        require(not normed or examples - len(negatives) > 1, "federation.public", expected, examples)
+        return State(pool, negatives, {})
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         public = public_of(server).take(others(len(public_of(server)), state.negatives))
@@ -247,14 +252,19 @@ def certainty(own: Tensor, negatives: Tensor, asked: Tensor, penalty: float, reg
     kind = torch.cat([torch.ones(len(own)), -torch.ones(len(negatives))]).double()
     if regression == "sum":
         longest = x.norm(dim=1).max()
-        x, asked = (F.pad(features / longest, (0, 1), value=1.0) for features in (x, asked.double()))  # an intercept
+        x, asked = (F.pad(shortened(f, longest), (0, 1), value=1.0) for f in (x, asked.double()))  # an intercept
     else:
         longest = negatives.double().norm(dim=1).max()
-        x, asked = (f / f.norm(dim=1, keepdim=True).clamp(min=longest) for f in (x, asked.double()))
+        x, asked = (shortened(f, f.norm(dim=1, keepdim=True).clamp(min=longest)) for f in (x, asked.double()))
     penalised = torch.ones(x.shape[1]).double()
     penalised[own.shape[1] :] = 0.0
     w = logistic(x, kind, penalty * penalised, regression)
     return (asked @ w).sigmoid().to(own.dtype)
+
+
+def shortened(features: Tensor, length: Tensor) -> Tensor:
+    """Features (rows, width) divided by a length, or a row's by its own; what has none, being all 0, stays as it is."""
+    return features / length.where(length > 0, 1.0)
 
 
 def logistic(x: Tensor, kind: Tensor, penalty: Tensor, regression: Regression) -> Tensor:

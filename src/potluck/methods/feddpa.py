@@ -38,8 +38,8 @@ Departures from the paper
        authors' code. No guarantee is claimed: the server adds the noise and draws it from the run's seed. The code
        computes sigma from a number of batches; here it is given.
     2. Both kinds of weights are sent, as in the code. Averages are over all that clients send.
-    3. F is that of the labels that the examples have, in evaluation mode, as in the code. Training is in training mode;
-       the code stays in evaluation mode.
+    3. F is that of the labels that the examples have, in evaluation mode, as in the code, and always computed in
+       float32. Training is in training mode; the code stays in evaluation mode.
     4. A tensor whose Fisher information is the same everywhere has F = 0. In the code it is no number, and the tensor
        becomes 0.
     5. Which weights are a client's own is decided once a round. The code takes for them those that are not 0 in a copy
@@ -218,7 +218,8 @@ class FisherLoss:
         def of_one(weights: Weights, inputs: Tensor, target: Tensor) -> Tensor:
             return self.criterion(call_with(net, weights, inputs[None]), target[None])
 
-        with mode(net, training=False):
+        # In float32 whatever the run's precision, see departure 3; under autocast vmap mixes types at a BatchNorm.
+        with mode(net, training=False), torch.autocast(batch.inputs.device.type, enabled=False):
             weights = {name: weight.detach() for name, weight in named.items()}
             each: Weights = vmap(grad(of_one), (None, 0, 0))(weights, batch.inputs, batch.targets)
         fisher = {name: gradients.detach().square().mean(0) for name, gradients in each.items()}

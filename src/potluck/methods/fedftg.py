@@ -105,7 +105,7 @@ class FedFTG(SharesWeights[State]):
     Attributes:
         training: a client's local training.
         server_training: the students' fine-tuning; its steps are batches of noise and labels.
-        generator_training: optimiser and rate of G, which trains on the same batches.
+        generator_training: optimiser and rate of G, which trains on the same batches; nothing else can be set.
         student_steps: steps of the students on each batch, after one step of G for each client.
         hardness: weight of the disagreement between students and a client, which G increases.
         recognition: weight of the cross-entropy of a client's predictions to the labels, which G decreases.
@@ -145,6 +145,13 @@ class FedFTG(SharesWeights[State]):
         require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
         size = self.server_training.batch_size
         require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
+        steps, epochs = self.server_training.steps, self.server_training.epochs
+        require(steps is not None, "server_training.steps", "a number of steps, each with samples of its own", steps)
+        require(epochs == 1, "server_training.epochs", "1, since server_training.steps says how long it is", epochs)
+        for name in ("steps", "epochs", "batch_size"):
+            found, unset = getattr(self.generator_training, name), getattr(LocalTraining(), name)
+            expected = f"{unset}, since G trains on the batches of server_training"
+            require(found == unset, f"generator_training.{name}", expected, found)
 
     @property
     def exchanges_more(self) -> bool:
@@ -181,7 +188,8 @@ class FedFTG(SharesWeights[State]):
         self, students: nn.ModuleList, generator: nn.Module, counts: Tensor, replies: Replies, server: Server
     ) -> None:
         """Train the students and G in turns; `counts` are (clients, classes)."""
-        number, size = len(replies), (self.server_training.steps or 1) * self.server_training.batch_size
+        assert self.server_training.steps is not None
+        number, size = len(replies), self.server_training.steps * self.server_training.batch_size
         z = torch.randn(size, self.noise, generator=server.rng)
         y = torch.multinomial(counts.sum(0), size, replacement=True, generator=server.rng)  # p(y)
         nets = nn.ModuleDict({"generator": generator, "students": students})

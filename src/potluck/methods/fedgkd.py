@@ -77,6 +77,7 @@ from potluck import (
     mean,
     on_client,
     pick,
+    require,
 )
 
 Divergence = Literal["kl", "mse"]
@@ -102,7 +103,7 @@ class FedGKD(SharesWeights[State]):
     Attributes:
         training: a client's local training.
         gamma: weight of the distillation.
-        temperature: T, by which both nets' logits are divided.
+        temperature: T, by which both nets' logits are divided; 1 with "mse".
         buffer: M, how many global models the teacher is the mean of.
         divergence: "kl" of the softened predictions, times T squared, or the "mse" of the logits.
         sharing: who averages with whom, with which weights.
@@ -120,6 +121,10 @@ class FedGKD(SharesWeights[State]):
     buffer: Annotated[int, at_least(1)] = 5
     divergence: Divergence = "kl"
     sharing: Sharing = Sharing()
+
+    def __post_init__(self) -> None:
+        softens = self.divergence == "kl" or self.temperature == 1
+        require(softens, "temperature", "1 where divergence is 'mse', which compares plain logits", self.temperature)
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.CLASSES}

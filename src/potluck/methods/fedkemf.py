@@ -81,6 +81,7 @@ from potluck import (
     load,
     on_client,
     public_of,
+    require,
     soft_labels_loss,
     soft_lesson,
 )
@@ -122,6 +123,10 @@ class FedKEMF(Method[State]):
     ensemble: Ensemble = "mean"
     mutual: bool = True
     order: Literal["sequential", "simultaneous"] = "sequential"
+
+    def __post_init__(self) -> None:
+        meet = self.mutual or self.order == "sequential"
+        require(meet, "order", "'sequential' without mutual learning, where neither waits for the other", self.order)
 
     def needs(self) -> frozenset[Need]:
         return frozenset({Need.PUBLIC_DATA, Need.CLASSES})

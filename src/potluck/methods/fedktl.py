@@ -62,6 +62,8 @@ Departures from the paper
     10. Local training defaults to Adam, like all methods here; the code has SGD with 0.01, batches of 10, and gradients
         of a norm of at most 100 each for a client's network and for h'. `training.clip_norm` limits both together. Its
         server limits gradients to 100 as well (`server_training.clip_norm`).
+    11. The transformer's first layer has no bias. The code's has one, before BatchNorm, which does nothing in training:
+        its gradient is rounding noise, of which Adam makes whole steps, and the means of F(P) would follow it.
 """
 
 import math
@@ -311,7 +313,7 @@ class Alignment(nn.Module):
     def __init__(self, classes: int, latent: int) -> None:
         super().__init__()
         self.transformer = nn.Sequential(
-            nn.Linear(classes, classes), nn.BatchNorm1d(classes), nn.ReLU(), nn.Linear(classes, latent)
+            nn.Linear(classes, classes, bias=False), nn.BatchNorm1d(classes), nn.ReLU(), nn.Linear(classes, latent)
         )
         self.centres = nn.Embedding(classes, latent)
 

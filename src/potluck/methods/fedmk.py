@@ -113,7 +113,8 @@ class FedMK(Method[State]):
     """Hyper-parameters of FedMK.
 
     Attributes:
-        training: of a client's meta knowledge on its own examples; its rate is `speed` times `training.lr`.
+        training: of a client's meta knowledge on its own examples; its rate is `speed` times `training.lr`, and its
+            optimiser cannot last, since a round begins with others' meta knowledge.
         speed: see there; inputs are of size 1, as weights are not.
         server_training: of the server's models.
         generator_training: of G; its batches are labels.
@@ -150,9 +151,14 @@ class FedMK(Method[State]):
     width: Annotated[int, at_least(1)] = 64
 
     def __post_init__(self) -> None:
+        for name in ("training", "server_training", "generator_training"):
+            steps, epochs = getattr(self, name).steps, getattr(self, name).epochs
+            require(steps is None or epochs == 1, f"{name}.epochs", f"1, since {name}.steps is {steps}", epochs)
         for name in ("server_training", "generator_training"):
             size = getattr(self, name).batch_size
             require(size >= 2, f"{name}.batch_size", "at least 2, which have batch statistics", size)
+        lasts = self.training.persist
+        require(not lasts, "training.persist", "False, since every round trains other inputs than it is of", lasts)
 
     @property
     def keeps_model(self) -> bool:

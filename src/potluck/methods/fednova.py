@@ -33,14 +33,17 @@ Limits
 Departures from the paper
     1. Where architectures differ, p_i and tau_eff are those of each layer's owners; with one they are the paper's.
     2. Under Adam and AdamW |a_i|_1 is tau_i: for a preconditioner that does not change, the coefficients of each
-       bias-corrected step sum to 1. The paper covers rules that are linear in the gradients, which these are not. Other
-       optimisers than these and SGD are refused.
+       bias-corrected step sum to 1, also where the means last from round to round (`training.persist`). The paper
+       covers rules that are linear in the gradients, which these are not. Other optimisers than these and SGD are
+       refused, and momentum that lasts: its steps grow from round to round, while |a_i|_1 counts them from zero, as
+       in the authors' code, whose momentum begins at zero in every round.
     3. Weight decay has no part in |a_i|_1, whether it is in the gradient or, as in AdamW, beside it; nor has clipping.
     4. p_i is taken over the clients that were drawn and answered, so that it sums to 1.
     5. BatchNorm's running statistics are averaged like those of FedAvg and not normalised: going beyond the clients'
        mean could make a variance negative.
-    6. The server has no momentum, and local training no proximal term with a normalisation of its own; the authors'
-       code offers both.
+    6. The authors' code offers two things that are not here: momentum of the server, and a proximal term mu (w - x) in
+       local training, which is added after momentum. With it |a_i|_1 is not that of plain steps: without momentum it
+       is (1 - (1 - eta mu)^tau_i) / (eta mu), and tau_eff is the weighted mean of tau_i, no longer of |a_i|_1.
     7. Local training defaults to Adam, as in the papers that use this baseline; the paper has SGD with momentum.
 """
 
@@ -94,6 +97,10 @@ class FedNova(SharesWeights[State]):
         optimizer = self.training.optimizer
         known = "'sgd', 'adam' or 'adamw', whose |a_i| is known"
         require(optimizer in ("sgd", "adam", "adamw"), "training.optimizer", known, optimizer)
+        lasts = self.training.persist and self.training.momentum > 0
+        require(
+            not lasts, "training.persist", "False with momentum, which |a_i| counts from zero in every round", lasts
+        )
         require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
     def init(self, server: Server) -> State:

@@ -41,19 +41,38 @@ Departures from the paper
     5. A client is evaluated with the window of the last round.
     6. Every channel has its turn, but not every weight: where a layer reads as many channels as it writes, a client
        has no weight between two channels that lie further apart than its window is long.
+    7. Optimisers are new in every round, as in the code. One that lasted (`training.persist`) would have the momentum
+       of a channel for the next one, since the window moves on; it is refused.
 """
 
 from dataclasses import dataclass
 
 from torch import nn
 
-from potluck import Channels, Client, Message, Narrowing, Server, SubModel, frozen_names, load, select, weights_of
+from potluck import (
+    Channels,
+    Client,
+    Message,
+    Narrowing,
+    Server,
+    SubModel,
+    frozen_names,
+    load,
+    require,
+    select,
+    weights_of,
+)
 from potluck.methods.heterofl import HeteroFL
 
 
 @dataclass(frozen=True)
 class FedRolex(HeteroFL):
     """Hyper-parameters of FedRolex: those of HeteroFL."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected, lasts = "False, since the window moves on to other channels than it is of", self.training.persist
+        require(not lasts, "training.persist", expected, lasts)
 
     def submodel(self, server: Server, rate: float) -> SubModel:
         channels = server.about(None, Narrowing.to(server.build(width=rate)))

@@ -34,12 +34,13 @@ Limits
 Departures from the paper
     1. A weight counts for every client that was sent it. The authors' code counts those in which it has changed, which
        differs for weights that have no gradient.
-    2. A weight that falls below theta_k is 0 for the rest of the round, as in the code. The code's mask is boolean, so
-       that torch drops its gradient, the surrogate: `masks="followed"`. `masks="fixed"` keeps the mask of the round's
+    2. A weight that falls below theta_k is 0 and has no gradient, as in the code. The code's mask is boolean, so that
+       torch drops its gradient, the surrogate: `masks="followed"`. `masks="fixed"` keeps the mask of the round's
        start, which is FedAvg with sub-models.
     3. As in the code norms are not masked: every client trains theirs, and densities count the other weights. Norms are
-       BatchNorm, GroupNorm and LayerNorm. The weights of others are masked, also those of InstanceNorm, which the
-       code does not mask. `threshold="layer"` is one threshold a module; the code's is one for each stage of a ResNet.
+       those of torch: BatchNorm, GroupNorm, InstanceNorm, LayerNorm and RMSNorm. `threshold="stage"` is the code's
+       other choice: there a ResNet has one threshold for its first convolution, one for each of its four stages and
+       one for its last layer. `threshold="layer"`, one for each module that has weights, is in neither.
     4. BatchNorm's statistics belong to a mask. They are tracked in training and thrown away; to predict, a client
        measures them on its own training data. The code's BatchNorm keeps none and takes those of the test batches.
     5. `ladder`, which is not in the paper, is the gradual restoration of FedGMR: at fixed rounds the least density
@@ -100,6 +101,7 @@ from potluck import (
 )
 
 Masks = Literal["learnt", "followed", "fixed"]
+Threshold = Literal["global", "stage", "layer"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class FIARSE(Method[State]):
 
     Attributes:
         training: a client's local training.
-        threshold: whether a client's largest weights are those of the whole net ("global"), or of each "layer".
+        threshold: whether a client's largest weights are those of the whole net ("global"); of each "stage" of a net in
+            stages and of its head, of other nets of each of their children; or of each "layer".
         masks: whether masks follow the weights within a round and have the surrogate's gradient ("learnt"), follow them
             and have none ("followed"), or are those of its start ("fixed").
         server_lr: eta_g.
@@ -126,6 +129,7 @@ class FIARSE(Method[State]):
 
     variants = {
         "by layer": {"threshold": "layer"},
+        "by stage": {"threshold": "stage"},
         "as released": {"masks": "followed"},
         "fixed masks": {"masks": "fixed"},
         "growing": {"ladder": [0.3, 0.6, 1.0], "grow_every": 1},
@@ -134,7 +138,7 @@ class FIARSE(Method[State]):
     default_capacities = (1.0, 0.25, 0.0625, 0.015625)
 
     training: LocalTraining = LocalTraining()
-    threshold: Literal["global", "layer"] = "global"
+    threshold: Threshold = "global"
     masks: Masks = "learnt"
     server_lr: Annotated[float, at_least(0)] = 1.0
     ladder: tuple[Annotated[float, above(0), at_most(1)], ...] = ()
@@ -208,8 +212,8 @@ class FIARSE(Method[State]):
         return {**whole(weights), **{name: size >= theta[name] for name, size in sizes.items()}}
 
     def least(self, sizes: Weights, density: float) -> Weights:
-        """By name, the smallest of this share of the sizes, the largest, in the whole net or in the weight's layer."""
-        group = {name: "net" if self.threshold == "global" else name.rpartition(".")[0] for name in sizes}
+        """By name, the smallest of this share of the sizes, the largest, in all that shares the weight's threshold."""
+        group = {name: compared_with(name, self.threshold) for name in sizes}
         compared: dict[str, list[Tensor]] = {}
         for name, size in sizes.items():
             compared.setdefault(group[name], []).append(size.flatten())
@@ -239,6 +243,15 @@ def masked(x: Tensor, kept: Tensor, theta: Tensor, masks: Masks) -> Tensor:
         return large
     slope = (1 + 2 * theta * size / (size + theta).square()).nan_to_num(1.0)  # 0 / 0 where both are 0
     return large.detach() + slope * (large - large.detach())  # the value of `large`, and `slope` times its gradient
+
+
+def compared_with(name: str, threshold: Threshold) -> str:
+    """The part of the net within which the weight of this name is compared with others."""
+    if threshold == "global":
+        return ""
+    first, *rest = name.split(".")
+    stage = ".".join([first, *rest[:1]]) if first == "stages" else first
+    return stage if threshold == "stage" else name.rpartition(".")[0]
 
 
 def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:

@@ -35,7 +35,8 @@ Departures from the paper
        without norms, `inco.rule="theorem" inco.normalise=false`. Where beta is positive, which the paper finds in three
        of four cases, paper and code go in opposite directions along g_0.
     2. Norms and products are those of single kernels of convolutions, as in the code (`inco.granularity`). The paper
-       does not say.
+       does not say. As in the code 1 x 1 convolutions are not mixed: their kernels have no direction but a sign.
+       `inco.granularity="tensor"` mixes them too.
     3. The paper has the first layer of a shape in a stage as the shallow one. As in the code it is the last such layer
        of the first block that has one, and its block is left as it is; blocks are found by their layers' types and
        shapes, so that other nets than ResNets have pairs too. In transformers the code mixes nothing but the second

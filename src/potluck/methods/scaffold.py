@@ -37,7 +37,8 @@ Departures from the paper
     2. A layer that some clients lack is averaged over those that own it, and its control variate divided by the
        number of all clients that own it; with one architecture both are the paper's.
     3. With SGD momentum rho, K is replaced by the effective number of steps (K - rho (1 - rho^K) / (1 - rho)) /
-       (1 - rho), without which c_i would be up to 1 / (1 - rho) times too large.
+       (1 - rho), without which c_i would be up to 1 / (1 - rho) times too large. Momentum that lasts from round to
+       round, of which this number knows nothing, is refused with option "path".
     4. BatchNorm's running statistics are averaged and never corrected; the variates cover parameters only.
     5. Weight decay and clipping act after the correction, or before it where steps are corrected; with option
        "path" they enter c_i.
@@ -124,6 +125,9 @@ class Scaffold(SharesWeights[State]):
         require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         divides, lr = self.option == "path", self.training.lr
         require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
+        lasts = divides and self.training.persist and self.training.momentum > 0
+        expected = "False with momentum, which option 'path' counts from zero in every round"
+        require(not lasts, "training.persist", expected, lasts)
 
     @property
     def corrects_steps(self) -> bool:

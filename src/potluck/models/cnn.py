@@ -3,7 +3,8 @@
 `heterofl_cnn`: Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264.
 
 `cnn2` to `cnn6` count convolutions of one width. All of them agree on the outputs of the stem and of the last
-stage, and a deeper net only appends stages, so they can share layers and exchange features.
+stage, and a deeper net only appends stages, so they can share layers and exchange features. The convolutions of
+`heterofl_cnn` have biases before BatchNorm, as in its authors' code, of which Adam learns rounding errors alone.
 
 Options:
     width: channels of every convolution; of `heterofl_cnn` those of the first one.

@@ -7,7 +7,7 @@ apart from the method that made it, and gives deep layers a share of the directi
 Clients notice nothing, which is why this works over any method that moves weights on the server.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -67,7 +67,8 @@ class CrossLayer(Checked):
             without optimisation ("sum").
         normalise: False leaves norms out, g = g_k + theta g_0, as in the ablation without normalisation.
         granularity: norms and products are those of each "kernel" of a convolution, as in the code, or of the whole
-            "tensor", as those of other layers always are.
+            "tensor", as those of other layers always are. By kernel, 1 x 1 convolutions are not mixed, since a
+            kernel of one weight has no direction but its sign.
         pairs: "across" blocks mixes a layer with one of an earlier block, see `across_blocks`; "inside" with an earlier
             one of its own block, see `inside_blocks`.
         cap: limit of theta under "released".
@@ -83,12 +84,18 @@ class CrossLayer(Checked):
 
     def need(self) -> Need:
         """That there is something to mix."""
-        return _ACROSS if self.pairs == "across" else _INSIDE
+        where, other = ("different blocks", "inside") if self.pairs == "across" else ("one block", "across")
+        advice = f"choose {'deeper' if self.pairs == 'across' else 'other'} models, or method.inco.pairs = {other!r}"
+        return Need(f"two layers of one type and shape in {where}", self._nothing_in, advice)
 
     def pairs_of(self, server: Server, architectures: Iterable[str]) -> dict[str, str]:
         """The pairs of all layers of these architectures; where they disagree, those of the last."""
-        question = across_blocks if self.pairs == "across" else inside_blocks
-        return {deep: shallow for name in architectures for deep, shallow in server.about(name, question).items()}
+        found = [server.about(name, self._question) for name in architectures]
+        return {deep: shallow for pairs in found for deep, shallow in pairs.items()}
+
+    def mixes(self, shape: Size) -> bool:
+        """Whether it mixes updates of this shape."""
+        return self.granularity == "tensor" or len(shape) < 3 or shape[2:].numel() > 1
 
     def mixed(self, deep: Tensor, shallow: Tensor) -> Tensor:
         """g, of the updates g_k and g_0 of one shape."""
@@ -106,7 +113,20 @@ class CrossLayer(Checked):
         moves = {name: after[name] - before[name] for name in {*pairs, *pairs.values()} if name in after}
         moved = {name for name, move in moves.items() if move.any()}
         both = [(deep, shallow) for deep, shallow in pairs.items() if deep in moved and shallow in moved]
+        both = [(deep, shallow) for deep, shallow in both if self.mixes(moves[deep].shape)]
         return {**after, **{deep: before[deep] + self.mixed(moves[deep], moves[shallow]) for deep, shallow in both}}
+
+    @property
+    def _question(self) -> Callable[[nn.Module, tuple[int, ...]], dict[str, str]]:
+        return across_blocks if self.pairs == "across" else inside_blocks
+
+    def _nothing_in(self, offer: Offer) -> str | None:
+        shapes = [net.get_parameter(deep).shape for net in offer.nets.values() for deep in self._question(net, ())]
+        if any(map(self.mixes, shapes)):
+            return None
+        if shapes:
+            return "its layers of one shape are 1 x 1 convolutions, which only method.inco.granularity = 'tensor' mixes"
+        return f"it mixes the updates of layers of one shape, which it does not find in {', '.join(offer.nets)}"
 
     def _theta(self, alpha: Tensor, beta: Tensor) -> Tensor:
         if self.rule == "released":
@@ -185,27 +205,3 @@ def _weights(net: nn.Module, block: str) -> list[tuple[str, Kind]]:
         if weight is not None and weight.requires_grad and not isinstance(layer, BATCH_NORMS):
             found.append((f"{name}.weight", (type(layer), weight.shape)))
     return found
-
-
-def _nothing_across(offer: Offer) -> str | None:
-    return None if any(across_blocks(net) for net in offer.nets.values()) else _no_pairs(offer)
-
-
-def _nothing_inside(offer: Offer) -> str | None:
-    return None if any(inside_blocks(net) for net in offer.nets.values()) else _no_pairs(offer)
-
-
-def _no_pairs(offer: Offer) -> str:
-    return f"it mixes the updates of layers of one shape, which it does not find in {', '.join(offer.nets)}"
-
-
-_ACROSS = Need(
-    "two layers of one type and shape in different blocks",
-    _nothing_across,
-    "choose deeper models, or method.inco.pairs = 'inside'",
-)
-_INSIDE = Need(
-    "two layers of one type and shape in one block",
-    _nothing_inside,
-    "choose other models, or method.inco.pairs = 'across'",
-)

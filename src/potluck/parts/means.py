@@ -13,7 +13,7 @@ import torch
 from torch import Size, Tensor
 
 from potluck.core.federation import ClientId
-from potluck.core.fields import Checked, at_least, below
+from potluck.core.fields import Checked, at_least, below, require
 from potluck.core.message import Message
 from potluck.core.roles import Arriving, Replies
 from potluck.core.weights import RunningMean, Weights, mean, mean_where_present
@@ -34,6 +34,11 @@ class Mean(Checked):
 
     rule: Literal["mean", "median", "trimmed", "clipped"] = "mean"
     trim: Annotated[float, at_least(0), below(0.5)] = 0.2
+
+    def __post_init__(self) -> None:
+        found, unset = self.trim, type(self).trim
+        belongs = self.rule == "trimmed" or found == unset
+        require(belongs, "trim", f"{unset}, as it was, since it belongs to the rule 'trimmed'", found)
 
     def __call__(self, tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         """The combination of tensors of one shape, clients in ascending order; `shares` are their weights.

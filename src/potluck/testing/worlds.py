@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from potluck.core.batchnorm import batch_norms
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site, empty_like
-from potluck.core.fit import LocalTraining
+from potluck.core.fit import LocalTraining, ServerTraining
 from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.core.rng import fold_in
@@ -159,8 +159,9 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: Any) -> Method[Any]:
     """A method whose local training suits a toy world, with `key=value` overrides applied last."""
     method = cls()
+    hints = get_type_hints(cls, include_extras=True)
     changes = {
-        spec.name: replace(found, **{"lr": 0.01, "epochs": 2, "steps": found.steps and min(found.steps, 4), **training})
+        spec.name: replace(found, **{**_short(found, hints[spec.name]), **training})
         for spec in fields(method)
         if isinstance(found := getattr(method, spec.name), LocalTraining)
     }
@@ -169,6 +170,13 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
         return method
     tree = override({}, assignments)
     return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
+
+
+def _short(training: LocalTraining, hint: Any) -> dict[str, Any]:
+    """Settings by which a training lasts a moment: two epochs of a client's, of the server's no more than it has."""
+    epochs = min(training.epochs, 2) if hint == ServerTraining else 2
+    length = {"epochs": epochs} if training.steps is None else {"steps": min(training.steps, 4)}
+    return {"lr": 0.01, **length}
 
 
 def assigned(variant: Mapping[str, Any]) -> tuple[str, ...]:
