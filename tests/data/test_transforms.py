@@ -70,7 +70,8 @@ def test_without_a_size_steps_are_as_large_as_the_images_are(side: int, padding:
     assert torch.equal(cutout, Cutout(side // 2)(images, KEY.generator()))
 
 
-def test_shrinking_by_whole_blocks_gives_their_mean() -> None:
+def test_shrinking_by_whole_blocks_gives_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("potluck.data.transforms._TOGETHER", 100_000)  # so that there are several parts
     images = torch.randint(0, 256, (1500, 3, 8, 12), dtype=torch.uint8, generator=KEY.generator())
     blocks = images.double().reshape(1500, 3, 4, 2, 4, 3).mean((3, 5))
     assert torch.equal(shrunk(images.double(), 4, 4), blocks)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from potluck.core.examples import Preprocess
 from potluck.core.fields import Checked, above, at_least
 
-_TOGETHER = 1024  # images, which bounds the memory that shrinking takes
+_TOGETHER = 2**24  # numbers that shrinking holds at once, beside the images
 
 
 class Step(Protocol):
@@ -136,7 +136,8 @@ def shrunk(images: Tensor, height: int, width: int) -> Tensor:
     """
     rows, columns = _areas(images.shape[-2], height), _areas(images.shape[-1], width)
     made = torch.empty(*images.shape[:2], height, width, dtype=images.dtype)
-    for part, into in zip(images.split(_TOGETHER), made.split(_TOGETHER), strict=True):
+    count = max(1, _TOGETHER // images[0].numel())
+    for part, into in zip(images.split(count), made.split(count), strict=True):
         means = rows @ part.double() @ columns.T / (images.shape[-2] * images.shape[-1])
         into.copy_(means if images.is_floating_point() else means.round())
     return made
