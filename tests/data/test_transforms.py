@@ -6,7 +6,7 @@ from torch import Tensor
 
 from potluck.core.examples import Examples
 from potluck.core.rng import fold_in
-from potluck.data.transforms import Cutout, Normalise, Pipeline, RandomCrop, RandomFlip, Resize
+from potluck.data.transforms import Cutout, Normalise, Pipeline, RandomCrop, RandomFlip, Resize, shrunk
 
 KEY = fold_in(0, "test")
 
@@ -60,6 +60,32 @@ def test_cutout_equals_a_loop_over_pixels(images: Tensor, size: int) -> None:
     before = images.clone()
     assert torch.equal(Cutout(size)(images, KEY.generator()), expected)
     assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(("side", "padding"), [(8, 1), (16, 2), (28, 4), (32, 4), (64, 8), (224, 28)])
+def test_without_a_size_steps_are_as_large_as_the_images_are(side: int, padding: int) -> None:
+    images = torch.rand(12, 1, side, side, generator=KEY.generator())
+    crop, cutout = RandomCrop()(images, KEY.generator()), Cutout()(images, KEY.generator())
+    assert torch.equal(crop, RandomCrop(padding)(images, KEY.generator()))
+    assert torch.equal(cutout, Cutout(side // 2)(images, KEY.generator()))
+
+
+def test_shrinking_by_whole_blocks_gives_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("potluck.data.transforms._TOGETHER", 100_000)  # so that there are several parts
+    images = torch.randint(0, 256, (1500, 3, 8, 12), dtype=torch.uint8, generator=KEY.generator())
+    blocks = images.double().reshape(1500, 3, 4, 2, 4, 3).mean((3, 5))
+    assert torch.equal(shrunk(images.double(), 4, 4), blocks)
+    assert torch.equal(shrunk(images, 4, 4), blocks.round().to(torch.uint8))
+    floats = torch.rand(3, 1, 8, 8, generator=KEY.generator())
+    torch.testing.assert_close(shrunk(floats, 4, 4), floats.reshape(3, 1, 4, 2, 4, 2).mean((3, 5)))
+
+
+def test_shrinking_weighs_pixels_by_the_area_that_is_covered() -> None:
+    """5 to 3 is every pixel thrice and then the mean of fives; an edge's pixels are neither lost nor counted twice."""
+    images = torch.randint(0, 256, (4, 2, 5, 5), dtype=torch.uint8, generator=KEY.generator()).double()
+    fine = images.repeat_interleave(3, 2).repeat_interleave(3, 3)
+    expected = fine.reshape(4, 2, 3, 5, 3, 5).mean((3, 5))
+    torch.testing.assert_close(shrunk(images, 3, 3), expected, rtol=1e-14, atol=1e-12)
 
 
 def test_normalise_bytes() -> None:

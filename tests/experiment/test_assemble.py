@@ -75,6 +75,27 @@ def test_public_images_of_another_data_set_are_fitted_to_the_task(tmp_path):
     assert inputs.shape == (12, 1, 8, 8)
 
 
+@pytest.mark.parametrize("size", [4, 12])
+def test_images_have_one_size_wherever_they_come_from(tmp_path, size):
+    images = np.random.default_rng(0).integers(0, 255, (40, 20, 20), dtype=np.uint8)
+    labels = np.arange(40) % 10
+    path = tmp_path / "other.npz"
+    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    sized = (f"federation.image_size={size}", f"federation.public={path}")
+    own = (f"federation.data=['{path}', '{path}']", "federation.clients=2")
+    for federation in (
+        assembled(*sized, method="fedmd").federation,
+        assembled(*sized, *own, method="fedmd").federation,
+    ):
+        parts = [part for site in federation.sites.values() for part in (site.train, site.validation, site.test)]
+        assert {examples.input_shape for examples in (*parts, federation.public, federation.test)} == {(1, size, size)}
+    if size == 4:  # the mean of 5 x 5 pixels
+        means = images.reshape(40, 4, 5, 4, 5).mean((2, 4)).round()
+        assert np.array_equal(federation.public.inputs[:, 0].numpy(), means)
+    else:
+        assert federation.public.inputs.shape[2:] == (12, 12)  # not first as small as digits are
+
+
 def test_public_labels_are_those_of_the_examples_held_out():
     federation = assembled("federation.public=holdout", "federation.public_labels=true", method="fedmd").federation
     assert federation.public_labels

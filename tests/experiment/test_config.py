@@ -46,6 +46,8 @@ def test_the_hash_ignores_seed_and_length_and_nothing_else():
     assert experiment_for("fedin", ["run.seed=9", "run.rounds=3"]).experiment_id == base
     assert experiment_for("fedin", ["method.mu=0.2"]).experiment_id != base
     assert experiment_for("fedin", ["federation.clients=11"]).experiment_id != base
+    assert experiment_for("fedin", ["federation.image_size=16"]).experiment_id != base
+    assert "image_size" not in experiment_for("fedin", []).tree()["federation"]
 
 
 @pytest.mark.parametrize("name", list_methods())

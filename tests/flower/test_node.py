@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from potluck.core.errors import CheckpointError, ConfigError, DataError
+from potluck.core.rng import Key
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.experiment.config import resolve
 from potluck.flower.elsewhere import KeptElsewhere
+from potluck.flower.node.asked import asked
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import Node, node_at, own_of
 from potluck.flower.node.store import NodeStore
@@ -125,6 +127,22 @@ def test_a_nodes_classes_are_matched_by_name_with_the_experiments(tmp_path):
     own = own_of(NodeConfig(tmp_path, data, "cnn2"), experiment, 0, Classes(count=10, names=None))
     assert set(own.federation.sites[0].train.labels.tolist()) == {9, 2}
     assert (own.federation.num_classes, own.classes) == (10, ("9", "2"))
+
+
+def test_a_nodes_images_are_brought_to_the_experiments_size_and_augmented_as_it_says(tmp_path):
+    images, labels = np.random.default_rng(0).integers(0, 256, (40, 12, 8), dtype=np.uint8), np.arange(40) % 10
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    home, tree = NodeConfig(tmp_path, tmp_path / "own.npz", "cnn2"), header()["experiment"]
+    sized = {**tree["federation"], "image_size": 4, "augmentation": ["cutout"]}
+    own = own_of(home, asked({**tree, "federation": sized}, home, 0, None), 0, Classes(count=10, names=None))
+    site, test = own.federation.sites[0], own.federation.test
+    assert site.train.input_shape == test.input_shape == (1, 4, 4)
+    means = images.reshape(40, 4, 3, 4, 2).mean((2, 4)).round()
+    assert np.array_equal(site.train.inputs[:, 0].numpy(), means)
+    positions = torch.arange(len(site.train))
+    plain, augmented = (site.train.batch(positions, key).inputs for key in (None, Key(("cut",))))
+    assert not torch.equal(plain, augmented)
+    assert torch.equal(torch.where(augmented == 0, 0, plain), augmented)
 
 
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The recipes that come with Potluck: they load, resolve at full size, and hold what the papers print."""
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -141,6 +142,36 @@ def test_tables_of_both_versions_agree_where_the_revision_repeats_the_arxiv_text
         for title in ("IID", next(one.title for one in arxiv.columns if one.rounds_to)):
             theirs = column(revised, f"{group}, {title}")
             assert column(arxiv, title).items() <= theirs.items(), (group, title)
+
+
+def test_recipes_with_the_augmentation_of_incos_code_have_it_on_cifar_10():
+    """It cuts out a square, which is not usual for this data set."""
+    citing = [
+        one for one in map(load_recipe, list_recipes()) if "of InCo's code; the paper" in " ".join(one.deviations)
+    ]
+    found = [
+        recipe.full_size(row, setting).federation
+        for recipe in citing
+        for row, setting in recipe.cells()
+        if recipe.settings[setting].federation["dataset"] == "cifar10"
+    ]
+    assert len(found) > 100
+    assert {federation.augmentation for federation in found} == {("crop", "flip", "cutout")}
+
+
+def test_the_claims_of_fedin_are_put_to_the_test_in_the_setting_of_its_table_1_but_for_the_size():
+    table, claims = load_recipe("fedin-table1"), load_recipe("claims-fedin")
+    for name in ("FedAvg", "FedProx", "FedIN", "FedIN (+Noise)"):
+        theirs, ours = (
+            recipe.full_size(next(row for row in recipe.rows if row.name == name), "cifar10")
+            for recipe in (table, claims)
+        )
+        assert ours.method.training == theirs.method.training
+        assert (ours.partition, ours.method_name) == (theirs.partition, theirs.method_name)
+        assert replace(ours.run, evaluate_every=1) == theirs.run
+        assert [spec.name for spec in ours.models] == [spec.name for spec in theirs.models]
+        shrunk = {"image_size": 16, "train_fraction": 0.2, "models": ours.federation.models}
+        assert replace(theirs.federation, **shrunk) == ours.federation
 
 
 def test_a_number_in_a_file_is_shown_as_the_paper_prints_it():

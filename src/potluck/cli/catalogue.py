@@ -137,7 +137,7 @@ def _print_metric(console: Console, name: str) -> None:
     console.print(f'federation.metrics=["{name}"]', markup=False)
 
 
-_OF_DATA = ("augmentation", "train_fraction", "task")
+_OF_DATA = ("augmentation", "image_size", "train_fraction", "task")
 _OF_FILES: Mapping[str, Callable[[Console, str], None]] = {
     "model": _print_model,
     "partition": _print_partition,

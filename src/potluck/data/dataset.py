@@ -128,7 +128,7 @@ class Source(Protocol):
         ...
 
     def load(self, augmentation: str) -> Dataset:
-        """The data set; `augmentation` is "paper" or "none"."""
+        """The data set; `augmentation` is "standard" or "none"."""
         ...
 
 

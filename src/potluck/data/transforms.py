@@ -1,5 +1,6 @@
 """Batched image operations. Every random draw comes from the generator that is passed in."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
@@ -7,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from potluck.core.examples import Preprocess
 from potluck.core.fields import Checked, above, at_least
+
+_TOGETHER = 2**24  # numbers that shrinking holds at once, beside the images
 
 
 class Step(Protocol):
@@ -52,6 +56,46 @@ class Pipeline:
         """The fixed steps alone."""
         return replace(self, before=(), after=())
 
+    def sized(self, size: int | None) -> "Pipeline":
+        """With images of `size` x `size` in place of another size; None leaves the stored one."""
+        kept = tuple(step for step in self.prepare if not isinstance(step, Resize))
+        return replace(self, prepare=kept if size is None else (*kept, Resize(size)))
+
+
+@dataclass(frozen=True)
+class Then:
+    """A preprocessing that is none of ours, and a fixed step after it."""
+
+    first: Preprocess
+    step: Step
+
+    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
+        """Prepared inputs (batch, ...)."""
+        return self.step(self.first(inputs, rng))
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """What a preprocessing does without a generator, as a step."""
+
+    preprocess: Preprocess
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.preprocess(inputs, None)
+
+
+def without_augmentation(preprocess: Preprocess | None) -> Pipeline:
+    """The fixed part of any preprocessing."""
+    if isinstance(preprocess, Pipeline):
+        return preprocess.without_augmentation()
+    return Pipeline(() if preprocess is None else (_Fixed(preprocess),))
+
+
+def augmented(preprocess: Preprocess | None, steps: Collection[str]) -> Pipeline:
+    """The fixed part of a preprocessing, and these steps of `STEPS` in their order."""
+    before, after = ({name: step for name, step in of.items() if name in steps} for of in (_BEFORE, _AFTER))
+    return replace(without_augmentation(preprocess), before=tuple(before.values()), after=tuple(after.values()))
+
 
 @dataclass(frozen=True)
 class Normalise(Checked):
@@ -72,7 +116,10 @@ class Normalise(Checked):
 
 @dataclass(frozen=True)
 class Resize(Checked):
-    """Bilinear resizing to `size` x `size` pixels; for float images, so it comes after `Normalise`."""
+    """Bilinear resizing to `size` x `size` pixels; for float images, so it comes after `Normalise`.
+
+    Done batch by batch, so that large images are never stored.
+    """
 
     size: Annotated[int, at_least(1)]
 
@@ -81,18 +128,45 @@ class Resize(Checked):
         return functional.interpolate(inputs, size=(self.size, self.size), mode="bilinear", antialias=True)
 
 
+def shrunk(images: Tensor, height: int, width: int) -> Tensor:
+    """Smaller images (n, channels, height, width), by a box filter.
+
+    A pixel is the mean over the area that it covers; pixels of the old image that lie in it in part count by that part.
+    Bytes are rounded. Equal on every machine, since sums of bytes are exact.
+    """
+    rows, columns = _areas(images.shape[-2], height), _areas(images.shape[-1], width)
+    made = torch.empty(*images.shape[:2], height, width, dtype=images.dtype)
+    count = max(1, _TOGETHER // images[0].numel())
+    for part, into in zip(images.split(count), made.split(count), strict=True):
+        means = rows @ part.double() @ columns.T / (images.shape[-2] * images.shape[-1])
+        into.copy_(means if images.is_floating_point() else means.round())
+    return made
+
+
+def _areas(old: int, new: int) -> Tensor:
+    """How much of each old pixel a new one covers along one side, (new, old); a whole old pixel counts `new`."""
+    edges, covered = torch.arange(old) * new, torch.arange(new)[:, None] * old
+    inside = (edges + new).minimum(covered + old) - edges.maximum(covered)
+    return inside.clamp(min=0).double()
+
+
 @dataclass(frozen=True)
 class RandomCrop(Checked):
-    """Pad each side by `padding` zeros and crop to the old size at a random position."""
+    """Pad each side by zeros and crop to the old size at a random position.
 
-    padding: Annotated[int, at_least(0)]
+    Attributes:
+        padding: in pixels; None for an eighth of the shorter side, which is 4 of 32 and of 28.
+    """
+
+    padding: Annotated[int, at_least(0)] | None = None
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Images (batch, channels, height, width) to the same shape."""
         count, _, height, width = images.shape
-        top = _draw(2 * self.padding + 1, images, rng)
-        left = _draw(2 * self.padding + 1, images, rng)
-        padded = functional.pad(images, (self.padding,) * 4)
+        padding = (min(height, width) + 4) // 8 if self.padding is None else self.padding
+        top = _draw(2 * padding + 1, images, rng)
+        left = _draw(2 * padding + 1, images, rng)
+        padded = functional.pad(images, (padding,) * 4)
         # Every possible crop as a view, (batch, channels, tops, lefts, height, width): indexing it copies
         # whole crops, six times faster than gathering pixel by pixel.
         crops = padded.unfold(2, height, 1).unfold(3, width, 1)
@@ -111,24 +185,34 @@ class RandomFlip:
 
 @dataclass(frozen=True)
 class Cutout(Checked):
-    """Set a square of `size` pixels to 0 (DeVries and Taylor, 2017).
+    """Set a square to 0 (DeVries and Taylor, 2017).
 
     Its centre is any pixel, so at the border a part of the square falls outside.
+
+    Attributes:
+        size: of the square, in pixels; None for half the shorter side.
     """
 
-    size: Annotated[int, at_least(1)]
+    size: Annotated[int, at_least(1)] | None = None
 
     def __call__(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """Images (batch, channels, height, width) to the same shape."""
-        rows = self._covered(images.shape[-2], images, rng)
-        columns = self._covered(images.shape[-1], images, rng)
+        size = min(images.shape[-2:]) // 2 if self.size is None else self.size
+        rows = self._covered(size, images.shape[-2], images, rng)
+        columns = self._covered(size, images.shape[-1], images, rng)
         return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
 
-    def _covered(self, length: int, images: Tensor, rng: torch.Generator) -> Tensor:
+    def _covered(self, size: int, length: int, images: Tensor, rng: torch.Generator) -> Tensor:
         """Which of `length` positions the square covers, (batch, length)."""
-        start = _draw(length, images, rng)[:, None] - self.size // 2
+        start = _draw(length, images, rng)[:, None] - size // 2
         position = torch.arange(length, device=images.device)
-        return (position >= start) & (position < start + self.size)
+        return (position >= start) & (position < start + size)
+
+
+_BEFORE: dict[str, Augmentation] = {"crop": RandomCrop(), "flip": RandomFlip()}
+_AFTER: dict[str, Augmentation] = {"cutout": Cutout()}
+STEPS = (*_BEFORE, *_AFTER)
+"""The augmentations that have a name, in the order in which they are applied."""
 
 
 def _augment(inputs: Tensor, augmentations: tuple[Augmentation, ...], rng: torch.Generator) -> Tensor:

@@ -78,7 +78,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         check_needs(experiment.method.needs(), experiment.method_name, offer)
     _check_partition(experiment, matched.common.task)
 
-    dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)
+    dataset = _loaded(experiment, config.dataset, experiment.task)
     if config.data:
         dataset = matched.relabelled(dataset, dataset.name)
     private, public = _private_and_public(experiment, dataset)
@@ -117,8 +117,7 @@ def common_of(experiment: Experiment, matched: Task) -> tuple[Examples | None, E
         DataError: public examples are needed and missing, or have a class that the federation lacks.
     """
     try:
-        config = experiment.federation
-        dataset = load(config.dataset, augmentation=config.augmentation, task=experiment.task)
+        dataset = _loaded(experiment, experiment.federation.dataset, experiment.task)
     except DataError:
         if experiment.federation.public != "none":
             raise
@@ -204,7 +203,7 @@ def common_classes(experiment: Experiment) -> Task:
         ConfigError: there is no such data set.
         DataError: it cannot be read.
     """
-    return Task.matching(describe(experiment.federation.dataset, experiment.task))
+    return Task.matching(common_data(experiment))
 
 
 def matched_classes(experiment: Experiment) -> Task:
@@ -215,9 +214,28 @@ def matched_classes(experiment: Experiment) -> Task:
         DataError: data cannot be read, or their classes cannot be matched.
     """
     places = experiment.federation.data or ()
-    common = describe(experiment.federation.dataset, experiment.task)
-    own = {named(client, place): describe(place, experiment.task) for client, place in enumerate(places)}
+    common = common_data(experiment)
+    own = {named(client, place): _described(experiment, place) for client, place in enumerate(places)}
     return Task.matching(common, own)
+
+
+def common_data(experiment: Experiment) -> Description:
+    """The description of the experiment's data set, whose test part is the common one.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: it cannot be read.
+    """
+    return _described(experiment, experiment.federation.dataset)
+
+
+def _described(experiment: Experiment, place: str) -> Description:
+    return describe(place, experiment.task, experiment.federation.image_size)
+
+
+def _loaded(experiment: Experiment, place: str | Path, task: core.Task | None) -> Dataset:
+    config = experiment.federation
+    return load(place, augmentation=config.augmentation, image_size=config.image_size, task=task)
 
 
 def named(client: ClientId, place: str | Path) -> str:
@@ -239,12 +257,12 @@ def load_own(experiment: Experiment, place: str | Path) -> Dataset:
     Raises:
         DataError: they cannot be read.
     """
-    return load(place, augmentation=experiment.federation.augmentation, task=task_of(experiment))
+    return _loaded(experiment, place, task_of(experiment))
 
 
 def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
     """A client's training, validation and test examples, of its own data with the federation's numbers."""
-    common = describe(experiment.federation.dataset, experiment.task)
+    common = common_data(experiment)
     found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
     if found != expected:
         raise DataError(
@@ -354,8 +372,8 @@ def _public(dataset: Dataset, used: Tensor, config: FederationConfig, key: Key) 
     else:
         if config.public_labels:
             _check_same_classes(dataset.description, describe(config.public))
-        other, private = load(config.public, augmentation="none"), used
-        inputs, targets = _fitted(other.train_inputs, dataset.train_inputs), other.train_targets
+        other, private = load(config.public, augmentation="none", image_size=config.image_size), used
+        inputs, targets = _fitted(other.train_inputs, dataset, config.image_size), other.train_targets
     if not config.public_labels:
         targets = torch.zeros(len(inputs), dtype=torch.int64)
     return private, Examples(inputs, targets, dataset.preprocess).unaugmented()
@@ -374,13 +392,15 @@ def _check_same_classes(task: Description, public: Description) -> None:
         )
 
 
-def _fitted(inputs: Tensor, like: Tensor) -> Tensor:
+def _fitted(inputs: Tensor, dataset: Dataset, image_size: int | None) -> Tensor:
     """Images resized to the task's size and number of channels, so that the task's preprocessing fits them."""
+    like = dataset.train_inputs
     if inputs.dim() != 4 or like.dim() != 4:
         raise ConfigError("federation.public: expected a data set of images for a task on images")
     if inputs.shape[1] != like.shape[1]:
         inputs = inputs.float().mean(1, keepdim=True).expand(-1, like.shape[1], -1, -1).to(inputs.dtype)
-    if inputs.shape[2:] != like.shape[2:]:
+    enlarged = image_size is not None and min(like.shape[2:]) < image_size  # by the preprocessing, whatever they are
+    if inputs.shape[2:] != like.shape[2:] and not enlarged:
         sized = F.interpolate(inputs.float(), size=like.shape[2:], mode="bilinear", antialias=True)
         inputs = sized.round().to(inputs.dtype)
     return inputs

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, time
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -28,7 +28,7 @@ from potluck.core.needs import Need
 from potluck.core.own_metrics import with_metrics
 from potluck.core.schema import LARGEST
 from potluck.core.task import Task, task_named
-from potluck.data.datasets import describe, list_datasets
+from potluck.data.datasets import check_augmentation, describe, list_datasets
 from potluck.data.partition import Partition, get_partition
 from potluck.engine.engine import OnDivergence
 from potluck.engine.executors.choice import ExecutorName
@@ -48,6 +48,7 @@ _Count = Annotated[int, at_least(1)]
 # More are assumed to be a mistake, which would exhaust the machine before it is noticed.
 _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
+_Side = Annotated[int, at_least(1), at_most(1024)]
 _PLACES = {"dataset", "public", "data", "partition", "models", "server_model", "metrics"}
 _LISTS = ("federation.models", "federation.data", "federation.capacities", "federation.metrics")
 _FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
@@ -65,7 +66,12 @@ class FederationConfig(Checked):
             common one.
         data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
             number if they have no names.
-        augmentation: of training images: "paper" for the papers', or "none".
+        augmentation: of training images: "standard" as is usual for the data set, "none", or a list of steps, which
+            are applied in this order: "crop" pads by an eighth of the side and crops at random, "flip" swaps left and
+            right of half of the images, "cutout" sets a square of half the side to 0 after normalisation.
+        image_size: the side in pixels to which images are brought, of training, test and public examples and of
+            clients' own data: smaller once, each pixel the mean over the area that it covers, rounded as the images are
+            stored; larger batch by batch, bilinearly. Default: as they are.
         train_fraction: share of the training set that is used at all, drawn at random, for small trials.
         clients: the number of clients.
         task: what targets mean: "classification", "binary", "multilabel", "regression", "next_token" or
@@ -87,7 +93,8 @@ class FederationConfig(Checked):
     """
 
     dataset: str = "digits"
-    augmentation: Literal["paper", "none"] = "paper"
+    augmentation: str | tuple[str, ...] = "standard"
+    image_size: _Side | None = None
     train_fraction: _Share = 1.0
     data: tuple[str, ...] | None = None
     clients: _Clients = 10
@@ -103,6 +110,7 @@ class FederationConfig(Checked):
     metrics: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_augmentation(self.augmentation)
         own = self.data is None or len(self.data) == self.clients
         require(own, "data", f"one for each of the {self.clients} clients", len(self.data or ()))
         known = not self.public_labels or self.public != "none"
@@ -459,7 +467,7 @@ def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task
     slices = Need.WIDTH_SLICES in method.needs()
     models, capacities = federation.models, federation.capacities
     if models is None:
-        shape = describe(federation.dataset, task).input_shape
+        shape = describe(federation.dataset, task, federation.image_size).input_shape
         in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
         models = _models_of_many_stages(shape) if in_pieces else _default_models(shape, slices)
     if capacities is None:

@@ -25,6 +25,7 @@ from pyarrow import parquet
 from potluck.core.errors import DataError
 from potluck.core.rng import fold_in
 from potluck.data.datasets import describe, load
+from potluck.data.transforms import Augmentation, Cutout, Normalise, RandomCrop, RandomFlip
 
 CIFAR = "uoft-cs/cifar10/plain_text"
 WriteParquet = Callable[[Path, list[np.ndarray], list[int], str, str], None]
@@ -112,12 +113,30 @@ def test_no_second_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("hub")
 def test_augmentation_is_a_choice() -> None:
-    paper, none = load("cifar10"), load("cifar10", augmentation="none")
+    standard, none = load("cifar10"), load("cifar10", augmentation="none")
     positions = torch.arange(12)
-    plain, _, _ = paper.train.batch(positions)
+    plain, _, _ = standard.train.batch(positions)
     assert torch.equal(none.train.batch(positions)[0], plain)
     assert torch.equal(none.train.batch(positions, fold_in(0))[0], plain)
-    assert not torch.equal(paper.train.batch(positions, fold_in(0))[0], plain)
+    assert not torch.equal(standard.train.batch(positions, fold_in(0))[0], plain)
+
+
+@pytest.mark.usefixtures("hub")
+def test_named_steps_are_drawn_as_those_that_were_once_called_the_papers() -> None:
+    """Crop by 4, flip and Cutout of 16 of 32 pixels, bit for bit."""
+    named, positions = load("cifar10", augmentation=["crop", "flip", "cutout"]), torch.arange(12)
+    pixels, rng = named.train_inputs, fold_in(0).generator()
+    normalise = Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+    expected = Cutout(16)(normalise(RandomFlip()(RandomCrop(4)(pixels, rng), rng)), rng)
+    assert torch.equal(named.train.batch(positions, fold_in(0)).inputs, expected)
+    assert torch.equal(named.test.batch(positions[:8]).inputs, normalise(named.test_inputs))
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_standard_of_cifar_10_is_crop_and_flip_without_cutout() -> None:
+    positions, key = torch.arange(12), fold_in(0)
+    standard, named = load("cifar10"), load("cifar10", augmentation=["crop", "flip"])
+    assert torch.equal(standard.train.batch(positions, key).inputs, named.train.batch(positions, key).inputs)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +144,20 @@ def test_augmentation_is_a_choice() -> None:
     [
         ("mnist", []),
         ("fashion_mnist", []),
-        ("cifar10", ["RandomCrop(padding=4)", "RandomFlip()", "Cutout(size=16)"]),
-        ("cifar100", ["RandomCrop(padding=4)", "RandomFlip()"]),
-        ("svhn", ["Cutout(size=16)"]),
-        ("cinic10", ["RandomCrop(padding=4)", "RandomFlip()", "Cutout(size=16)"]),
+        ("cifar10", [RandomCrop(4), RandomFlip()]),
+        ("cifar100", [RandomCrop(4), RandomFlip()]),
+        ("svhn", [Cutout(16)]),
+        ("cinic10", [RandomCrop(4), RandomFlip(), Cutout(16)]),
         ("tiny_imagenet", []),
     ],
 )
-def test_augmentations_of_the_papers(name: str, augmentations: list[str]) -> None:
-    preprocess = importlib.import_module(f"potluck.data.datasets.{name}")._SOURCE.preprocess
-    assert [repr(step) for step in preprocess.before + preprocess.after] == augmentations
+def test_standard_augmentations(name: str, augmentations: list[Augmentation]) -> None:
+    source = importlib.import_module(f"potluck.data.datasets.{name}")._SOURCE
+    steps = source.preprocess.before + source.preprocess.after
+    images = torch.rand(20, *source.image_shape, generator=fold_in(1).generator())
+    assert len(steps) == len(augmentations)
+    for step, expected in zip(steps, augmentations, strict=True):
+        assert torch.equal(step(images, fold_in(0).generator()), expected(images, fold_in(0).generator()))
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,9 +77,30 @@ def test_a_path_that_no_file_can_have(path: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_augmentation() -> None:
-    with pytest.raises(ConfigError, match="augmentation: expected 'paper' or 'none', found 'autoaugment'"):
-        datasets.load("digits", augmentation="autoaugment")
+@pytest.mark.parametrize("unknown", ["autoaugment", [], ["crop", "mixup"], ["flip", "crop"], ["flip", "flip"]])
+def test_unknown_augmentation(unknown: str | list[str]) -> None:
+    expected = (
+        r"augmentation: expected 'standard', 'none', or a list of steps .* such as \[\"crop\", \"flip\", \"cutout\"\]"
+    )
+    with pytest.raises(ConfigError, match=f"^{expected}, found {re.escape(repr(unknown))}$"):
+        datasets.load("digits", augmentation=unknown)
+
+
+def test_the_augmentation_of_earlier_versions_is_answered_with_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"'paper' is called 'standard' now, .*: \[\"crop\", \"flip\", \"cutout\"\]$"):
+        datasets.load("digits", augmentation="paper")
+
+
+@pytest.mark.parametrize("key", ["augmentation", "image_size"])
+def test_what_only_images_have_is_refused_for_other_inputs(key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^federation.{key}: mnist1d has no images, .* shape \(40,\); leave it out$"
+    ):
+        _ = (
+            datasets.load("mnist1d", augmentation=["flip"])
+            if key == "augmentation"
+            else datasets.describe("mnist1d", image_size=16)
+        )
 
 
 def test_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,4 +121,4 @@ def test_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("potluck.data.datasets.plugins", {"potluck.datasets": {"zeros": Point}}.__getitem__)
     assert datasets.list_datasets("z*") == ["zeros"]
     assert datasets.describe("zeros").input_shape == (3,)
-    assert datasets.load("zeros").name == "zeros-paper"
+    assert datasets.load("zeros").name == "zeros-standard"

@@ -5,7 +5,9 @@ an object, has `describe()` and `load(augmentation)` (see `Source`).
 """
 
 import importlib
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -18,12 +20,19 @@ from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.datasets._files import FolderSource, NpzSource
 from potluck.data.datasets._function import FunctionSource
 from potluck.data.datasets._held import ArraySource, HeldSource
+from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
+from potluck.data.transforms import STEPS, augmented
 
-__all__ = ["AUGMENTATIONS", "ArraySource", "HeldSource", "describe", "from_torch", "list_datasets", "load"]
-
-AUGMENTATIONS = ("paper", "none")
-"""The augmentations of training images: the papers' for this data set, or none."""
+__all__ = [
+    "ArraySource",
+    "HeldSource",
+    "check_augmentation",
+    "describe",
+    "from_torch",
+    "list_datasets",
+    "load",
+]
 
 _GROUP = "potluck.datasets"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Path reduces two slashes to one; a single letter would be a drive
@@ -34,21 +43,28 @@ def list_datasets(pattern: str = "*") -> list[str]:
     return matching(sorted({*module_names(__name__), *plugins(_GROUP)}), pattern)
 
 
-def describe(name_or_path: str | Path, task: Task | None = None) -> Description:
+def describe(name_or_path: str | Path, task: Task | None = None, image_size: int | None = None) -> Description:
     """The description of a data set, without reading the inputs.
 
     Args:
         name_or_path: as for `load`.
         task: as for `load`; for another task than their own, some data must be read.
+        image_size: as for `load`.
 
     Raises:
-        ConfigError: no data set has this name.
+        ConfigError: no data set has this name, or it has no images that could have a size.
         DataError: the path leads to nothing that can be read.
     """
-    return _source(name_or_path, task).describe()
+    return _source(name_or_path, task, image_size).describe()
 
 
-def load(name_or_path: str | Path, *, augmentation: str = "paper", task: Task | None = None) -> Dataset:
+def load(
+    name_or_path: str | Path,
+    *,
+    augmentation: str | Sequence[str] = "standard",
+    image_size: int | None = None,
+    task: Task | None = None,
+) -> Dataset:
     """A data set by name, or from a folder of images, an `.npz` file, or a function of a Python file.
 
     A name takes precedence over a path; write `./digits` for a folder called digits.
@@ -58,17 +74,42 @@ def load(name_or_path: str | Path, *, augmentation: str = "paper", task: Task | 
             `test/<class>/<image>`; an `.npz` file holds the arrays x_train, y_train, x_test, y_test, and may name its
             classes in an array of text, `classes`. `FILE.py:FUNCTION` is called without arguments; it returns a dict
             of the same arrays, a `Dataset`, or two map-style torch data sets, for training and for tests.
-        augmentation: "paper" augments training images as the papers do; "none" does not augment. Normalisation and size
-            are the same for both.
+        augmentation: of training images: "standard" as is usual for this data set, "none", or names of
+            `potluck.data.transforms.STEPS`. Normalisation and size are the same for all.
+        image_size: the side of the images, which are made so large; None for their own. Smaller ones are made here, by
+            a box filter, larger ones batch by batch, bilinearly.
         task: what the targets mean; by default the data set's task, or a classification.
 
     Raises:
-        ConfigError: no data set has this name, or the augmentation is neither.
+        ConfigError: no data set has this name, there is no such augmentation, or it has no images for either.
         DataError: the data are missing, unreachable or invalid, or do not suit the task.
     """
-    if augmentation not in AUGMENTATIONS:
-        raise ConfigError(f"augmentation: expected 'paper' or 'none', found {augmentation!r}")
-    return _source(name_or_path, task).load(augmentation)
+    check_augmentation(augmentation)
+    source = _source(name_or_path, task, image_size)
+    if isinstance(augmentation, str):
+        return source.load(augmentation)
+    dataset = source.load("none")
+    check_images("augmentation", dataset.name, dataset.train_inputs.shape[1:], dataset.input_shape)
+    return replace(dataset, preprocess=augmented(dataset.preprocess, augmentation))
+
+
+def check_augmentation(chosen: str | Sequence[str]) -> None:
+    """Check that an augmentation is one that there is.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if chosen == "paper":
+        raise ConfigError(
+            "augmentation: 'paper' is called 'standard' now, which no longer cuts out squares of CIFAR-10's images; for"
+            f" these as before: {json.dumps(STEPS)}"
+        )
+    known = chosen in ("standard", "none") or (chosen and list(chosen) == [step for step in STEPS if step in chosen])
+    if not known:
+        raise ConfigError(
+            "augmentation: expected 'standard', 'none', or a list of steps in the order in which they are applied, such"
+            f" as {json.dumps(STEPS)}, found {chosen if isinstance(chosen, str) else list(chosen)!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -95,11 +136,15 @@ class _Meant:
         return replace(found, task=self.task, num_classes=self.task.width_for(found.train_targets), classes=None)
 
 
-def _source(name_or_path: str | Path, task: Task | None) -> Source:
-    """The source of a data set, for a task if one is named."""
+def _source(name_or_path: str | Path, task: Task | None, image_size: int | None = None) -> Source:
+    """The source of a data set, for a task and a size of images if one is named."""
     source = _found(name_or_path)
-    if task is None:
-        return source
+    if task is not None:
+        source = _of_task(source, task)
+    return source if image_size is None else SizedSource(source, image_size)
+
+
+def _of_task(source: Source, task: Task) -> Source:
     if isinstance(source, NpzSource | ArraySource):
         return replace(source, task=task)
     return _Meant(replace(source, task=task) if isinstance(source, FunctionSource) else source, task)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from potluck.core.errors import DataError, nearest
-from potluck.core.examples import Preprocess
 from potluck.core.task import CLASSIFICATION, Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._files import ARRAYS, NAMES, NpzSource
 from potluck.data.datasets._images import CHANNELS
+from potluck.data.transforms import without_augmentation
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,17 +32,7 @@ class HeldSource:
         preprocess = self.dataset.preprocess
         if augmentation != "none" or preprocess is None:
             return self.dataset
-        return replace(self.dataset, preprocess=_Fixed(preprocess))
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """A preprocessing that never augments."""
-
-    preprocess: Preprocess
-
-    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
-        return self.preprocess(inputs, None)
+        return replace(self.dataset, preprocess=without_augmentation(preprocess))
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ class HubSource:
         configuration: the configuration, which is also the folder of its parquet files; None if there is only one.
         image_shape: (channels, height, width) of a stored image; one channel is grey, three are RGB.
         num_classes: labels lie in 0 .. num_classes - 1.
-        preprocess: the papers' preprocessing of images.
+        preprocess: the usual preprocessing of images, with augmentation.
         image: name of the column with images.
         label: name of the column with labels.
         test_split: the split that is tested on.
@@ -79,7 +79,7 @@ class HubSource:
             test_inputs=test_inputs,
             test_targets=test_targets,
             num_classes=self.num_classes,
-            preprocess=self.preprocess if augmentation == "paper" else self.preprocess.without_augmentation(),
+            preprocess=self.preprocess if augmentation == "standard" else self.preprocess.without_augmentation(),
             classes=self.classes,
         )
 

@@ -1,12 +1,13 @@
 """CIFAR-10: photographs, 5,000 for training and 1,000 for testing in each of ten classes (Krizhevsky, 2009).
 
-Images are 3 x 32 x 32. The papers crop (padding 4), flip, normalise and cut out a square of 16. The
-deviations are those of all pixels; some codes use (0.2023, 0.1994, 0.2010), the mean of each image's own
-deviation.
+Images are 3 x 32 x 32, cropped (padding 4) and flipped, as is usual; no paper states more. The code of InCo, by FedIN's
+first author, also cuts out a square of 16, which is `federation.augmentation = ["crop", "flip", "cutout"]`. The
+deviations are those of all pixels; some codes use (0.2023, 0.1994, 0.2010), the mean of each image's
+own deviation.
 """
 
 from potluck.data.datasets._hub import HubSource
-from potluck.data.transforms import Cutout, Normalise, Pipeline, RandomCrop, RandomFlip
+from potluck.data.transforms import Normalise, Pipeline, RandomCrop, RandomFlip
 
 _SOURCE = HubSource(
     name="cifar10",
@@ -16,8 +17,7 @@ _SOURCE = HubSource(
     num_classes=10,
     preprocess=Pipeline(
         prepare=(Normalise(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),),
-        before=(RandomCrop(4), RandomFlip()),
-        after=(Cutout(16),),
+        before=(RandomCrop(), RandomFlip()),
     ),
     image="img",
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),

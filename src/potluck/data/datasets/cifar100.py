@@ -14,7 +14,7 @@ _SOURCE = HubSource(
     num_classes=100,
     preprocess=Pipeline(
         prepare=(Normalise(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),),
-        before=(RandomCrop(4), RandomFlip()),
+        before=(RandomCrop(), RandomFlip()),
     ),
     image="img",
     label="fine_label",

@@ -4,8 +4,8 @@ Of its three splits of 90,000 images the papers train on `train` and test on `te
 CIFAR-10, test images too: never use CINIC-10 as public data for, or before, a model that is evaluated on
 CIFAR-10.
 
-The papers state only that images are flipped; cropping and cutting out are those of CIFAR-10. InCo's
-code flips test images at random as well; here test images stay as they are.
+The papers state only that images are flipped; cropping and cutting out are those of InCo's code
+for CIFAR-10. For CINIC-10 that code flips test images at random as well; here test images stay as they are.
 """
 
 from potluck.data.datasets._hub import HubSource
@@ -22,8 +22,8 @@ _SOURCE = HubSource(
     num_classes=10,
     preprocess=Pipeline(
         prepare=(Normalise(_MEAN, _STD),),
-        before=(RandomCrop(4), RandomFlip()),
-        after=(Cutout(16),),
+        before=(RandomCrop(), RandomFlip()),
+        after=(Cutout(),),
     ),
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )

@@ -15,6 +15,6 @@ _SOURCE = HubSource(
     configuration="cropped_digits",
     image_shape=(3, 32, 32),
     num_classes=10,
-    preprocess=Pipeline(prepare=(Normalise(mean=(0.5,), std=(0.5,)),), after=(Cutout(16),)),
+    preprocess=Pipeline(prepare=(Normalise(mean=(0.5,), std=(0.5,)),), after=(Cutout(),)),
 )
 describe, load = _SOURCE.describe, _SOURCE.load

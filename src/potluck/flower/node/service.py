@@ -18,11 +18,20 @@ from potluck.core.modes import threads
 from potluck.core.rng import Key
 from potluck.core.text import one_line
 from potluck.data.dataset import Dataset
-from potluck.data.datasets import describe, list_datasets
+from potluck.data.datasets import list_datasets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
 from potluck.engine.inspection import check_inputs, check_targets
-from potluck.experiment.assemble import architectures_of, assemble, builder_of, common_of, load_own, named, own_parts
+from potluck.experiment.assemble import (
+    architectures_of,
+    assemble,
+    builder_of,
+    common_data,
+    common_of,
+    load_own,
+    named,
+    own_parts,
+)
 from potluck.experiment.config import Experiment, ModelSpec
 from potluck.experiment.rehearsal import rehearse
 from potluck.flower import JOB, REFUSAL, Envelope
@@ -278,7 +287,7 @@ def own_of(config: NodeConfig, experiment: Experiment, client: ClientId, classes
             raise ConfigError(NOTHING_OF_ITS_OWN)
         return _share(experiment, client, classes)
     who, found = named(client, config.data), load_own(experiment, config.data)
-    matched = classes.matched(describe(experiment.federation.dataset, experiment.task))
+    matched = classes.matched(common_data(experiment))
     dataset = matched.relabelled(found, who)
     parts = own_parts(experiment, client, dataset)
     own = model_of(config, experiment, client)
@@ -306,7 +315,7 @@ def _share(experiment: Experiment, client: ClientId, classes: Classes) -> Own:
     """The client's share of the experiment's data."""
     whole = assemble(experiment, checked=True)
     federation, name = whole.federation, experiment.federation.dataset
-    matched = classes.matched(describe(name, experiment.task))
+    matched = classes.matched(common_data(experiment))
     if (whole.classes, federation.num_classes) != (matched.classes, matched.width):
         raise ConfigError(
             f"{name} has other classes here than at the server; install the same version of it, or bring data of your"
