@@ -111,7 +111,7 @@ def models() -> str:
             families.setdefault(home, []).append(name)
     parts = [
         "# Models",
-        "Names for `federation.models`, which are given to clients in turn; a table sets options:"
+        "Names for `federation.models`, which are dealt to the clients; a table sets options:"
         ' `{name = "cnn3", width = 64}`. [Your own](../guides/bring-your-own-model.md) are functions or modules.',
     ]
     for home, names in families.items():

@@ -1,6 +1,10 @@
 """`potluck inspect federation`, and what `potluck check`, a run and its report say of clients that share nothing."""
 
+from collections import Counter
+
 import pytest
+
+from potluck.experiment.presets import experiment_for
 
 UNLIKE = "\"federation.models=['cnn2', 'vit', 'mlp2']\" federation.clients=3 method.sharing.scope=architecture"
 
@@ -21,6 +25,17 @@ def test_it_draws_which_layers_meet_group_by_group(potluck):
         ["head", "mlp2 ×2, mlp3 ×1", "meet", "650"],
     ]
     assert "mlp3 (1 client): 8,970 of 13,130 weights meet another client's" in shown.out
+
+
+def test_it_counts_the_clients_of_each_model_as_they_are_dealt_at_random(potluck):
+    settings = "\"federation.models=['mlp2', 'mlp3']\" federation.dealing=random federation.clients=6"
+    experiment = experiment_for("fedavg", ["federation.models=['mlp2', 'mlp3']", "federation.dealing=random"])
+    held = Counter(str(experiment.model_of(client)) for client in range(6))
+    assert held != {"mlp2": 3, "mlp3": 3}
+    shown = potluck(f"inspect federation fedavg {settings}")
+    assert shown.code == 0
+    for name, count in held.items():
+        assert f"{name} ({count} client" in shown.out
 
 
 def test_it_draws_unlike_models_that_meet_nowhere(potluck):

@@ -1,4 +1,6 @@
 import dataclasses
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -36,6 +38,38 @@ def test_every_client_has_validation_and_its_models_are_dealt_in_turn():
     sites = assembled().federation.sites
     assert all(len(site.validation) > 0 for site in sites.values())
     assert [site.architecture for site in sites.values()][:6] == [f"cnn{n}(width=32)" for n in (2, 3, 4, 5, 6, 2)]
+
+
+AT_RANDOM = ["federation.models=['mlp2', 'mlp3', 'mlp4']", "federation.dealing=random"]
+
+
+def test_models_dealt_at_random_are_each_clients_own_draw_by_the_seed():
+    def dealt(clients, seed=0):
+        experiment = experiment_for("local", [*AT_RANDOM, f"federation.clients={clients}", f"run.seed={seed}"])
+        return [str(experiment.model_of(client)) for client in range(clients)]
+
+    many = dealt(900)
+    assert all(250 < many.count(name) < 350 for name in ("mlp2", "mlp3", "mlp4"))  # 300, with a deviation of 14
+    pairs = Counter(pairwise(many))
+    assert len(pairs) == 9  # in no order
+    assert all(60 < count < 140 for count in pairs.values())
+    assert dealt(50) == many[:50]  # whatever other clients there are
+    assert dealt(900, seed=1) != many
+
+
+def test_dealing_at_random_changes_nothing_but_who_has_which_model():
+    settings = [*AT_RANDOM, "federation.capacities=[0.25, 1.0]", "federation.public=holdout"]
+    experiment = experiment_for("local", settings)
+    turn, random = assembled(*settings, "federation.dealing=turn", method="local"), assemble(experiment)
+    assert turn.partition_fingerprint == random.partition_fingerprint
+    assert turn.federation.public.inputs.equal(random.federation.public.inputs)
+    architectures = []
+    for there, here in zip(turn.federation.sites.values(), random.federation.sites.values(), strict=True):
+        assert (rows(there.validation), there.capacity) == (rows(here.validation), here.capacity)
+        architectures.append((there.architecture, here.architecture))
+    assert [one for one, _ in architectures][:4] == ["mlp2", "mlp3", "mlp4", "mlp2"]
+    assert [other for _, other in architectures] == [str(experiment.model_of(client)) for client in range(10)]
+    assert any(one != other for one, other in architectures)
 
 
 def test_server_architecture__is_the_smallest_model_unless_one_is_named():

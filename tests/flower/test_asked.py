@@ -55,7 +55,11 @@ def own(tmp_path):
 def asked(home, code=None, client=0, **tables):
     """How a node introduces itself to a server with this experiment."""
     federation = {"dataset": "digits", "train_fraction": 0.1, "clients": 2, "models": [{"name": "cnn2", "width": 4}]}
-    tree = {"federation": federation | tables.get("federation", {}), "method": tables.get("method", {"name": "local"})}
+    tree = {
+        "federation": federation | tables.get("federation", {}),
+        "method": tables.get("method", {"name": "local"}),
+        "run": tables.get("run", {}),
+    }
     header = {
         "experiment": tree,
         "run": "run-1",
@@ -122,6 +126,17 @@ def test_permitted_are_other_clients_models_unseen(tmp_path, code):
     assert asked(NodeConfig(tmp_path / "state"), federation=models)["architecture"] == "cnn2(width=4)"
     assert "--allow-code" in asked(NodeConfig(tmp_path / "state2"), client=1, federation=models)["refusal"]
     assert not ran(code)
+
+
+def test_a_node_has_the_model_that_the_server_deals_it_at_random(tmp_path):
+    federation = {"clients": 4, "models": ["cnn2", "cnn3", "mlp2"], "dealing": "random"}
+    for seed in (0, 1):
+        tables = {"federation": federation, "run": {"seed": seed}}
+        dealt = resolve({**tables, "method": {"name": "local"}}).model_of
+        homes = {client: NodeConfig(tmp_path / f"{client}-{seed}") for client in range(4)}
+        for client, home in homes.items():
+            assert asked(home, client=client, **tables)["architecture"] == str(dealt(client))
+        assert [str(dealt(client)) for client in homes] != ["cnn2", "cnn3", "mlp2", "cnn2"]
 
 
 @pytest.mark.parametrize("where", ["dataset", "public", "data"])

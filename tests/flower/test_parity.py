@@ -73,6 +73,13 @@ def test_records_and_checkpoints_are_the_same(name, grid, tmp_path):
     assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
 
 
+@pytest.mark.slow
+def test_models_dealt_at_random_are_the_same(grid, tmp_path):
+    tree = experiment_of("fedmd", models=FAMILY, dealing="random")
+    assert [str(resolve(tree).model_of(client)) for client in range(3)] != FAMILY
+    assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
+
+
 OWN = """
 from math import prod
 from torch import nn

@@ -1,3 +1,4 @@
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -129,7 +130,8 @@ def test_without_labels_a_net_that_agrees_with_its_peer_is_at_rest():
 def test_a_client_step_is_the_papers(play, strangers, order, mutual):
     federation = strangers("norm2", "mlp3")
     for id in (0, 1):
-        run = play(FedORION(FULL, order=order, mutual=mutual, distillation=False), federation, rounds=0)
+        method = FedORION(FULL, order=order, selective=mutual, mutual=mutual, distillation=False)
+        run = play(method, federation, rounds=0)
         own, common = nets(run, id)
         x, y = federation.sites[id].train.inputs, federation.sites[id].train.targets
         before = told(own, x)
@@ -168,7 +170,7 @@ def test_a_last_batch_of_one_example_is_dropped(play, strangers, order):
 def test_without_labels_for_the_copy_the_own_model_still_learns_them(play, strangers):
     federation = strangers("mlp2")
     x, y = federation.sites[0].train.inputs, federation.sites[0].train.targets
-    method = FedORION(replace(FULL, epochs=200), distillation=False, mutual=False)
+    method = FedORION(replace(FULL, epochs=200), distillation=False, selective=False, mutual=False)
     run = play(method, federation, rounds=0)
     before = F.cross_entropy(run.model(0)(x), y)
     run.round()
@@ -203,6 +205,42 @@ def test_the_server_does_not_change_a_clients_own_model(play, strangers):
 
 
 # Who learns mutually
+
+
+def test_by_algorithm_1_a_client_of_the_global_architecture_learns_mutually_too(play, clouds):
+    run = play(replace(ORION, selective=False), clouds("norm2", "norm3", "norm2"), rounds=2)
+    for replied in run.wire.replied["local_update"]:
+        assert [set(reply) for reply in replied.values()] == [{"own", "common", "examples"}] * 3
+    for id in range(3):
+        assert_close(weights_of(run.model(id)), run.kept(id)["model"], **EXACTLY)
+    assert differs(run.kept(0)["model"], run.state.common)
+    assert not run.engine.evaluation_traffic.down  # each is judged with the model that it keeps
+
+
+def test_by_algorithm_1_the_two_nets_of_one_architecture_are_no_copies(play, clouds):
+    run = play(replace(ORION, selective=False, order="simultaneous"), clouds("norm2", "norm3"), rounds=0)
+    own, common = nets(run)
+    assert all(not torch.equal(a, b) for a, b in zip(own.parameters(), common.parameters(), strict=True) if a.dim() > 1)
+    run.round()
+    reply = run.wire.replied["local_update"][0][0]
+    assert differs(reply["own"], reply["common"])
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+def test_without_mutual_learning_no_copy_sees_a_label(play, clouds, mutual):
+    # One step from what both nets predicted before it, so that a client's own model has no labels to hand on yet.
+    method = FedORION(FULL, order="simultaneous", selective=False, mutual=mutual, distillation=False)
+    federation = clouds("norm2", "norm3")  # the first holds the global architecture
+    sites = {}
+    for id, site in federation.sites.items():
+        sites[id] = replace(site, train=replace(site.train, targets=(site.train.targets + 1) % 3))
+    first, other = play(method, federation), play(method, replace(federation, sites=sites))
+    assert differs(first.kept(0)["model"], other.kept(0)["model"])
+    copies = (run.wire.replied["local_update"][0] for run in (first, other))
+    seen = [
+        differs(one["common"], two["common"]) for one, two in zip(*(found.values() for found in copies), strict=True)
+    ]
+    assert seen == [mutual, mutual]
 
 
 def test_clients_that_hold_the_global_architecture_do_not_learn_mutually(play, clouds):
@@ -444,6 +482,101 @@ def pictures(federation):
     return replace(federation, sites=sites)
 
 
+# Algorithm 1 whole, from the paper alone
+
+
+def test_three_rounds_are_algorithm_1(in_double_precision, play, clouds, monkeypatch):
+    federation = clouds("norm2", "norm3", "norm2")  # the first and the last hold the global architecture
+    noise = overheard(monkeypatch)
+    method = FedORION(SHORT_OF_ONE_BATCH, NOISE_OF_ONE_BATCH, selective=False, noise_batches=1)
+    run = play(method, federation, rounds=0)
+    thetas = {id: run.new_model(id).train() for id in federation.sites}
+    theta_g = run.engine.global_model(run.state).train()
+    for cohort in ([0, 1, 2], [0, 1], [1, 2]):
+        noise.clear()
+        run.round(*cohort)
+        data = {id: (federation.sites[id].train.inputs, federation.sites[id].train.targets) for id in cohort}
+        copies = [deepcopy(theta_g) for _ in cohort]
+        for id, theta_gi in zip(cohort, copies, strict=True):
+            mutually(thetas[id], theta_gi, *data[id], epochs=3)
+        theta_g = mean_of(copies)
+        assert len(noise) == 2
+        distil(theta_g, [thetas[id] for id in cohort], [len(data[id][0]) for id in cohort], noise)
+        assert_close(numbers_in(run.state.common), numbers_in(theta_g.state_dict()), rtol=0, atol=1e-14)
+        for id in cohort:
+            kept, theta = run.kept(id)["model"], thetas[id].state_dict()
+            assert_close(numbers_in(kept), numbers_in(theta), rtol=0, atol=1e-14)
+
+
+# The order of examples does not matter where an epoch has one batch.
+SHORT_OF_ONE_BATCH = LocalTraining("sgd", lr=0.05, epochs=3, batch_size=64, momentum=0.9)
+NOISE_OF_ONE_BATCH = LocalTraining("sgd", lr=0.02, epochs=2, batch_size=16, momentum=0.9)
+
+
+def mutually(theta_i, theta_gi, x, y, epochs):
+    """Algorithm 1, in client."""
+    steps_i, steps_gi = (torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) for net in (theta_i, theta_gi))
+    for _ in range(epochs):
+        logits, peer = theta_i(x), foretold(theta_gi, x)
+        step(steps_i, cross_entropy(logits, F.one_hot(y, 3)) + cross_entropy(logits, peer))  # eq. 1
+        logits, peer = theta_gi(x), foretold(theta_i, x)
+        step(steps_gi, cross_entropy(logits, F.one_hot(y, 3)) + cross_entropy(logits, peer))  # eq. 2
+
+
+def mean_of(copies):
+    """Algorithm 1, in server: aggregation, by 1 / C each."""
+    mean = deepcopy(copies[0])
+    for name, tensor in mean.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(sum(net.state_dict()[name] for net in copies) / len(copies))
+    return mean
+
+
+def distil(theta_g, thetas, n, noise):
+    """Algorithm 1, in server: eq. 3 on each batch of noise, by its own statistics, which theta_g does not remember."""
+    steps, buffers = torch.optim.SGD(theta_g.parameters(), 0.02, momentum=0.9), buffers_of(theta_g)
+    for z in noise:
+        logits = theta_g(z)
+        step(steps, sum(n_i / sum(n) * cross_entropy(logits, foretold(t, z)) for n_i, t in zip(n, thetas, strict=True)))
+    theta_g.load_state_dict(buffers, strict=False)
+
+
+def cross_entropy(logits, target):
+    return -(target * logits.log_softmax(1)).sum(1).mean()
+
+
+def foretold(net, inputs):
+    with torch.no_grad():
+        return deepcopy(net)(inputs).softmax(1)  # a copy, so that the net itself remembers no statistics of it
+
+
+def step(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def numbers_in(weights):
+    return {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+
+
+def overheard(monkeypatch):
+    """The batches of noise, as they are drawn."""
+    drawn = []
+
+    def listening(kind, count, shape):
+        silent = noise_examples(kind, count, shape)
+
+        def draw(inputs, rng):
+            drawn.append(silent.preprocess(inputs, rng))
+            return drawn[-1].clone()
+
+        return replace(silent, preprocess=draw)
+
+    monkeypatch.setattr("potluck.methods.fedorion.noise_examples", listening)
+    return drawn
+
+
 # Wire, failures and hyper-parameters
 
 
@@ -458,6 +591,12 @@ def test_messages_carry_both_models_and_one_where_there_is_but_one(play, clouds,
     own = {"own": size_of(run.kept(1)["model"]) + size_of(run.kept(2)["model"])} if distillation else {}
     assert run.reports[0].traffic.down == {"common": 3 * common}
     assert run.reports[0].traffic.up == {"common": 3 * common, "examples": 3 * 8, **own}
+
+
+def test_by_algorithm_1_every_message_carries_both_models(play, clouds):
+    run = play(replace(ORION, selective=False), clouds("norm2", "norm3"))
+    own = size_of(run.kept(0)["model"]) + size_of(run.kept(1)["model"])
+    assert run.reports[0].traffic.up == {"own": own, "common": 2 * size_of(run.state.common), "examples": 2 * 8}
 
 
 def test_the_average_and_the_teachers_are_those_who_replied(play, clouds):
@@ -479,7 +618,7 @@ def test_the_defaults_are_the_papers():
     assert method.training == LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
     assert method.server_training == LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     assert (method.order, method.noise, method.mutual_from, method.noise_batches) == ("sequential", "gaussian", 0, None)
-    assert method.mutual and method.aggregation and method.distillation  # noqa: PT018 - one fact
+    assert all((method.selective, method.mutual, method.aggregation, method.distillation))
     assert method.needs() == {Need.CLASSES, Need.REAL_INPUTS}
 
 
@@ -495,6 +634,18 @@ def test_the_defaults_are_the_papers():
 def test_hyper_parameters_out_of_range_are_refused(field, value, found):
     with pytest.raises(ValueError, match=found):
         FedORION(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"mutual": False}, "selective: expected false with mutual=false, by which no client .* labels, found True"),
+        ({"selective": False, "mutual_from": 0.5}, "mutual_from: expected 0 with selective=false, .* found 0.5"),
+    ],
+)
+def test_who_skips_mutual_learning_where_nobody_can_is_refused(fields, found):
+    with pytest.raises(ConfigError, match=found):
+        FedORION(**fields)
 
 
 def test_a_server_that_neither_averages_nor_distils_is_refused():

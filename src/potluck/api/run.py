@@ -65,8 +65,9 @@ def run(
         dataset: a name or a path, as `federation.dataset`; a `Dataset`, such as of
             `potluck.data.datasets.from_torch`; or arrays by name: x_train, y_train, x_test, y_test.
         clients: the number of clients.
-        models: assigned to the clients in turn: names, tables with a name and options, or classes and functions that
-            build a network. They are called with those of `num_classes`, `input_shape` and `scale` that they take.
+        models: dealt to the clients, in turn by default: names, tables with a name and options, or classes and
+            functions that build a network. They are called with those of `num_classes`, `input_shape` and `scale` that
+            they take.
         partition: a scheme and its parameters.
         capacities: shares of the full model that clients can train, assigned in turn.
         public: public examples: "none", "holdout" or a data set.

@@ -21,11 +21,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from potluck.core.discovery import named_file
 from potluck.core.errors import ConfigError, nearest
+from potluck.core.federation import ClientId
 from potluck.core.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.fit import LocalTraining
 from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.core.own_metrics import with_metrics
+from potluck.core.rng import fold_in
 from potluck.core.schema import LARGEST
 from potluck.core.task import Task, task_named
 from potluck.data.datasets import check_augmentation, describe, list_datasets
@@ -42,6 +44,7 @@ from potluck.records import experiment_hash
 Tree = dict[str, Any]
 T = TypeVar("T")
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+Dealing = Literal["turn", "random"]
 _Share = Annotated[float, above(0), at_most(1)]
 _Part = Annotated[float, at_least(0), below(1)]
 _Count = Annotated[int, at_least(1)]
@@ -79,9 +82,11 @@ class FederationConfig(Checked):
             Default: the data set's task, which for your own data is a classification.
         partition: a scheme of `potluck list partitions`, or `FILE.py:FUNCTION`, and its parameters. Default: Dirichlet,
             or IID for a named task whose examples have no label.
-        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), assigned to the clients in
-            turn. Default: five depths of one family that suits the inputs; one sliceable net for methods that cut
-            widths, and one of many stages for methods that train nets in pieces, if `capacities` has its default too.
+        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), dealt to the clients.
+            Default: five depths of one family that suits the inputs; one sliceable net for methods that cut widths, and
+            one of many stages for methods that train nets in pieces, if `capacities` has its default too.
+        dealing: how `models` are dealt: in "turn", or at "random", where each client draws one by itself, with equal
+            chances, so that some may be more frequent and one may be missing. `capacities` stay in turn.
         server_model: the common or global model; by default the one of `models` with the fewest parameters.
         capacities: shares of the full model that clients can train, assigned in turn. Default: the method's own, which
             are 1 for methods that ignore them.
@@ -100,6 +105,7 @@ class FederationConfig(Checked):
     clients: _Clients = 10
     partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
     models: tuple[str | dict[str, Any], ...] | None = None
+    dealing: Dealing = "turn"
     server_model: str | dict[str, Any] | None = None
     capacities: tuple[_Share, ...] | None = None
     validation_fraction: _Part = 0.1
@@ -244,6 +250,10 @@ class Experiment:
         """The clients' models, and the server's if it is named."""
         return self.models if self.server_model is None else (*self.models, self.server_model)
 
+    def model_of(self, client: ClientId) -> ModelSpec:
+        """The model that is dealt to a client."""
+        return self.models[dealt(client, len(self.models), self.federation.dealing, self.run.seed)]
+
     @property
     def files(self) -> tuple[str, ...]:
         """The user's Python files, as they were typed: of method, models, partition, data and metrics."""
@@ -296,6 +306,11 @@ class Experiment:
     def experiment_id(self) -> str:
         """Eight hex digits shared by runs of one experiment with different seeds and lengths."""
         return experiment_hash(self.tree())
+
+
+def dealt(client: ClientId, count: int, dealing: Dealing, seed: int) -> int:
+    """Which of so many models a client is dealt; each client's draw has a key of its own, whatever others there are."""
+    return client % count if dealing == "turn" else fold_in(seed, "federation", "dealing", client).seed % count
 
 
 def read_toml(path: Path) -> Tree:

@@ -4,7 +4,8 @@ Anonymous authors. Submitted to ICLR 2024. https://openreview.net/forum?id=ZzeXj
 
 Beside its own model each client trains a copy of one small global model, and the two teach each other (deep mutual
 learning). Since all copies have one architecture, the server can average them; it then distils the clients' own
-models into the average on noise, for which it needs no data. Weak clients hold nothing but the global model.
+models into the average on noise, for which it needs no data. With selective mutual learning, which is the default, weak
+clients hold nothing but the global model (section 3.2.1); with `selective=false` every client learns mutually.
 
 Symbols
     theta_g   state.common
@@ -20,18 +21,20 @@ Symbols
 Wire
     down      common |theta_g|
     up        own differs * |theta_i|, common |theta_g|, examples 1
+    with      selective=false also: up own |theta_i|
     with      aggregation=false also: up common at most |theta_g|
 
 Facts
     keeps     model
     stacks    yes
-    code      none published; three rounds recomputed from Algorithm 1: 2e-16
+    code      none published; three rounds recomputed from Algorithm 1: 5e-16
     table     not yet
 
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true
     server_training.lr=0.0 equals fedorion distillation=false on batchnorm=true
-    mutual_from=1.0 equals fedorion mutual=false on architectures=1
+    mutual_from=1.0 equals fedorion on architectures=1
+    selective=false distillation=false order="simultaneous" approaches fml training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 training.lr=0.02 on batchnorm=true
     training.lr=0.0 distillation=false stays at rest
 
 Departures from the paper
@@ -46,14 +49,19 @@ Departures from the paper
     3. The average covers BatchNorm's running statistics; the paper speaks of parameters.
     4. A client's copy learns at the client's rate, though Algorithm 1 calls both that and the server's eta_g.
     5. In the KL terms of eqs. 1-3 the teacher is the first argument and is not differentiated, as Algorithm 1 implies.
-    6. A client of less than `mutual_from` capacity gets the global architecture in place of its own. Like one that
-       holds it anyway, it starts each round from theta_g, and is evaluated with it; others with theta_i. The paper
-       evaluates theta_g only. "Holds" means tensors of the same names and shapes.
+    6. Algorithm 1 (`selective=false`) has every client learn mutually. By default clients may skip it, as the paper's
+       main tables seem to: those whose own model has the global architecture, that is tensors of the same names and
+       shapes, and those of less than `mutual_from` capacity, who get that architecture in place of their own. They
+       start each round from theta_g and are evaluated with it; others with theta_i. The paper evaluates theta_g only.
     7. Clients omit what the server would not read: copies without `aggregation`, own models without `distillation` or
        where a client holds the global model only.
     8. Image-like noise is standardised over each batch; "stylegan" is a small untrained generator and not that net.
     9. The global model is the smallest of the federation's, as in the paper, unless `federation.server_model` names one.
     10. Momentum starts anew in every round, on both sides; the paper does not say.
+    11. With `selective=false` theta_g starts from weights drawn apart from the clients', all of which start alike, or it
+       would begin as a copy of own models of its architecture. The paper does not say.
+    12. Without mutual learning (`mutual=false`) eq. 2 has no term of labels, as the ablation's text says, and eq. 1 is
+       as it was. To expose theta_g to fewer labels, no client may train it on them: this asks for `selective=false`.
 """  # noqa: E501 - a limit is one line
 
 from dataclasses import dataclass
@@ -114,11 +122,14 @@ class FedORION(Method[State]):
     Attributes:
         training: a client's local training, of its own model and of its copy of the global one.
         server_training: the distillation; batches of noise must be large, the paper has 128.
-        mutual: False is the ablation "w/o DML": the copy learns from the client's own model and not from labels.
+        selective: whether clients whose own model has the global architecture train that alone, on labels; False has
+            every client learn mutually, as in Algorithm 1.
+        mutual: False is the ablation "w/o DML": the copies learn from the clients' own models and none from labels, so
+            `selective` must be False.
         aggregation: False is the ablation "w/o Agg": copies are discarded and theta_g is only distilled.
         distillation: False is the ablation "w/o Dist": theta_g is the average.
         mutual_from: capacity below which a client trains the global architecture alone instead of its own and a
-            copy. Clients whose own model has the global architecture never learn mutually, as in the paper.
+            copy; 0 with `selective=false`.
         order: "sequential" updates a client's own model first and asks it again before the copy is updated;
             "simultaneous" updates both by what they predicted before.
         noise: what is distilled on: "gaussian", "dead_leaves" or "stylegan", see `potluck.parts.noise`. The last two
@@ -130,7 +141,8 @@ class FedORION(Method[State]):
 
     variants = {
         "simultaneous": {"order": "simultaneous"},
-        "without mutual learning": {"mutual": False},
+        "every client": {"selective": False},
+        "without mutual learning": {"selective": False, "mutual": False},
         "without aggregation": {"aggregation": False},
         "without distillation": {"distillation": False},
         "weak clients": {"mutual_from": 0.75},
@@ -139,6 +151,7 @@ class FedORION(Method[State]):
 
     training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
     server_training: ServerTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
+    selective: bool = True
     mutual: bool = True
     aggregation: bool = True
     distillation: bool = True
@@ -151,6 +164,10 @@ class FedORION(Method[State]):
     def __post_init__(self) -> None:
         size = self.server_training.batch_size
         require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
+        everyone = "0 with selective=false, by which every client learns mutually"
+        require(self.selective or self.mutual_from == 0, "mutual_from", everyone, self.mutual_from)
+        unlabelled = "false with mutual=false, by which no client trains the global model on labels"
+        require(self.mutual or not self.selective, "selective", unlabelled, self.selective)
         if not (self.aggregation or self.distillation):
             raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
 
@@ -160,7 +177,7 @@ class FedORION(Method[State]):
     def init(self, server: Server) -> State:
         if self.distillation:
             self._noise(server)  # refuses inputs that are no images before anybody trains
-        return State(learnt_of(server.build()))
+        return State(learnt_of(server.build(draw="" if self.selective else "common")))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         replies = cohort.ask(self.local_update, Message(common=state.common))
@@ -179,7 +196,7 @@ class FedORION(Method[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         own, common, examples = client.model, load(client.build(), message["common"]), len(client.train)
-        if client.capacity < self.mutual_from or layout(own) == layout(common):
+        if self._skips(client.capacity, layout(own) == layout(common)):
             client.keeps_model = False  # it holds the global model only
             yield Fit(common, client.objective, client.train, self.training)
             return Message(common=learnt_of(common), examples=examples)
@@ -192,9 +209,13 @@ class FedORION(Method[State]):
         return Message(own=sent_own, common=learnt_of(common) if self.aggregation else None, examples=examples)
 
     def common_alone(self, member: Member, server: Server) -> bool:
-        """Whether a client's own model is too large for it, or has the global model's architecture."""
+        """Whether a client holds the global model only."""
         own, common = (server.about(name, layout) for name in (member.architecture, None))
-        return member.capacity < self.mutual_from or own == common
+        return self._skips(member.capacity, own == common)
+
+    def _skips(self, capacity: float, same: bool) -> bool:
+        """Whether a client skips mutual learning: it is weak, or its own model has the architecture of theta_g."""
+        return capacity < self.mutual_from or (self.selective and same)
 
     def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
         """Alg. 1, server, l. 2-6."""

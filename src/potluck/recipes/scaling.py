@@ -3,8 +3,9 @@
 With a scale s below 1:
 
 - rounds, clients and training images are s times the paper's, so that each client has as many images as in the paper;
-- there are at least two rounds, and at least so many clients that in every row of the table each architecture and each
-  capacity occurs, and not fewer than `CLIENTS`; a table that compares numbers of clients keeps them;
+- there are at least two rounds, and at least so many clients that in every row of the table each architecture, if they
+  are dealt in turn, and each capacity occurs, and not fewer than `CLIENTS`; a table that compares numbers of clients
+  keeps them;
 - the share of clients that is drawn each round is the paper's, unless fewer would be drawn than there are
   architectures or capacities, or fewer than `CLIENTS`; never more than the paper draws;
 - each client has at least `IMAGES` images on average, which matters only for the smallest scales;

@@ -17,7 +17,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId
 from potluck.data.datasets import list_datasets
 from potluck.data.partition import list_partitions
-from potluck.experiment.config import Experiment, resolve
+from potluck.experiment.config import Experiment, RunConfig, dealt, resolve, typed
 from potluck.flower.node.config import NodeConfig
 from potluck.methods import list_methods
 from potluck.models import list_models
@@ -46,15 +46,17 @@ def asked(tree: Mapping[str, Any], config: NodeConfig, client: ClientId, code: s
     if strange := sorted(map(str, tree.keys() - {*_TABLES, "preset"})):
         raise ConfigError(f"the server's experiment has a table {_shown(strange[0])}; expected {', '.join(_TABLES)}")
     federation, method, run = (_table(tree, name) for name in _TABLES)
+    asked_run = _run(run, config)
+    seed = typed(RunConfig, asked_run, "run", "the server's experiment").seed
     made = {
-        "federation": _federation(federation, config, client),
+        "federation": _federation(federation, config, client, seed),
         "method": {**_settings(method, {"name"}, "method"), "name": _method(method.get("name"), config, code)},
-        "run": _run(run, config),
+        "run": asked_run,
     }
     return resolve(made, "the server's experiment")
 
 
-def _federation(asked: Mapping[str, Any], config: NodeConfig, client: ClientId) -> dict[str, Any]:
+def _federation(asked: Mapping[str, Any], config: NodeConfig, client: ClientId, seed: int) -> dict[str, Any]:
     named = {"dataset", "data", "public", "partition", "metrics", "models", "server_model"}
     made = _settings(asked, named, "federation")
     made["dataset"] = _dataset(asked.get("dataset"), config)
@@ -67,8 +69,8 @@ def _federation(asked: Mapping[str, Any], config: NodeConfig, client: ClientId) 
     if "server_model" in asked:
         made["server_model"] = _part(asked["server_model"], "model", list_models(), config)
     if models:
-        own = models[client % len(models)] if config.model is None else config.model
-        made["models"] = [own if config.model is not None else _part(own, "model", list_models(), config)]
+        own = models[dealt(client, len(models), asked.get("dealing", "turn"), seed)]
+        made["models"] = [_part(own, "model", list_models(), config) if config.model is None else config.model]
     if config.data is None and asked.get("data") is not None:
         raise ConfigError(f"the server's federation.data names files; {_JOIN_WITH_DATA}")
     return made

@@ -334,8 +334,7 @@ def _names(own: Dataset, who: str) -> tuple[str, ...] | None:
 
 def model_of(config: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:
     """The client's model: the owner's, or the one that the experiment assigns."""
-    dealt = experiment.models[client % len(experiment.models)]
-    return dealt if config.model is None else ModelSpec(config.model, {})
+    return experiment.model_of(client) if config.model is None else ModelSpec(config.model, {})
 
 
 def refusal(error: Exception) -> dict[str, str]:
