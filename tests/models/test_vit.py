@@ -256,6 +256,13 @@ def test_a_small_image_has_the_tokens_that_it_would_have_enlarged_to_the_patches
     torch.testing.assert_close(small.stages.stem.patches(patches), source.stages.stem.patches(enlarged))
 
 
+def test_an_outline_without_values_is_made_for_another_size_too(tmp_path):
+    save_file(as_timm(tiny()), tmp_path / "vit.safetensors")
+    with torch.device("meta"):
+        net = VARIANTS["vit_s8"](10, (3, 12, 12), width=12, patch=2, pretrained_path=str(tmp_path / "vit.safetensors"))
+    assert net.stages.stem.positions.shape == (1, 37, 12)
+
+
 def test_another_head_other_channels_and_a_grid_that_is_not_square_start_afresh_and_are_named(tmp_path, caplog):
     source = tiny(classes=4, shape=(1, 8, 12)).state_dict()
     save_file(source, tmp_path / "vit.safetensors")

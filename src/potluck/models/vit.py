@@ -282,7 +282,9 @@ def _resampled(kernels: Tensor, shape: Size) -> Tensor:
     if kernels.dim() != 4 or side == wanted:
         return kernels
     small, large = sorted([side, wanted])
-    pixels = torch.eye(small.numel(), dtype=torch.float64).view(-1, 1, *small)  # each as an image of its own
+    pixels = torch.eye(small.numel(), dtype=torch.float64, device=kernels.device).view(
+        -1, 1, *small
+    )  # each as an image of its own
     enlarging = F.interpolate(pixels, large, mode="bicubic", antialias=True).flatten(1)  # B^T, (small, large)
     onto = torch.linalg.pinv(enlarging) if wanted == large else enlarging
     return (kernels.double().flatten(2) @ onto.T).unflatten(2, wanted).to(kernels.dtype)
