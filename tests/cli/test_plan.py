@@ -80,6 +80,18 @@ def test_the_table_says_what_it_leaves_out(plan, capsys):
     assert "left out: the data, the whole network's weights (1.03 MiB a copy" in told
 
 
+def test_the_whole_net_takes_stem_norm_and_head_more_than_a_piece_of_all_its_blocks(plan, capsys):
+    whole, piece = plan("fair")[0], plan("fair")[-1]
+    assert (whole[3], piece[2], piece[3]) == ("117.05 MiB", "stem to block9", "112.02 MiB")
+    # Outputs of the stem and of the last norm, then pooling and classifier, for 32 examples, twice, with parameters.
+    stem, norm = (2 * 32 * size * 4 + 4 * p for size, p in ((16 * 32 * 32, 27 * 16), (64 * 8 * 8, 2 * 64)))
+    head = 2 * 32 * (64 + 10) * 4 + 4 * 650
+    assert (stem + norm + head) / 2**20 == pytest.approx(117.05 - 112.02, abs=0.01)
+    print_plan("preresnet20", ["1/6"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "in which a piece counts its blocks, the whole net also stem, last norms and head" in told
+
+
 def test_flat_inputs_are_planned(plan):
     rows = plan("1/2", model="mlp3", input_shape=(64,))
     assert [row[2] for row in rows] == ["stem to hidden2", "stem", "hidden1", "hidden2"]

@@ -20,7 +20,10 @@ FAMILY = ["cnn2", "cnn3", "cnn4"]
 SETTINGS = {
     "fedorion": {"method": {"noise_batches": 2}},
     "fedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
-    "mfedepth": {"federation": {"capacities": [1.0, 0.7, 0.7]}},
+    "mfedepth": {
+        "federation": {"capacities": [1.0, 0.7, 0.7]},
+        "method": {"assignment": "dynamic", "mu": 0.1, "slack": 1.2},
+    },
 }
 """By method, what it is quicker with, or does nothing special without."""
 

@@ -514,10 +514,125 @@ def test_peers_go_on_where_they_stopped(play):
     assert second["stages.block1.norm1.num_batches_tracked"] == 2 * first["stages.block1.norm1.num_batches_tracked"]
 
 
+# On FedProx
+
+
+@pytest.mark.parametrize("method", [FeDepth, MFeDepth])
+@pytest.mark.parametrize("buffer", [True, False])
+def test_each_sub_problem_is_pulled_to_what_the_server_sent_of_what_it_trains(play, method, buffer):
+    """Its loss is the task's and mu / 2 times the squared way from the round's weights, the classifier's too."""
+    mu = 0.4
+    run = play(method(replace(WIDER, epochs=3), mu=mu, buffer=buffer), images(0.5))
+    message = run.wire.sent["local_update"][0][0]
+    exits = {f"exits.{name}": weight for name, weight in message.get("exits", {}).items()}
+    sent, ways = {**message["weights"], **exits}, []
+    for _, fit in fits_of(run, 0):
+        trained = dict(fit.net.named_parameters())
+        way = sum((weight - sent[name]).square().sum() for name, weight in trained.items())
+        batch, extras = fit.data.batch(torch.arange(10)), {**fit.extras, **fit.frozen}
+        with keep_statistics(fit.net.train()):
+            task = fit.losses[0].loss(fit.net, batch, extras)
+            found = fit.losses[0](fit.net, batch, extras)
+        assert_close(found, task + mu / 2 * way)
+        gap = torch.autograd.grad(found - task, list(trained.values()))
+        assert_close(list(gap), [mu * (weight - sent[name]) for name, weight in trained.items()], rtol=1e-4, atol=1e-6)
+        ways.append(float(way.detach()))
+    assert len(ways) == 2
+    assert ways[0] == 0  # nothing has moved before the first piece
+    assert (ways[1] > 0) == (method is FeDepth)  # its classifier has; auxiliary ones are trained once
+
+
+def test_with_a_strong_pull_the_blocks_of_every_piece_go_a_shorter_way(play):
+    free, pulled = (play(FeDepth(replace(PLAIN, lr=0.02), mu=mu), images(0.5)).wire for mu in (0.0, 20.0))
+    for stage in ("block1", "block5", "block9"):
+        assert 0 < way_of(pulled, stage) < 0.5 * way_of(free, stage)
+
+
+def way_of(wire, stage):
+    """How far client 0's training has moved a stage."""
+    sent, replied = (said["local_update"][0][0]["weights"] for said in (wire.sent, wire.replied))
+    return sum((replied[n] - sent[n]).square().sum() for n in sent if n.startswith(f"stages.{stage}.")).item()
+
+
+def test_of_nets_that_teach_each_other_the_one_that_is_sent_is_pulled_and_its_peers_are_not(play, clouds):
+    training, federation = replace(PLAIN, lr=0.02, epochs=5), clouds("mlp3")
+    free, pulled = (play(FeDepth(training, models=2, mu=mu), federation) for mu in (0.0, 20.0))
+    still = play(FeDepth(replace(training, lr=0.0), models=2), federation).kept(0)["modules"]["peer1"]
+    moves = [[(w - still[n]).norm() for n, w in run.kept(0)["modules"]["peer1"].items()] for run in (free, pulled)]
+    assert 0 < way_of(pulled.wire, "hidden1") < 0.5 * way_of(free.wire, "hidden1")
+    assert all(one > 0.8 * other for other, one in zip(*moves, strict=True))
+
+
+@pytest.mark.parametrize("method", [FeDepth, MFeDepth])
+def test_with_a_pull_every_trained_weight_is_counted_twice_more(method):
+    net = SMALL()
+    free, pulled = (method(PLAIN, mu=mu).estimate(net, IMAGE) for mu in (0.0, 0.1))
+    parameters = [4 * sum(p.numel() for p in stage.parameters()) for stage in (*net.stages, net.head)]
+    assert [b.cost - a.cost for a, b in zip(free.parts, pulled.parts, strict=True)] == [2 * p for p in parameters]
+
+
+# Budgets that change
+
+
+def test_dynamic_capacities_are_those_of_the_federations_clients_drawn_anew_each_round(play, clouds):
+    run = play(FeDepth(assignment="dynamic"), clouds(*["mlp3"] * 3, capacities=(0.5, 1.0, 1.0)), rounds=0)
+    drawn = [run.engine.method.capacities(run.engine.server(number)) for number in range(1, 301)]
+    weak = [sum(found[id] == 0.5 for found in drawn) for id in range(3)]
+    assert {capacity for found in drawn for capacity in found.values()} == {0.5, 1.0}
+    for count in weak:  # a third of 300 is expected, with a deviation of sqrt(300 * 1/3 * 2/3) = 8.2
+        assert abs(count - 100) < 4 * 8.2
+    assert drawn[0] != drawn[1]
+    assert [run.engine.method.capacities(run.engine.server(number)) for number in range(1, 301)] == drawn
+
+
+@pytest.mark.parametrize("method", [FeDepth, MFeDepth])
+def test_with_dynamic_capacities_a_client_trains_as_one_that_has_what_it_was_drawn_whoever_else_is_there(
+    play, clouds, method
+):
+    federation = clouds(*["norm3"] * 3, capacities=(0.5, 0.7, 1.0))
+    dynamic, met = play(method(PLAIN, assignment="dynamic"), federation, rounds=0), set()
+    for number in range(1, 6):
+        dynamic.round()
+        drawn = {id: message["capacity"] for id, message in dynamic.wire.sent["local_update"][-1].items()}
+        sites = {id: replace(site, capacity=drawn[id]) for id, site in federation.sites.items()}
+        fixed = play(method(PLAIN), replace(federation, sites=sites), rounds=0)
+        expected, _ = fixed.engine.round(number, dynamic.states[-2], [1])
+        alone, _ = dynamic.engine.round(number, dynamic.states[-2], [1])
+        assert_close(alone.pool, expected.pool, **EXACTLY)
+        met.add(drawn[1])
+    assert len(met) > 1
+
+
+def test_a_client_that_is_drawn_full_capacity_trains_several_nets_in_that_round(play, clouds):
+    run = play(FeDepth(PLAIN, models=2, assignment="dynamic"), clouds("mlp3", "mlp3", capacities=(0.5, 1.0)), rounds=0)
+    drawn, peers = [], []
+    for _ in range(8):
+        run.round()
+        drawn.append(run.wire.sent["local_update"][-1][1]["capacity"])
+        peers.append(run.kept(1).get("modules", {}).get("peer1"))
+    assert peers[0] is None
+    assert drawn[0] == 0.5  # this seed's first
+    for before, after, capacity in zip(peers, peers[1:], drawn[1:], strict=False):
+        moved = after is not None and (before is None or not torch.equal(before["head.weight"], after["head.weight"]))
+        assert moved == (capacity == 1.0)
+    assert set(drawn) == {0.5, 1.0}
+
+
+@pytest.mark.parametrize("method", [FeDepth, MFeDepth])
+def test_every_capacity_that_may_be_drawn_is_checked_before_anybody_trains_with_every_architecture(
+    play, clouds, method
+):
+    # A half holds a piece of the deeper net and none of the shallower one, which client 1 may come to train with it.
+    federation = clouds("mlp3", "mlp2", capacities=(0.5, 1.0))
+    play(method(), federation, rounds=0)
+    with pytest.raises(ConfigError, match=r"client 1, capacity 0\.5 of mlp2: budget of .* too small"):
+        play(method(assignment="dynamic"), federation, rounds=0)
+
+
 # Hyper-parameters
 
 
-@pytest.mark.parametrize(("name", "value"), [("slack", 0.0), ("slack", -1.0), ("models", 0)])
+@pytest.mark.parametrize(("name", "value"), [("slack", 0.0), ("slack", -1.0), ("models", 0), ("mu", -0.1)])
 def test_impossible_hyper_parameters_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected .* found {value}"):
         FeDepth(**{name: value})
@@ -584,6 +699,9 @@ def most_in_a_round(play, method, build, capacity, examples):
         (FeDepth(), WIDE_FIRST, 0.2),
         (FeDepth(buffer=False), WIDE_FIRST, 0.2),
         (FeDepth(sharing=Sharing(buffers="drop")), WIDE_FIRST, 0.2),
+        (FeDepth(mu=0.1), EVEN, 0.32),
+        (FeDepth(mu=0.1, buffer=False), EVEN, 0.32),
+        (MFeDepth(mu=0.1), EVEN, 0.5),
     ],
 )
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

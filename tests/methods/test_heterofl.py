@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.batchnorm import measure_statistics
-from potluck.core.errors import PotluckWarning
+from potluck.core.errors import ConfigError, PotluckWarning
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
@@ -92,6 +92,26 @@ def test_beside_a_narrow_client_the_full_one_decides_the_rest(play, clouds):
         assert_close(weight[leading], (full[name][leading] + half[name]) / 2)
         assert torch.equal(weight[outside], full[name][outside])
     assert half["stages.hidden1.linear.weight"].shape == (4, 4)
+
+
+@pytest.mark.parametrize(("left_out", "counted"), [((0.5,), (0, 2)), ((0.25, 0.5), (0,)), ((1.0,), (1, 2, 3))])
+def test_sub_models_of_levels_that_are_left_out_do_not_count(play, clouds, left_out, counted):
+    """As in FeDepth's Figure 2: the mean is over the clients of the other levels, where they cover a weight."""
+    method = HeteroFL(levels=(1.0, 0.5, 0.25), leave_out=left_out)
+    run = play(method, clouds(*["norm3"] * 4, capacities=RATES))
+    before, after = (state.weights for state in run.states)
+    replies = run.wire.replied["local_update"][0]
+    assert list(replies) == [0, 1, 2, 3]  # all train
+    for name, old in before.items():
+        mean = torch.stack([padded(replies[id]["weights"], name, old.shape) for id in counted]).nanmean(0)
+        assert_close(after[name], torch.where(mean.isnan(), old, mean))
+    assert list(run.wire.replied["measure"][0]) == [0, 1, 2, 3]  # and statistics are of the new weights on everyone's
+
+
+@pytest.mark.parametrize("left_out", [(0.3,), (1.0, 0.5)])
+def test_only_some_of_the_levels_can_be_left_out(left_out):
+    with pytest.raises(ConfigError, match=r"leave_out: expected some of the levels \(1\.0, 0\.5\), not all, found"):
+        HeteroFL(levels=(1.0, 0.5), leave_out=left_out)
 
 
 @pytest.mark.parametrize("mask", [True, False])

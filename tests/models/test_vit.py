@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional as F
 
 from potluck.core.errors import ConfigError
 from potluck.core.rng import fold_in, isolated
@@ -192,7 +193,77 @@ def test_pretrained_weights_are_loaded_by_name_and_deeper_blocks_left_out(tmp_pa
     assert all(torch.equal(state[name], source.state_dict()[name]) for name in state)
 
 
-def test_another_head_and_another_image_start_afresh_and_are_named(tmp_path, caplog):
+# Another size
+
+
+@pytest.mark.parametrize(("side", "shape"), [(14, (3, 8, 8)), (4, (3, 24, 24)), (2, (3, 12, 20)), (3, (3, 8, 8))])
+def test_positions_of_another_grid_are_interpolated_and_the_class_tokens_stays(tmp_path, side, shape):
+    source = as_timm(tiny(shape=(3, 4 * side, 4 * side)))
+    save_file(source, tmp_path / "vit.safetensors")
+    state = loaded(tmp_path / "vit.safetensors", shape=shape)
+    given, found = source["pos_embed"], state["stages.stem.positions"]
+    rows, columns = shape[1] // 4, shape[2] // 4
+    grid = torch.stack([given[0, 1:, channel].view(side, side) for channel in range(12)])
+    expected = F.interpolate(grid[None], (rows, columns), mode="bicubic", antialias=True)[0]
+    assert found.shape == (1, 1 + rows * columns, 12)
+    assert torch.equal(found[0, 0], given[0, 0])
+    for row, column in itertools.product(range(rows), range(columns)):
+        torch.testing.assert_close(found[0, 1 + row * columns + column], expected[:, row, column])
+    assert torch.equal(state["stages.stem.patches.weight"], source["patch_embed.proj.weight"])
+
+
+def test_a_smooth_map_of_positions_stays_that_map_on_a_finer_grid(tmp_path):
+    """Positions that rise evenly from left to right go on doing so, each half as fast."""
+    source = as_timm(tiny(shape=(3, 32, 32)))
+    columns = torch.arange(8.0).repeat(8)
+    source["pos_embed"][0, 1:] = columns[:, None]
+    save_file(source, tmp_path / "vit.safetensors")
+    found = loaded(tmp_path / "vit.safetensors", shape=(3, 64, 64))["stages.stem.positions"][0, 1:].view(16, 16, 12)
+    inner = found[:, 3:-3]  # the border has nothing outside of it
+    torch.testing.assert_close(inner.diff(dim=1), torch.full((16, 9, 12), 0.5), rtol=0, atol=1e-4)
+    torch.testing.assert_close(inner.diff(dim=0), torch.zeros(15, 10, 12), rtol=0, atol=1e-4)
+
+
+def test_positions_of_the_same_grid_are_taken_bit_for_bit(tmp_path):
+    source = as_timm(tiny(shape=(3, 8, 32)))  # as many as in a square of 4 x 4, and not to be taken for one
+    save_file(source, tmp_path / "vit.safetensors")
+    state = loaded(tmp_path / "vit.safetensors", shape=(3, 8, 32))
+    assert torch.equal(state["stages.stem.positions"], source["pos_embed"])
+
+
+@pytest.mark.parametrize("patch", [6, 8, 16])
+def test_an_enlarged_image_has_the_tokens_that_it_had_with_the_smaller_patches_of_the_file(tmp_path, patch):
+    source = tiny()
+    save_file(as_timm(source), tmp_path / "vit.safetensors")
+    large = VARIANTS["vit_s8"](
+        10, (3, 2 * patch, 2 * patch), width=12, patch=patch, pretrained_path=str(tmp_path / "vit.safetensors")
+    )
+    patches = torch.randn(5, 3, 4, 4)
+    enlarged = F.interpolate(patches, (patch, patch), mode="bicubic", antialias=True)
+    expected = source.stages.stem.patches(patches)
+    torch.testing.assert_close(large.stages.stem.patches(enlarged), expected, rtol=1e-3, atol=1e-4)
+    assert torch.equal(large.stages.stem.positions, source.stages.stem.positions)
+
+
+@pytest.mark.parametrize("patch", [1, 2, 3])
+def test_a_small_image_has_the_tokens_that_it_would_have_enlarged_to_the_patches_of_the_file(tmp_path, patch):
+    source = tiny()
+    save_file(as_timm(source), tmp_path / "vit.safetensors")
+    shape, options = (3, 2 * patch, 2 * patch), {"width": 12, "patch": patch}
+    small = VARIANTS["vit_s8"](10, shape, **options, pretrained_path=str(tmp_path / "vit.safetensors"))
+    patches = torch.randn(5, 3, patch, patch)
+    enlarged = F.interpolate(patches, (4, 4), mode="bicubic", antialias=True)
+    torch.testing.assert_close(small.stages.stem.patches(patches), source.stages.stem.patches(enlarged))
+
+
+def test_an_outline_without_values_is_made_for_another_size_too(tmp_path):
+    save_file(as_timm(tiny()), tmp_path / "vit.safetensors")
+    with torch.device("meta"):
+        net = VARIANTS["vit_s8"](10, (3, 12, 12), width=12, patch=2, pretrained_path=str(tmp_path / "vit.safetensors"))
+    assert net.stages.stem.positions.shape == (1, 37, 12)
+
+
+def test_another_head_other_channels_and_a_grid_that_is_not_square_start_afresh_and_are_named(tmp_path, caplog):
     source = tiny(classes=4, shape=(1, 8, 12)).state_dict()
     save_file(source, tmp_path / "vit.safetensors")
     with caplog.at_level(logging.INFO, "potluck.models.vit"):

@@ -74,6 +74,18 @@ def test_fedepth_numbers_agree_with_the_sentences_of_the_text(fedepth):
     assert hundred["m-FeDepth (Surplus)"] - max(hundred["HeteroFL (Fair)"], hundred["SplitMix (Fair)"]) > 10
 
 
+@pytest.mark.parametrize(("dataset", "most"), [("CIFAR-10", 5.6), ("CIFAR-100", 7.8)])
+def test_fedepth_gains_within_one_budget_are_those_that_the_deviation_names(fedepth, dataset, most):
+    gains = []
+    for title, numbers in columns(fedepth).items():
+        for budget in BUDGETS[:2] if title.startswith(f"{dataset},") else ():
+            within = {name: value for name, value in numbers.items() if f"({budget})" in name}
+            ours = max(within.pop(f"{name} ({budget})") for name in ("FeDepth", "m-FeDepth"))
+            gains.append(ours - max(within.values()))
+    assert max(gains) == pytest.approx(most, abs=0.05)
+    assert any(f"{most} points ({dataset})" in deviation for deviation in fedepth.deviations)
+
+
 def test_fedepth_clients_train_the_pieces_of_the_paper(fedepth):
     """Each share of memory, in batches of 128, for 10 and 100 classes."""
     met = set()
@@ -109,6 +121,21 @@ def test_fedepth_figure_2_has_one_base_network_or_all_of_them():
     for share in (2, 4, 8, 16):
         experiment = full_size(recipe, f"SplitMix {{1/{share}, 1}}", "cifar10")
         assert [experiment.method.budget(capacity) for capacity in experiment.federation.capacities] == [1, share]
+
+
+@pytest.mark.parametrize(
+    ("row", "counted"),
+    [
+        ("HeteroFL", [0.125, 0.25, 0.5, 1.0]),
+        ("HeteroFL without 1/8", [0.25, 0.5, 1.0]),
+        ("HeteroFL without 1", [0.125, 0.25, 0.5]),
+        ("HeteroFL of full nets alone", [1.0]),
+    ],
+)
+def test_fedepth_figure_2_counts_all_widths_but_those_that_a_row_is_without(row, counted):
+    experiment = full_size(load_recipe("fedepth-figure2"), row, "cifar10")
+    assert sorted(experiment.federation.capacities) == [0.125, 0.25, 0.5, 1.0]
+    assert sorted(set(experiment.method.levels) - set(experiment.method.leave_out)) == counted
 
 
 def test_fedorion_table_1_agrees_with_the_sentences_of_the_text():

@@ -142,7 +142,8 @@ def _optimizer_text(optimizer: str) -> str:
 def _caption(net: nn.Module) -> str:
     """What the columns show, and what they leave out."""
     return (
-        "both with the parameters; measured: what is saved for the backward pass; left out: the data, the whole"
+        "both with the parameters; estimated: FeDepth's, in which a piece counts its blocks, the whole net also stem,"
+        " last norms and head; measured: what is saved for the backward pass; left out: the data, the whole"
         f" network's weights ({size_text(_held(net))} a copy: as received, in the network, as sent), what torch's"
         " kernels use while they run, and what the allocator holds back"
     )

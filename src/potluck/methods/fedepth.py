@@ -18,10 +18,12 @@ Symbols
     z_j       data.inputs, the output of the finished pieces for every example of the client
     Pi_j      SkipLink
     M         models
+    mu, w^t   mu and extras["sent"], of FedProx
 
 Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
+    with      assignment="dynamic" slack=1.3 also: down capacity 1; up weights at most |w|
 
 Facts
     keeps     nothing
@@ -32,6 +34,10 @@ Facts
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedavg on capacity=1.0
+    mu=0.1 equals fedprox mu=0.1 on capacity=1.0
+    mu=1e-9 approaches fedepth on capacity=0.75 optimizer="sgd"
+    mu=0.1 buffer=true approaches fedepth mu=0.1 buffer=false on capacity=0.7
+    assignment="dynamic" equals fedepth on capacity=0.75
     buffer=true approaches fedepth buffer=false on capacity=0.7
     counts a twin as twice the data on capacity=0.75
     training.lr=0.0 stays at rest
@@ -67,8 +73,17 @@ Departures from the paper
        has SGD with 0.1, the code with 0.01, momentum 0.9 and weight decay 5e-4; both have ten epochs, batches of 128
        and a cosine over the rounds (`training.schedule`).
     10. Every sub-problem has all the epochs, as in the authors' code, so a client takes J_k times the steps of one that
-       trains the whole net. The paper leaves the number open.
+       trains the whole net. The paper leaves the number open; its remark that J_k sub-problems cost about as much as
+       the whole net holds for equally many updates of each weight, with z_j buffered, and counts no extra forward pass.
     11. The paper's inference from disk, piece by piece, is not carried out: models are evaluated whole, like all here.
+    12. The paper says that FeDepth goes with "most FL algorithms, e.g., FedAvg and FedProx", and not how. With `mu` the
+       loss of each sub-problem has FedProx's term, over the weights that the piece trains, phi among them, towards the
+       round's W. Of nets that teach each other the one that is sent has it. FedDyn is not offered: its g_k remembers
+       the gradient of one loss, and phi has a loss for each piece, other ones with other budgets. MOON is not: it
+       compares features that the whole model makes, and of a piece but the last there are none.
+    13. Budgets are a client's own and constant, as in the paper's experiments; it also speaks of budgets that vary "on
+       the fly". `assignment="dynamic"` draws one for each client of the cohort in each round, from those of all
+       clients; a client's own does not limit what is drawn.
 """
 
 import functools
@@ -116,6 +131,8 @@ class FeDepth(DepthWise, SharesWeights[State]):
         "without a buffer": {"buffer": False},
         "averaging link": {"link": "average"},
         "two models": {"models": 2},
+        "proximal": {"mu": 0.1},
+        "dynamic": {"assignment": "dynamic", "slack": 1.3},
     }
 
     link: Link = "subsample"
@@ -128,7 +145,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        replies = cohort.stream(self.local_update, self.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 9
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
@@ -137,9 +154,10 @@ class FeDepth(DepthWise, SharesWeights[State]):
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:
         self.sharing.receive(client, message)
+        capacity = message.get("capacity", client.capacity)
         del message  # its weights are in the model now, and this client's memory is short
         memory = self.estimate(in_stages(client.model), client.train.input_shape)
-        return (yield from self.learn(client, memory, functools.partial(linked, link=self.link)))
+        return (yield from self.learn(client, capacity, memory, functools.partial(linked, link=self.link)))
 
 
 def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subsample") -> StagedNet:

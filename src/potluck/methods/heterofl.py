@@ -24,6 +24,8 @@ Facts
 
 Limits
     equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
+    leave_out=[0.5] equals heterofl on capacity=1.0
+    leave_out=[0.5] stays at rest on capacity=0.5
     training.lr=0.0 stays at rest
 
 Departures from the paper
@@ -40,6 +42,8 @@ Departures from the paper
     5. With `mask` the loss is cross-entropy, whatever the federation's criterion.
     6. A client that may train a level only in part of the rounds ("dynamic") is evaluated with the level that its
        capacity allows, though it may have trained larger ones: its capacity does not limit what is drawn.
+    7. `leave_out` is an ablation of the paper on FeDepth (https://arxiv.org/abs/2303.04887, Figure 2): sub-models of
+       these levels do not count in the mean. Their clients train, measure statistics and are evaluated as ever.
 """
 
 from dataclasses import dataclass
@@ -75,6 +79,7 @@ from potluck import (
     on_client,
     outline,
     parameters_of,
+    require,
     select,
     with_scaler,
 )
@@ -93,11 +98,13 @@ class HeteroFL(WidthSlices[State]):
     """Hyper-parameters of HeteroFL: those of `WidthSlices`, see departure 3, and its own.
 
     Attributes:
+        leave_out: levels whose clients do not count in the mean of the weights.
         mask: whether logits of labels that a client lacks are set to 0 in its loss; the classifier's rows of
             such labels are left out of the mean in either case.
         combine: how the clients' values of a weight become one.
     """
 
+    leave_out: tuple[float, ...] = ()
     mask: bool = True
     combine: Mean = Mean()
 
@@ -105,7 +112,13 @@ class HeteroFL(WidthSlices[State]):
         "dynamic": {"assignment": "dynamic"},
         "unmasked": {"mask": False},
         "median": {"combine.rule": "median"},
+        "without the half": {"leave_out": (0.5,)},
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        some = set(self.leave_out) < set(self.levels)
+        require(some, "leave_out", f"some of the levels {self.levels}, not all", self.leave_out)
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | ({Need.CLASSES} if self.mask else set())
@@ -123,12 +136,12 @@ class HeteroFL(WidthSlices[State]):
         slices = {r: self.submodel(server, r) for r in set(rates.values())}
         narrow = {r: select(state.weights, slices[r]) for r in slices}
         replies = cohort.stream(self.local_update, {i: Message(weights=narrow[r], rate=r) for i, r in rates.items()})
-        held = {i: slices[r] for i, r in rates.items()}
+        held = {i: slices[r] for i, r in rates.items() if r not in self.leave_out}
         head = server.about(None, classifier_of)
         weights = mean_where_covered(
             replies, held, state.weights, self.combine, rows=lambda reply: dict.fromkeys(head, reply["labels"])
         )
-        measured = cohort.ask(self.measure, {i: Message(weights=weights) for i in held if i not in replies.failures})
+        measured = cohort.ask(self.measure, {i: Message(weights=weights) for i in rates if i not in replies.failures})
         return State(weights, mean_statistics(measured, state.statistics))
 
     def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:

@@ -4,17 +4,19 @@ Zhang, Dai, Wang, Xing, Chen, Sun. 2023. https://arxiv.org/abs/2303.04887. Algor
 
 As FeDepth, but a piece is supervised through a small classifier of its own behind its last block, instead of a link to
 the network's classifier. The auxiliary classifiers are averaged like weights, each over the clients that trained it,
-and are never used to predict. The m stands for many heads; mutual distillation is FeDepth's `models`.
+and are never used to predict. Mutual distillation is FeDepth's `models`.
 
 Symbols
     W         state.pool
     theta_j   the stages from piece.start to before piece.stop
     phi_j     exits, by the name of the block that they follow
     p_k       len(client.train)
+    mu, w^t   mu and extras["sent"], of FedProx; phi_j has the term too
 
 Wire
     down      weights |w|, buffers |b|, exits |exits|
     up        weights |w|, buffers |b|, exits at most |exits|, examples 1
+    with      assignment="dynamic" slack=1.3 also: down capacity 1; up weights at most |w|
 
 Facts
     keeps     nothing
@@ -25,12 +27,16 @@ Facts
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedepth on capacity=1.0
+    mu=0.1 equals fedprox mu=0.1 on capacity=1.0
+    mu=1e-9 approaches mfedepth on capacity=0.75 optimizer="sgd"
+    mu=0.1 buffer=true approaches mfedepth mu=0.1 buffer=false on capacity=0.7
+    assignment="dynamic" equals mfedepth on capacity=0.75
     buffer=true approaches mfedepth buffer=false on capacity=0.7
     counts a twin as twice the data on capacity=0.75
     training.lr=0.0 stays at rest
 
 Departures from the paper
-    1. Departures 1 to 5 and 7 to 11 of FeDepth. The estimate counts the net's own classifier with every piece.
+    1. Departures 1 to 5 and 7 to 13 of FeDepth. The estimate counts the net's own classifier with every piece.
     2. The paper says "auxiliary classifiers" and no more. As in the authors' code each is a batch norm, a mean over
        positions and a linear layer, without ReLU; nets without batch norm have none there. In transformers it is a
        layer norm, the net's own pooling and a linear layer.
@@ -42,6 +48,9 @@ Departures from the paper
     6. The last piece has the net's own classifier, with a ReLU behind its norm where the net has one. In the code the
        last classifier is like the others, without.
     7. The code's slips in which stages the smallest budgets train are not followed.
+    8. The paper never says what m-FeDepth is. "A variant of FeDepth" that uses mutual knowledge distillation would suit
+       the letter; but its Table 2 has m-FeDepth also under budgets with which no client can train two nets, and in the
+       authors' code the second method is the one with several classifiers.
 """
 
 from dataclasses import dataclass
@@ -92,6 +101,8 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         "bypass": {"partial": "bypass"},
         "without a buffer": {"buffer": False},
         "two models": {"models": 2},
+        "proximal": {"mu": 0.1},
+        "dynamic": {"assignment": "dynamic", "slack": 1.3},
     }
 
     def needs(self) -> frozenset[Need]:
@@ -109,7 +120,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
 
     def round(self, state: State, cohort: Cohort, server: Server) -> State:
         exits = state.exits
-        sent = self.sharing.send(state.pool, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
+        sent = self.send(state.pool, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
         replies = cohort.stream(self.local_update, sent)
         means = self.sharing.means(replies, server.roster, "weights", "buffers", "exits")
         return State(pool=means.over(state.pool, "weights", "buffers"), exits=means.over(exits, "exits"))
@@ -124,6 +135,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         memory = self.estimate(net, client.train.input_shape)
         exits = auxiliary_classifiers(client, net, memory)
         load(exits, pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}))
+        capacity = message.get("capacity", client.capacity)
         del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
 
@@ -136,7 +148,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
             used[last] = exits[last]
             return StagedNet(dict(parts[piece.start : piece.stop]), exits={last: exits[last]})
 
-        reply = yield from self.learn(client, memory, lead_out)
+        reply = yield from self.learn(client, capacity, memory, lead_out)
         return Message(**reply, exits=parameters_of(used) or None)
 
 

@@ -7,8 +7,11 @@ the parameters of `vit_s8`. The extractor is the stem and the first block, as Fe
 
 Pre-trained weights come from the safetensors file at `pretrained_path`, under the names of these nets or of timm's
 (`blocks.0.attn.qkv.weight` ...). All blocks and the last norm are loaded, and blocks beyond the net's depth are left
-out. Class token, patches, positions and head are loaded where their shapes agree, and are otherwise initialised at
-random: another image size has other positions, another task another head.
+out. For images of another size the positions of a square grid are interpolated (bicubic, smoothed where the grid
+shrinks), all but the class token's. For patches of another size their kernels are resampled, so that a patch and its
+enlargement make the same token (as Beyer et al. CVPR 2023. https://arxiv.org/abs/2212.08013, for larger patches). What
+still has another shape starts at random: the head of another task, patches of other channels, positions of a grid that
+is not square.
 
 A `scale` cannot make them narrower: a norm takes its mean over all channels and heads divide them, so a leading slice
 of a transformer is not a narrower one. Give `width` instead.
@@ -22,6 +25,7 @@ Options:
 """
 
 import logging
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,7 +34,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
+from torch.nn import functional as F
 
 from potluck.core.access import entered
 from potluck.core.errors import ConfigError
@@ -50,6 +55,7 @@ TIMM = {
     "norm": "stages.norm",
     "head": "head",
 }
+POSITIONS, PATCHES = TIMM["pos_embed"], "stages.stem.patches.weight"
 TIMM_BLOCK = {"attn.qkv": "attention.qkv", "attn.proj": "attention.out", "mlp.fc1": "mlp.wide", "mlp.fc2": "mlp.narrow"}
 
 
@@ -196,7 +202,8 @@ def _vit(
     net = StagedNet(stages, nn.Linear(width, num_classes), pool=ClassToken(), extractor_stages=2)
     _start(net)
     if pretrained_path is not None:
-        _pretrained(net, Path(pretrained_path))
+        _, *image = input_shape
+        _pretrained(net, Path(pretrained_path), (image[0] // patch, image[1] // patch))
     return of_depth(net, scale.depth, num_classes, input_shape)
 
 
@@ -218,8 +225,13 @@ def _start(net: StagedNet) -> None:
             nn.init.zeros_(module.bias)
 
 
-def _pretrained(net: StagedNet, path: Path) -> StagedNet:
-    """The net with the tensors of a file: all blocks and the last norm, stem and head where their shapes agree.
+def _pretrained(net: StagedNet, path: Path, grid: tuple[int, int]) -> StagedNet:
+    """The net with the tensors of a file: all blocks and the last norm, stem and head where their shapes can be met.
+
+    Args:
+        net: filled in place.
+        path: of the file.
+        grid: rows and columns of the net's patches.
 
     Raises:
         ConfigError: the file cannot be read, or lacks a tensor of a block or of the last norm.
@@ -229,7 +241,12 @@ def _pretrained(net: StagedNet, path: Path) -> StagedNet:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"pretrained_path: {path}: {error}; expected a safetensors file") from error
     shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
-    fitting = pick({_own_name(name): tensor for name, tensor in found.items()}, shapes)
+    named = {_own_name(name): tensor for name, tensor in found.items()}
+    if POSITIONS in named:
+        named[POSITIONS] = _interpolated(named[POSITIONS], grid)
+    if PATCHES in named:
+        named[PATCHES] = _resampled(named[PATCHES], shapes[PATCHES])
+    fitting = pick(named, shapes)
     afresh = [name for name in shapes if name not in fitting]
     lacking = [name for name in afresh if not name.startswith(("stages.stem.", "head."))]
     if lacking:
@@ -240,6 +257,37 @@ def _pretrained(net: StagedNet, path: Path) -> StagedNet:
     log.info("%s: loaded %d of %d tensors; afresh: %s", path, len(fitting), len(shapes), ", ".join(afresh) or "none")
     load(net, fitting, partial=True)
     return net
+
+
+def _interpolated(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Positions (1, 1 + patches, width) for another grid; as they are if they fit, or are not those of a square."""
+    if positions.dim() != 3 or positions.shape[1] in (0, 1, 1 + math.prod(grid)):
+        return positions
+    first, patches = positions[:, :1], positions[:, 1:]
+    side = math.isqrt(patches.shape[1])
+    if side**2 != patches.shape[1]:
+        return positions
+    image = patches.float().unflatten(1, (side, side)).permute(0, 3, 1, 2)  # (1, width, rows, columns)
+    image = F.interpolate(image, grid, mode="bicubic", antialias=True)
+    return torch.cat([first, image.flatten(2).transpose(1, 2).to(first.dtype)], dim=1)
+
+
+def _resampled(kernels: Tensor, shape: Size) -> Tensor:
+    """The patches' kernels (width, channels, side, side) for another side: a patch and its enlargement make one token.
+
+    With B, which enlarges a flattened patch, smaller kernels are B^T w, and larger ones the v of least norm with
+    B^T v = w.
+    """
+    side, wanted = kernels.shape[2:], shape[2:]
+    if kernels.dim() != 4 or side == wanted:
+        return kernels
+    small, large = sorted([side, wanted])
+    pixels = torch.eye(small.numel(), dtype=torch.float64, device=kernels.device).view(
+        -1, 1, *small
+    )  # each as an image of its own
+    enlarging = F.interpolate(pixels, large, mode="bicubic", antialias=True).flatten(1)  # B^T, (small, large)
+    onto = torch.linalg.pinv(enlarging) if wanted == large else enlarging
+    return (kernels.double().flatten(2) @ onto.T).unflatten(2, wanted).to(kernels.dtype)
 
 
 def _own_name(name: str) -> str:

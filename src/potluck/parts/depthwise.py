@@ -5,9 +5,10 @@ the departures too.
 
 A client's budget is `slack` times its capacity times the estimate for the whole net, at the batch size and with the
 optimiser of its training. The tensors that its round holds at once fit into the budget: trained weights, their
-gradients, the optimiser's moments, activations, and z_j. Not counted are the data set, the whole network's weights, and
-whatever else `potluck.parts.memory` lists. Evaluation is not part of a round, and has its own batch size. If several
-clients are stacked in one process, it holds the sum of their budgets.
+gradients, the optimiser's moments, with FedProx's pull what was sent of them and the distance from it, activations, and
+z_j. Not counted are the data set, the whole network's weights, and whatever else `potluck.parts.memory` lists.
+Evaluation is not part of a round, and has its own batch size. If several clients are stacked in one process, it holds
+the sum of their budgets.
 """
 
 import math
@@ -21,17 +22,17 @@ from torch import Tensor, nn
 
 from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics
 from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.federation import Criterion, Member
+from potluck.core.examples import Batch, Examples
+from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.fields import Checked, above, at_least
 from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.message import Message
-from potluck.core.roles import Client, Server
+from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Kind, optional, some_of
 from potluck.core.weights import Weights, frozen_of, load, parameters_of
 from potluck.models.contract import StagedNet, in_stages
 from potluck.parts.activations import Buffer, outputs
-from potluck.parts.losses import distillation
+from potluck.parts.losses import distillation, squared_distance
 from potluck.parts.memory import (
     SCENARIOS,
     SLACK,
@@ -42,10 +43,13 @@ from potluck.parts.memory import (
     parameter_copies,
     size_text,
 )
-from potluck.parts.sharing import Sharing
+from potluck.parts.sharing import Entry, GroupWeights, Sharing
 
 SubProblem = Callable[[StagedNet, Piece, MemoryModel], nn.Module]
 """Builds the net of a piece's sub-problem, from the piece's input to logits."""
+
+Loss = Callable[[nn.Module, Batch, Extras], Tensor]
+"""An objective without observations."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class DepthWise(Checked):
         slack: budgets are multiplied by it.
         models: nets that a client of capacity 1 trains together, of which it sends one; 2 in the paper's Surplus. Its
             budget is multiplied by them.
+        mu: strength of FedProx's pull towards the weights that were sent, in every sub-problem; 0 for FedAvg. The
+            budget then counts each trained weight twice more: as it was sent, and its distance from that.
+        assignment: "capacity" gives a client the budget of its capacity in every round; "dynamic" draws for each client
+            of the cohort the capacity of one of the federation's clients, all equally likely.
     """
 
     training: LocalTraining = LocalTraining()
@@ -69,26 +77,48 @@ class DepthWise(Checked):
     buffer: bool = True
     slack: Annotated[float, above(0)] = SLACK
     models: Annotated[int, at_least(1)] = 1
+    mu: Annotated[float, at_least(0)] = 0.0
+    assignment: Literal["capacity", "dynamic"] = "capacity"
 
     default_capacities: ClassVar[tuple[float, ...]] = SCENARIOS["fair"]
 
     def estimate(self, net: StagedNet, input_shape: tuple[int, ...]) -> MemoryModel:
-        """The memory estimate for training this net, with the batches and the optimiser of `training`."""
-        return MemoryModel.of(net, input_shape, self.training.batch_size, parameter_copies(self.training))
+        """The memory estimate for training this net, with the batches and the optimiser of `training`, and the pull."""
+        pull = 2 if self.mu else 0  # what was sent, and the way to it, which is kept for the backward pass
+        copies = parameter_copies(self.training) + pull
+        return MemoryModel.of(net, input_shape, self.training.batch_size, copies)
 
     def budget(self, capacity: float, memory: MemoryModel) -> float:
         """A client's budget in bytes."""
         return self.slack * capacity * memory.whole
 
+    def capacities(self, server: Server) -> dict[ClientId, float]:
+        """The capacity that each client has in this round.
+
+        They are drawn for the whole roster, so that a client's does not depend on who else is in the cohort.
+        """
+        own = {id: member.capacity for id, member in server.roster.items()}
+        if self.assignment == "capacity":
+            return own
+        drawn = torch.randint(len(own), (len(own),), generator=server.rng)
+        return dict(zip(own, (list(own.values())[place] for place in drawn.tolist()), strict=True))
+
+    def send(self, pool: GroupWeights, cohort: Cohort, server: Server, **more: Entry) -> dict[ClientId, Message]:
+        """The messages of `Sharing.send`, with the round's capacities if they are drawn."""
+        capacities = self.capacities(server) if self.assignment == "dynamic" else {}
+        return self.sharing.send(pool, cohort, server, **more, capacity=lambda member: capacities.get(member.id))
+
     def check_budgets(self, server: Server) -> None:
-        """Check, before training, that every client can train at least one piece.
+        """Check, before training, that every client can train at least one piece with each capacity it may have.
 
         Raises:
             ConfigError: one cannot; says the least capacity that would suffice, or what else prevents it.
         """
         first_alike: dict[tuple[str, float], Member] = {}
+        every = sorted({member.capacity for member in server.roster.values()})
         for member in server.roster.values():
-            first_alike.setdefault((member.architecture, member.capacity), member)
+            for capacity in every if self.assignment == "dynamic" else [member.capacity]:
+                first_alike.setdefault((member.architecture, capacity), member)
         nets = {name: in_stages(server.build(name)) for name in dict.fromkeys(name for name, _ in first_alike)}
         memories = {name: self.estimate(net, server.input_shape) for name, net in nets.items()}
         for (name, capacity), member in first_alike.items():
@@ -121,19 +151,22 @@ class DepthWise(Checked):
         sent = {entry: some_of(message[entry]) for entry in ("weights", "buffers") if kinds.get(entry) is not None}
         return {**kinds, **{entry: optional(kind) for entry, kind in sent.items()}}
 
-    def learn(self, client: Client, memory: MemoryModel, lead_out: SubProblem) -> Generator[Fit, FitReport, Message]:
+    def learn(
+        self, client: Client, capacity: float, memory: MemoryModel, lead_out: SubProblem
+    ) -> Generator[Fit, FitReport, Message]:
         """Alg. 1, l. 11-17: the sub-problems (1) one after the other; the reply.
 
         Args:
             client: with the weights it was sent.
+            capacity: that it has in this round.
             memory: the estimate for its model.
             lead_out: builds the net of a piece's sub-problem, from the piece's input to logits.
         """
         net = in_stages(client.model)
-        if self.models > 1 and client.capacity == 1:
-            yield from learn_mutually(client, self.models, self.training)
+        if self.models > 1 and capacity == 1:
+            yield from self._mutually(client)
             return self.sharing.reply(client)
-        budget = self.budget(client.capacity, memory)
+        budget = self.budget(capacity, memory)
         pieces = memory.pieces(budget)
         frozen = between(net, 0, pieces[0].start)
         if len(frozen) and self.partial == "bypass":
@@ -141,7 +174,7 @@ class DepthWise(Checked):
         elif len(frozen) and self.sharing.buffers != "average":  # layers that are not trained here send no statistics
             size = max(2, memory.at_once(len(frozen), budget))
             measure(frozen, (batch.inputs for batch in client.train.batches(size, client.rng)))
-        plan = Plan(net, pieces, memory, budget)
+        plan = Plan(net, pieces, memory, budget, classifier_of(net, pieces) if self.mu else {})
         sub_problems = self._buffered(client, plan, lead_out) if self.buffer else self._anew(client, plan, lead_out)
         yield from sub_problems
         return without(self.sharing.reply(client), [name for name, _ in frozen.named_children()])
@@ -160,7 +193,7 @@ class DepthWise(Checked):
                 done = piece.start
                 sub_problem = lead_out(plan.net, piece, plan.memory)
                 if parameters_of(sub_problem):  # otherwise it is entirely frozen
-                    yield Fit(sub_problem, client.objective, z.examples, self.training, name=f"piece{number}")
+                    yield self._fit(plan, number, sub_problem, client.objective, z.examples)
 
     def _anew(self, client: Client, plan: "Plan", lead_out: SubProblem) -> Generator[Fit, FitReport]:
         """The sub-problems on z_j that is computed for each batch."""
@@ -175,24 +208,46 @@ class DepthWise(Checked):
             sub_problem = lead_out(plan.net, piece, plan.memory)
             if parameters_of(sub_problem):  # otherwise it is entirely frozen
                 objective = AfterFinished(client.criterion, plan.at_once_beside(piece))
-                yield Fit(
-                    sub_problem,
-                    objective,
-                    client.train,
-                    self.training,
-                    frozen={"finished": finished},
-                    name=f"piece{number}",
-                )
+                yield self._fit(plan, number, sub_problem, objective, client.train, finished=finished)
+
+    def _fit(self, plan: "Plan", number: int, net: nn.Module, loss: Loss, data: Examples, **frozen: nn.Module) -> Fit:
+        """The training of a sub-problem, pulled towards the weights that were sent if `mu` says so."""
+        extras: dict[str, Weights] = {}
+        if self.mu:  # the classifier alone has moved since, with the pieces before
+            own = parameters_of(net)
+            extras = {"sent": own | {name: w for name, w in plan.classifier.items() if name in own}}
+            loss = Pulled(loss, self.mu)
+        return Fit(net, loss, data, self.training, extras=extras, frozen=frozen, name=f"piece{number}")
+
+    def _mutually(self, client: Client) -> Generator[Fit, FitReport]:
+        """Train the client's model and its peers, which it keeps, on one another's predictions.
+
+        The model is pulled towards what was sent; its peers, which nobody sends, are not.
+        """
+        names = [f"peer{number}" for number in range(1, self.models)]
+        peers = {name: client.module(name, lambda: drawn_afresh(client.twin())) for name in names}
+        nets = nn.ModuleDict({"own": client.model, **peers})
+        losses: list[Loss] = [Mutual(name, client.criterion) for name in nets]
+        extras = {"sent": parameters_of(nn.ModuleDict({"own": client.model}))} if self.mu else {}
+        if self.mu:
+            losses[0] = Pulled(losses[0], self.mu)
+        turns = [(f"{name}.",) for name in nets]
+        yield Fit(nets, losses, client.train, self.training, extras=extras, turns=turns)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A client's pieces of a net, by an estimate and within a budget in bytes."""
+    """A client's pieces of a net, by an estimate and within a budget in bytes.
+
+    Attributes:
+        classifier: its weights as they were sent, if something pulls to them.
+    """
 
     net: StagedNet
     pieces: list[Piece]
     memory: MemoryModel
     budget: float
+    classifier: Weights
 
     def has_room(self, piece: Piece, done: int, examples: int) -> bool:
         """Whether a piece's inputs fit beside its training, and while they are computed from those at `done`."""
@@ -220,6 +275,21 @@ class AfterFinished:
 
 
 @dataclass(frozen=True)
+class Pulled:
+    """FedProx's loss of a sub-problem (Li et al. 2020, eq. 2): the loss + (mu / 2) |w - w^t|^2 over what it trains.
+
+    The extras have w^t as "sent".
+    """
+
+    loss: Loss
+    mu: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch."""
+        return self.loss(net, batch, extras) + self.mu / 2 * squared_distance(net, extras["sent"])
+
+
+@dataclass(frozen=True)
 class Mutual:
     """One net's part of mutual distillation: its task's loss, and the mean KL(peer || net) of its peers."""
 
@@ -238,15 +308,6 @@ class Mutual:
                 taught = peer(inputs)
             loss = loss + distillation(logits, taught) / len(peers)
         return loss
-
-
-def learn_mutually(client: Client, models: int, training: LocalTraining) -> Generator[Fit, FitReport]:
-    """Train the client's model and its peers, which it keeps, on one another's predictions."""
-    names = [f"peer{number}" for number in range(1, models)]
-    peers = {name: client.module(name, lambda: drawn_afresh(client.twin())) for name in names}
-    nets = nn.ModuleDict({"own": client.model, **peers})
-    losses = [Mutual(name, client.criterion) for name in nets]
-    yield Fit(nets, losses, client.train, training, turns=[(f"{name}.",) for name in nets])
 
 
 def drawn_afresh(net: nn.Module) -> nn.Module:
@@ -275,6 +336,13 @@ def _check_apart(net: StagedNet, pieces: list[Piece]) -> None:
                 " one; expected a capacity for the whole net, or a model whose stages share no weights"
             )
         seen |= own
+
+
+def classifier_of(net: StagedNet, pieces: list[Piece]) -> Weights:
+    """A copy of the trained weights behind the last piece: of norms and head."""
+    blocks = tuple(f"stages.{name}." for name, _ in between(net, 0, pieces[-1].stop).named_children())
+    named = net.named_parameters()
+    return {name: p.detach().clone() for name, p in named if p.requires_grad and not name.startswith(blocks)}
 
 
 def measure(stages: nn.Sequential, batches: Iterator[Tensor]) -> None:

@@ -161,7 +161,7 @@ def mean_where_covered(
 
     Args:
         replies: of an exchange, read to their end; under the plain mean one is in memory at a time.
-        submodels: what each client was sent.
+        submodels: what each client was sent; clients that are not named here do not count.
         keep: the weights before the round.
         combine: how several clients' values become one.
         share: a client's weight in the mean.
@@ -170,7 +170,8 @@ def mean_where_covered(
     """
     means = CoverageMean(keep, combine)
     for id, reply in combine.arriving(replies):
-        means.add(values(reply), submodels[id], share(reply), rows(reply))
+        if id in submodels:
+            means.add(values(reply), submodels[id], share(reply), rows(reply))
         del reply  # before the next comes
     return means.weights()
 
