@@ -185,6 +185,20 @@ def test_show_lists_hyper_parameters_with_defaults(potluck):
     assert "Departures from the paper" in out
 
 
+def test_show_fedin_quotes_where_its_two_texts_differ_from_each_other_or_from_potluck(potluck):
+    shown = " ".join(potluck("show fedin").out.split())
+    for sentence in (
+        "We apply 0.8σ to the IN feature inputs and outputs",
+        "z ∼ N(0, 0.8σ²)",
+        "such information is unnecessary to transmit to the server",
+        "is set for the optimum point of the primal problem",
+        "no data is received if it is in the initial training process",
+        "all the clients",
+        "the sampled clients",
+    ):
+        assert f'"{sentence}"' in shown, sentence
+
+
 @pytest.mark.slow
 def test_report_writes_a_page_a_picture_and_a_summary_and_opens_it_only_when_asked(potluck, tmp_path, monkeypatch):
     opened = []

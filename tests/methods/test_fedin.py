@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import LocalTraining
+from potluck.core.rng import Key, isolated
 from potluck.core.weights import load, parameters_of
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FedIN
@@ -491,6 +492,23 @@ def test_a_round_leaves_the_state_it_was_given_unchanged(play, clouds):
 # Wire and hyper-parameters
 
 
+@pytest.mark.parametrize("buffers", ["average", "local", "drop"])
+def test_statistics_are_sent_by_default_and_not_where_the_text_of_the_revision_is_followed(play, clouds, buffers):
+    run = play(FedIN(sharing=Sharing(weighting="uniform", buffers=buffers)), clouds("norm2", "norm3"))
+    traffic = run.reports[0].traffic
+    assert ("buffers" in traffic.up) is ("buffers" in traffic.down) is (buffers == FedIN().sharing.buffers)
+
+
+def test_a_first_round_sends_weights_to_all_and_so_does_a_clients_own_first_one(play, clouds):
+    run = play(FedIN(), clouds("norm2", "norm2"), rounds=0)
+    before = run.state.pool["all"]
+    run.round(0)
+    run.round(1)
+    first, late = run.wire.sent["local_update"][0][0], run.wire.sent["local_update"][1][1]
+    assert_close(first["weights"], {name: before[name] for name in first["weights"]}, **EXACTLY)
+    assert_close(late["weights"], {name: run.states[1].pool["all"][name] for name in late["weights"]}, **EXACTLY)
+
+
 @pytest.mark.parametrize(
     ("shape", "floats"),
     # 16 pairs of the stem's output, 64 channels on a quarter of the side, and of 512 features.
@@ -559,6 +577,66 @@ def test_noise_is_as_strong_as_asked_in_standard_deviations_of_the_features(play
         assert_close(added.std(), strength * clean["s_in"].std(), rtol=0.05, atol=0)
         after = noisy["s_out"] - split(net).intermediate(noisy["s_in"])
         assert_close(after.std(), strength * split(net).intermediate(noisy["s_in"]).std(), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize(("multiplies", "multiple"), [("deviation", 0.8), ("variance", 0.894)])
+@pytest.mark.parametrize("of", ["batch", "channel", "feature"])
+def test_noise_has_the_deviation_of_either_reading_over_what_was_asked(play, clouds, multiplies, multiple, of):
+    """0.8 sigma in section 4.3, N(0, 0.8 sigma^2) in appendix D."""
+    whole = LocalTraining("sgd", lr=0.0, batch_size=2000)
+    method = FedIN(whole, feature_batch=2000, noise=0.8, noise_multiplies=multiplies, noise_sigma=of)
+    run = play(method, clouds("mlp2", sizes=(2000,)))
+    sent = run.wire.replied["local_update"][0][0]["features"]
+    clean = split(run.model(0)).intermediate(sent["s_in"]).detach()
+    each = clean.std(0)
+    assert each.max() > 1.5 * each[each > 0].min(), "deviations that are alike would not tell the readings apart"
+    sigma = clean.std().expand(8) if of == "batch" else each
+    assert_close((sent["s_out"] - clean).std(0), multiple * sigma, rtol=0.1, atol=1e-6)  # 6 deviations of chance
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "channels"), [("resnet10", {"width": 4}, 1), ("vit", {"width": 8, "depth": 2}, 2)]
+)
+@pytest.mark.parametrize("of", ["batch", "channel", "feature"])
+def test_sigma_is_of_the_batch_or_of_each_channel_wherever_it_is_or_of_each_feature(name, options, channels, of):
+    net = get_model(name)(3, (3, 32, 32), **options).train()
+    batch = Batch(uniform(6, 3, 32, 32), torch.arange(6) % 3, {})
+    loss = ObservingLoss(F.cross_entropy, 0.0, 0.8, noise_sigma=of)
+    with torch.no_grad(), isolated(Key((1,))):
+        seen = loss(net, batch, {})[1]
+    with torch.no_grad(), isolated(Key((1,))):
+        s_in = split(net).extractor(batch.inputs)
+        rows = {
+            "batch": s_in.reshape(1, -1),
+            "channel": s_in.transpose(0, channels).flatten(1),
+            "feature": s_in.flatten(1).T,
+        }[of]
+        shape = {"batch": (1,) * s_in.dim(), "feature": (1, *s_in.shape[1:])}.get(of)
+        shape = shape or [-1 if axis == channels else 1 for axis in range(s_in.dim())]
+        assert_close(seen["s_in"], s_in + 0.8 * rows.std(1).reshape(shape) * torch.randn(s_in.shape))
+
+
+def test_a_batch_of_one_example_has_no_noise_by_feature_and_noise_that_can_never_be_is_refused(play, clouds):
+    net = play(FedIN(), clouds("mlp2")).model(0)
+    batch = Batch(uniform(1, 6), torch.zeros(1, dtype=torch.int64), {})
+    (_, clean), (_, seen) = (
+        ObservingLoss(F.cross_entropy, 0.0, noise, noise_sigma="feature")(net, batch, {}) for noise in (0.0, 0.8)
+    )
+    assert_close(seen, clean, **EXACTLY)
+    single = LocalTraining(batch_size=1)
+    with pytest.raises(
+        ValueError, match=r"noise_sigma: expected 'batch' where training.batch_size is 1, found 'feature'"
+    ):
+        FedIN(single, noise=0.8, noise_sigma="feature")
+    assert FedIN(single, noise=0.8).noise_sigma == FedIN(single).noise_sigma == "batch"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"), [("noise_multiplies", "sigma", "variance"), ("noise_sigma", "layer", "channel")]
+)
+def test_another_reading_of_the_noise_is_refused_by_name(name, value, expected):
+    with pytest.raises(ValueError, match=f"{name}: expected .*{expected}.*found '{value}'"):
+        FedIN(noise=0.8, **{name: value})
 
 
 def test_the_loss_and_the_upload_are_those_of_the_noisy_features(play, clouds):

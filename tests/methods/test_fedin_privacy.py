@@ -205,6 +205,22 @@ def test_privacy_changes_what_is_sent_and_not_how_a_client_trains(play, clouds):
     assert private.reports[0].losses == plain.reports[0].losses
 
 
+@pytest.mark.parametrize("of", ["batch", "channel", "feature"])
+def test_noise_in_training_changes_neither_what_is_released_nor_what_is_stated(play, clouds, silenced, of):
+    federation = clouds("norm2", "norm3")
+    noisy = replace(PRIVATE, noise=0.8, noise_multiplies="variance", noise_sigma=of)
+    runs = [silenced(lambda method=method: play(method, federation)) for method in (PRIVATE, noisy)]
+    plain, other = (run.wire.replied["local_update"][0] for run in runs)
+    for id in (0, 1):
+        assert_close(plain[id]["features"], other[id]["features"], **EXACTLY)
+        assert not torch.equal(plain[id]["weights"]["head.weight"], other[id]["weights"]["head.weight"])
+    said = {
+        method.privacy_statement(run.engine.ledger.releases) for method, run in zip((PRIVATE, noisy), runs, strict=True)
+    }
+    assert len(said) == 1
+    assert replace(noisy, privacy=None).privacy_statement({}).startswith("No epsilon can be stated")
+
+
 def test_without_features_nothing_is_released_and_runs_repeat(play, clouds):
     method = replace(PRIVATE, feature_training=False)
     assert not method.releases_privately

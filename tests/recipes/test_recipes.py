@@ -1,14 +1,17 @@
 """The recipes that come with Potluck: they load, resolve at full size, and hold what the papers print."""
 
+import math
 import tomllib
 from dataclasses import replace
 from importlib.resources import files
 
 import pytest
+from torch import nn
 
 from potluck.core.errors import ConfigError
 from potluck.data.datasets import list_datasets
 from potluck.methods import list_methods
+from potluck.models import get_model
 from potluck.recipes import list_recipes, load_recipe
 from potluck.recipes.beside import plan
 from potluck.recipes.contents import read_recipe
@@ -174,6 +177,86 @@ def test_the_claims_of_fedin_are_put_to_the_test_in_the_setting_of_its_table_1_b
         assert replace(theirs.federation, **shrunk) == ours.federation
 
 
+REVISED = ("fedin-table1", "fedin-table3", "fedin-table4", "fedin-table6", "fedin-table7", "fedin-figure6")
+ARXIV = tuple(name for name in list_recipes() if name.startswith("fedin-arxiv-"))
+
+
+def sent_statistics(name):
+    """By row, what becomes of BatchNorm's statistics, of the methods that have such an option."""
+    recipe = load_recipe(name)
+    methods = {row.name: recipe.full_size(row, setting).method for row, setting in recipe.cells()}
+    return {row: method.sharing.buffers for row, method in methods.items() if hasattr(method, "sharing")}
+
+
+@pytest.mark.parametrize("name", REVISED)
+def test_fedin_revised_clients_keep_the_statistics_that_it_calls_unnecessary_to_transmit(name):
+    found = sent_statistics(name)
+    assert found.pop("FedET", "average") == "average"  # its server predicts with clients' models
+    assert set(found.values()) == {"local"}
+    assert "FedIN" in found or "FedIN, batches of 16" in found
+    said = " ".join(load_recipe(name).deviations)
+    assert '"unnecessary to transmit to the server"' in said
+    assert "does not mention" not in said
+
+
+@pytest.mark.parametrize("name", ARXIV)
+def test_fedin_arxiv_clients_average_the_statistics_of_which_it_says_nothing(name):
+    assert set(sent_statistics(name).values()) == {"average"}
+    said = " ".join(load_recipe(name).deviations)
+    assert "averaged like weights; the paper does not mention them" in said or "seems to leave out" in said
+
+
+def test_fedin_table_3_counts_parameters_and_no_statistics():
+    recipe = load_recipe("fedin-table3")
+    nets = [get_model(name)(10, (3, 32, 32)) for name in recipe.experiment["federation"]["models"]]
+    parameters, statistics = (
+        sum(tensor.numel() for net in nets for tensor in of(net)) / len(nets) / 1e6
+        for of in (nn.Module.parameters, nn.Module.buffers)
+    )
+    printed = column(recipe, "millions")
+    assert printed["FedAvg"] == math.floor(100 * parameters) / 100 == 12.28
+    assert printed["Scaffold"] == pytest.approx(2 * printed["FedAvg"])
+    assert math.floor(100 * (parameters + statistics)) / 100 == 12.29
+
+
+@pytest.mark.parametrize("name", [name for name in (*REVISED, *ARXIV) if "heterofl" in load_recipe(name).methods])
+def test_fedin_rivals_that_cut_widths_draw_them_in_every_round_as_its_dynamic_mode_does(name):
+    recipe = load_recipe(name)
+    counts = all(one.millions for one in recipe.columns)  # the mean of a draw cannot be counted in one round
+    for row in recipe.rows:
+        if row.method["name"] in ("heterofl", "fedrolex", "scalefl"):
+            method = recipe.full_size(row, next(iter(recipe.settings))).method
+            assert method.assignment == ("capacity" if counts else "dynamic"), row.name
+            if row.method["name"] != "scalefl":
+                assert method.levels == (1.0, 0.5, 0.25, 0.125, 0.0625), row.name
+    assert '"dynamic_a1-b1-c1-d1-e1"' in next(row.note for row in recipe.rows if row.name == "HeteroFL")
+
+
+def test_fedin_table_7_has_growing_noise_and_the_papers_words_for_its_missing_numbers():
+    recipe, first = load_recipe("fedin-table7"), load_recipe("fedin-table1")
+    assert not any(text for row in recipe.rows for text in row.paper)
+    assert "at +0.8σ (the setting of FedIN (+Noise)), obtain superior performance" in recipe.measured.words
+    assert "as noise levels exceed +1.0σ, there is a noticeable decline in accuracy across all datasets" in (
+        recipe.measured.words
+    )
+    experiments = {row.name: recipe.full_size(row, "svhn") for row in recipe.rows}
+    levels = [one.method.noise for one in experiments.values()]
+    assert levels == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
+    assert set(recipe.datasets) == set(first.datasets) == {"fashion_mnist", "svhn", "cifar10", "cinic10"}
+    theirs = {row.name: first.full_size(row, "svhn").experiment_id for row in first.rows}
+    assert experiments["FedIN"].experiment_id == theirs["FedIN"]
+    assert experiments["FedIN (+0.8σ)"].experiment_id == theirs["FedIN (+Noise)"]
+
+
+def test_fedin_recipes_name_the_tables_and_figures_of_the_other_text_that_they_stand_for():
+    figures = {name: " ".join(load_recipe(name).figures) for name in list_recipes()}
+    assert "Table 5a of the revision" in figures["fedin-arxiv-table4"]
+    assert "Figure 9 and Table 5b of the revision" in figures["fedin-arxiv-table7"]
+    assert "Figure 9 of the arXiv version" in figures["fedin-figure6"]
+    words = load_recipe("fedin-figure6").measured.words
+    assert "even with a sample number of 1, there is a significant improvement compared to the baselines" in words
+
+
 def test_a_number_in_a_file_is_shown_as_the_paper_prints_it():
     recipe = load_recipe("fedin-table1")
     row = next(row for row in recipe.rows if row.name == "InCoAvg")
@@ -204,7 +287,11 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_names():
             'methods = { name = "fedin"',
             "unknown key recipe.rows.2.methods; nearest: .*method",
         ),
-        ('method = { name = "fedin", mu = 0.1 }', "", "row FedIN: expected either a method, or in `missing` why"),
+        (
+            'method = { name = "fedin", mu = 0.1, sharing.buffers = "local" }',
+            "",
+            "row FedIN: expected either a method, or in `missing` why",
+        ),
     ],
 )
 def test_a_recipe_with_a_mistake_is_refused_and_the_error_names_it(before, after, expected):

@@ -41,8 +41,11 @@ Limits
 Departures from the paper
     1. Uploaded pairs are a uniform sample of the last local epoch, features as they were in the forward pass;
        the paper says that they are collected during training and not which.
-    2. The variant with noise (revision, section 4.3) measures the standard deviation over the whole batch of
-       features, once for s_in and once for s_out; the paper does not say over what. It is not differentially private.
+    2. Of the variant with noise the revision says "We apply 0.8σ to the IN feature inputs and outputs" (section 4.3), a
+       deviation of 0.8 sigma, and "z ∼ N(0, 0.8σ²)" (appendix D), one of 0.894 sigma. The first is the default;
+       `noise_multiplies="variance"` is the second. It does not say over what sigma is taken: here over the whole batch
+       of features, once for s_in and once for s_out; `noise_sigma` also has one sigma a channel and one a feature.
+       None of them is differentially private.
     3. Clients whose features differ in shape keep separate stores, one a signature; the paper assumes one.
     4. The pass over S normalises with its own batch statistics and leaves the running statistics alone.
     5. Outside the intermediate layers G_IN is zero, so eq. 14 gives (lambda / 2) G_local there (`outside="half"`);
@@ -62,6 +65,19 @@ Departures from the paper
         nowhere else. The revision (appendix D) assumes the bound that clipping enforces, takes the features of weights
         in training, and scales its noise by the features. `noise`, if set, then concerns the training alone.
     13. A client trains for one epoch by default (`training.epochs`); the papers train for five.
+    14. BatchNorm's running statistics are sent and averaged like weights, as by default in all methods here that have
+        `sharing`, so that comparisons are on equal terms. The revision says that "such information is unnecessary to
+        transmit to the server" (section 4.3): `sharing.buffers="local"` leaves them at each client. Beside `privacy`
+        that is refused, and "drop" keeps them from the server. The arXiv version does not mention them.
+    15. All clients begin with the run's initial weights, which the server sends. In the arXiv version "no data is
+        received if it is in the initial training process" (section 4.4): in Algorithm 1 a client's w_k is its own at
+        first, and becomes the average (l. 15) only in later trainings. Here a client that is drawn for the first time
+        in a later round receives (w, S) like everybody.
+    16. The arXiv version has the server send to "all the clients" (section 4.4) and to "the sampled clients" (Algorithm
+        1, l. 6); here it is those that are drawn for the round.
+    17. Both versions say that lambda = 1 "is set for the optimum point of the primal problem" (section 4.2), but by eq.
+        13 / 12 that point has lambda = max(0, -2b / a), where a is |G_local|^2 and b the product with G_IN. With 1, as
+        in their experiments and by default, Z opposes G_local where b < -a / 2; `rule="exact"` takes the optimum.
 """
 
 from dataclasses import dataclass, replace
@@ -93,6 +109,7 @@ from potluck import (
     intermediate_names,
     on_client,
     parameters_of,
+    require,
     signatures,
     with_pairs,
 )
@@ -129,8 +146,11 @@ class FedIN(ReleasesFeatures[State]):
         outside: gradient of extractor and classifier, "half" for (lambda / 2) G_local or "unit" for G_local.
         feature_batch: pairs that a client sends and receives.
         feature_batches: how many batches of pairs a client receives; each step draws one batch from them.
-        noise: Gaussian noise on s_in and s_out in training, in multiples of their standard deviation. The variant
-            "+Noise" has 0.8.
+        noise: Gaussian noise on s_in and s_out in training, in multiples of sigma, their standard deviation. The
+            variant "+Noise" has 0.8.
+        noise_multiplies: what `noise` multiplies: sigma, the "deviation", or its square, the "variance".
+        noise_sigma: one sigma for the whole "batch", for each "channel", or for each "feature"; where that is a single
+            number, as with one example in a batch, it is 0.
         privacy: clipping and calibrated noise on what is uploaded, or None.
         store_capacity: pairs that the server keeps, the oldest leaving first.
         sharing: who averages with whom.
@@ -141,6 +161,7 @@ class FedIN(ReleasesFeatures[State]):
         "exact, whole": {"rule": "exact", "granularity": "whole"},
         "sequential": {"optimization": "sequential"},
         "noise": {"noise": 0.8},
+        "noise by channel": {"noise": 0.8, "noise_multiplies": "variance", "noise_sigma": "channel"},
         "without features": {"feature_training": False},
         "more batches": {"feature_batches": 4, "outside": "unit"},
     }
@@ -156,9 +177,17 @@ class FedIN(ReleasesFeatures[State]):
     feature_batch: Annotated[int, at_least(2)] = 16
     feature_batches: Annotated[int, at_least(1)] = 1
     noise: Annotated[float, at_least(0)] = 0.0
+    noise_multiplies: Literal["deviation", "variance"] = "deviation"
+    noise_sigma: Literal["batch", "channel", "feature"] = "batch"
     privacy: FeaturePrivacy | None = None
     store_capacity: Annotated[int, at_least(2)] = 5000
     sharing: Sharing = Sharing(weighting="uniform")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        several = not self.noise or self.training.batch_size > 1
+        expected = "'batch' where training.batch_size is 1"
+        require(several or self.noise_sigma == "batch", "noise_sigma", expected, self.noise_sigma)
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL}
@@ -187,7 +216,8 @@ class FedIN(ReleasesFeatures[State]):
         model, S, anchor = client.model, message.get("features"), parameters_of(client.model)
         pairs = self.released(client, self.feature_batch)
         inner = intermediate_names(model) & anchor.keys()
-        l_local, l_in = ObservingLoss(client.criterion, self.mu, self.noise), FeatureLoss(self.feature_batch)
+        noise = (self.noise, self.noise_multiplies, self.noise_sigma)
+        l_local, l_in = ObservingLoss(client.criterion, self.mu, *noise), FeatureLoss(self.feature_batch)
         joint = S is not None and self.optimization == "joint"  # l. 9
         report = yield Fit(
             model,

@@ -296,8 +296,7 @@ def linear_exit(net: StagedNet, features: Size, outputs: int, *, track: bool = T
     """A norm, a pooling and a linear layer, without ReLU: m-FeDepth's auxiliary classifier.
 
     The norm is a BatchNorm, if the net has any, and the pooling the mean over positions. In transformers, whose
-    features are (tokens, channels), they are a LayerNorm and the net's own pooling. A net is taken for one if its
-    features have two axes and it has a pooling of its own.
+    features are (tokens, channels), they are a LayerNorm and the net's own pooling.
 
     Args:
         net: that the exit is for.
@@ -306,12 +305,21 @@ def linear_exit(net: StagedNet, features: Size, outputs: int, *, track: bool = T
         outputs: how many numbers the exit puts out.
         track: whether a BatchNorm keeps running statistics; one that never predicts needs none.
     """
-    if len(features) == 2 and not isinstance(net.own_pool, GlobalPool):
+    if channel_axis(net, len(features)) == 1:
         body = nn.Sequential(nn.LayerNorm(features[1]), net.own_pool)
         return Exit(body, nn.Linear(features[1], outputs))
     norm = nn.BatchNorm2d if len(features) == 3 else nn.BatchNorm1d
     norms = [norm(features[0], track_running_stats=track)] if batch_norms(net) else []
     return Exit(nn.Sequential(*norms, GlobalPool()), nn.Linear(features[0], outputs))
+
+
+def channel_axis(net: StagedNet, axes: int) -> int:
+    """Which axis of one example's features has the channels: the first, or in transformers the second of two.
+
+    A net is taken for a transformer, whose features are (tokens, channels), if they have two axes and it has a pooling
+    of its own.
+    """
+    return 1 if axes == 2 and not isinstance(net.own_pool, GlobalPool) else 0
 
 
 def blocks(net: StagedNet) -> list[str]:

@@ -4,6 +4,7 @@ Chan, Jiang, Deng, Ngai. arXiv 2023. https://arxiv.org/abs/2304.00759. Where two
 of the authors' revision, https://openreview.net/forum?id=Nh3pX3AnPt.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -19,11 +20,14 @@ from potluck.core.federation import Criterion, Member
 from potluck.core.fit import Extras, Observed
 from potluck.core.roles import Server
 from potluck.core.schema import Schema, UpTo, floats
-from potluck.models.contract import feature_shapes, split
+from potluck.models.contract import channel_axis, feature_shapes, split, staged
 from potluck.parts.losses import squared_distance
 
 FeaturePlace = Literal["s_in", "s_out"]
 """Where features are taken: before or after the intermediate layers."""
+
+SigmaOf = Literal["batch", "channel", "feature"]
+"""What numbers of a batch of features have a standard deviation in common."""
 
 PairStore = dict[str, Observed]
 """By signature, pairs s_in (n, ...) and s_out (n, ...) with aligned rows, oldest first."""
@@ -100,28 +104,34 @@ class ObservingLoss:
     Attributes:
         criterion: the task's loss.
         mu: strength of the pull towards the weights that were sent, which are the extras' "anchor".
-        noise: of Gaussian noise on s_in and on s_out, in multiples of their standard deviation (revision, section
-            4.3); what comes behind them is trained on the noisy features, and these are observed.
+        noise: of Gaussian noise on s_in and on s_out, in multiples of sigma, their standard deviation (revision,
+            section 4.3); what comes behind them is trained on the noisy features, and these are observed.
+        noise_multiplies: sigma, the "deviation", or its square, the "variance".
+        noise_sigma: whether there is one sigma for the whole "batch", one a "channel", or one a "feature".
     """
 
     criterion: Criterion
     mu: float
     noise: float = 0.0
+    noise_multiplies: Literal["deviation", "variance"] = "deviation"
+    noise_sigma: SigmaOf = "batch"
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """Of one batch; without mu and noise the loss is the task's, bit for bit."""
         parts = split(net)
-        s_in = self._noisy(parts.extractor(batch.inputs))
-        s_out = self._noisy(parts.intermediate(s_in))
+        s_in = self._noisy(net, parts.extractor(batch.inputs))
+        s_out = self._noisy(net, parts.intermediate(s_in))
         loss = self.criterion(parts.classifier(s_out), batch.targets)
         if self.mu:
             loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
         return loss, {"s_in": s_in, "s_out": s_out}
 
-    def _noisy(self, features: Tensor) -> Tensor:
+    def _noisy(self, net: nn.Module, features: Tensor) -> Tensor:
         if not self.noise:
             return features
-        return features + self.noise * features.detach().std() * torch.randn_like(features)
+        multiple = self.noise if self.noise_multiplies == "deviation" else math.sqrt(self.noise)
+        channels = 1 + channel_axis(staged(net), features.dim() - 1)
+        return features + multiple * _sigma(features.detach(), self.noise_sigma, channels) * torch.randn_like(features)
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,16 @@ class FeatureLoss:
             s_in, s_out = s_in[rows], s_out[rows]
         with keep_statistics(net):
             return F.mse_loss(split(net).intermediate(s_in), s_out)
+
+
+def _sigma(features: Tensor, of: SigmaOf, channels: int) -> Tensor:
+    """Standard deviations of features (batch, ...) with these channels; of a number that is alone, 0."""
+    if of == "batch":
+        return features.std()
+    kept = {channels} if of == "channel" else set(range(1, features.dim()))
+    axes = [axis for axis in range(features.dim()) if axis not in kept]
+    count = math.prod(features.shape[axis] for axis in axes)
+    return features.std(axes, correction=min(1, count - 1), keepdim=True)
 
 
 _PLACES: tuple[FeaturePlace, FeaturePlace] = ("s_in", "s_out")
