@@ -72,6 +72,7 @@ from potluck import (
     optional,
     parameters_of,
     pick,
+    require,
     some_of,
 )
 
@@ -93,6 +94,9 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         "without a buffer": {"buffer": False},
         "two models": {"models": 2},
     }
+
+    def __post_init__(self) -> None:
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL, Need.ONE_OUTPUT, *([Need.CLASSES] if self.models > 1 else [])}
