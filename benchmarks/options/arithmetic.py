@@ -1,5 +1,6 @@
 """Options that change arithmetic: those of every local training, of sharing, and of the run's numerics."""
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ OF_TRAINING = [
 ]
 """The option, what it stands beside, the base, and whether the second reading tries it: all of them, some together."""
 
-GROUNDS = {"sgd": Ground(), "adam": Ground(batchnorm=False)}
+WITHOUT_NORMS = Ground(batchnorm=False)
 """Adam takes a full step for a gradient that is rounding alone, as that of a bias before a BatchNorm."""
 
 ROUNDING = 1e-9
@@ -45,7 +46,8 @@ def try_trainings(trials: Trials) -> None:
     """The options of every local training against the second reading."""
     for field in trainings_of(trials.method):
         for words, beside, base, second in OF_TRAINING:
-            trials.option(of(field, words), base, of(field, beside), second=second, ground=GROUNDS[base])
+            ground = trials.ground if base == "sgd" else WITHOUT_NORMS
+            trials.option(of(field, words), base, of(field, beside), second=second, ground=ground)
 
 
 def of(field: str, words: str) -> str:
@@ -55,7 +57,7 @@ def of(field: str, words: str) -> str:
 
 def hold_properties(trials: Trials) -> None:
     """What must be equal whatever the method does with it."""
-    plain, adam = trials.run("", "sgd"), {"base": "adam", "ground": GROUNDS["adam"], "rounds": 1}
+    plain, adam = trials.run("", "sgd"), {"base": "adam", "ground": WITHOUT_NORMS, "rounds": 1}
     for field in trainings_of(trials.method):
         lasting = f"{field}.persist=true"
         trials.equal(f"{lasting} with plain SGD", plain, trials.run(lasting, "sgd"))
@@ -86,7 +88,7 @@ def stepwise(trials: Trials, field: str) -> Played:
 
 
 def hold_numerics(trials: Trials) -> None:
-    """With bf16, one round goes nearly the same way, and three with Adam are finite."""
+    """With bf16, one round goes nearly the same way, and a run with Adam ends in finite numbers."""
     low = Numerics(precision="bf16")
     before, one, other = (
         trials.run("", "single", rounds=rounds, computing=computing)
@@ -104,31 +106,31 @@ def hold_numerics(trials: Trials) -> None:
 
 def hold_sharing(trials: Trials) -> None:
     """What options of averaging come to where they cannot matter."""
-    names = list(keys_of(trials.made("", "sgd")))
-    one, bare, alike = Ground(architectures=1), Ground(batchnorm=False), Ground(alike=True)
-    twins = Ground(batchnorm=False, architectures=1, twins=True)
-    whole = "training.batch_size=64"
-    for name in names:
+    for name, value in values_of(trials.made("", "sgd")):
         if name == "sharing.scope":
-            runs = [trials.run(f"{name}={scope}", "sgd", one) for scope in ("layer", "architecture")]
-            trials.equal(f"{name} with one architecture", *runs)
-        if name == "sharing.buffers":
-            for buffers in ("local", "drop"):
-                average = trials.run(f"{name}=average", "sgd", bare)
-                trials.equal(f"{name}={buffers} without buffers", average, trials.run(f"{name}={buffers}", "sgd", bare))
-        if name.endswith("weighting"):
-            runs = [trials.run(f"{name}={weighting}", "sgd", alike) for weighting in ("samples", "uniform")]
-            trials.equal(f"{name} with equally many examples", *runs, ROUNDING)
-        if name.endswith("combine.rule"):
-            for rule in ("median", "trimmed", "clipped"):
-                runs = [trials.run(f"{whole} {name}={each}", "sgd", twins) for each in ("mean", rule)]
-                trials.equal(f"{name}={rule} of three twins", *runs, ROUNDING)
+            one, other = each(trials, name, ("layer", "architecture"), Ground(architectures=1))
+            trials.equal(f"{name} with one architecture", one, other)
+        elif name == "sharing.buffers":
+            average, *others = each(trials, name, ("average", "local", "drop"), WITHOUT_NORMS)
+            for buffers, run in zip(("local", "drop"), others, strict=True):
+                trials.equal(f"{name}={buffers} without buffers", average, run)
+        elif value in ("samples", "uniform"):
+            one, other = each(trials, name, ("samples", "uniform"), Ground(alike=True))
+            trials.equal(f"{name} with equally many examples", one, other, ROUNDING)
+        elif name.endswith("combine.rule"):
+            rules, ground = ("mean", "median", "trimmed", "clipped"), Ground(False, 1, twins=True)
+            mean, *others = each(trials, name, rules, ground, "training.batch_size=64")
+            for rule, run in zip(rules[1:], others, strict=True):
+                trials.equal(f"{name}={rule} of three twins", mean, run, ROUNDING)
 
 
-def keys_of(value: Any, prefix: str = "") -> list[str]:
-    """The dotted names of all fields of a dataclass, nested ones included."""
-    found: list[str] = []
-    for spec in fields(value):
-        inner = getattr(value, spec.name)
-        found += keys_of(inner, f"{prefix}{spec.name}.") if is_dataclass(inner) else [f"{prefix}{spec.name}"]
-    return found
+def each(trials: Trials, name: str, words: tuple[str, ...], ground: Ground, beside: str = "") -> list[Played]:
+    """A run with each of an option's words."""
+    return [trials.run(f"{beside} {name}={word}", "sgd", ground) for word in words]
+
+
+def values_of(holder: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names and values of all fields of a dataclass, nested ones included."""
+    for spec in fields(holder):
+        name, value = f"{prefix}{spec.name}", getattr(holder, spec.name)
+        yield from values_of(value, f"{name}.") if is_dataclass(value) else [(name, value)]

@@ -22,7 +22,36 @@ GIVEN: dict[str, list[str]] = {
 }
 """Values of fields whose annotation does not say what they may be."""
 
-BESIDE: dict[str, list[tuple[str, str]]] = {}
+BESIDE: dict[str, list[tuple[str, str]]] = {
+    "cronus": [
+        ("aggregation=rule", "combine.rule=median"),
+        ("aggregation=rule", "combine.trim=0.4"),
+        ("variance=0.001", "outliers=0.4"),
+        ("outliers=0.4", "variance=0.001"),
+    ],
+    "fd": [("averaged=all", "combine.rule=median")],
+    "feddpa": [("clipped=true", "bound=0.25"), ("clipped=true", "noise_multiplier=0.1")],
+    "fedfomo": [("training.lr=0.1", "peers=2"), ("training.lr=0.1", "epsilon=0.0")],
+    "fedin": [
+        ("rule=exact", "granularity=whole"),
+        ("rule=exact", "granularity=kernel"),
+        ("rule=exact", "multiplier=0.0"),
+    ],
+    "fiarse": [("ladder=[0.3,1.0]", "grow_every=2")],
+    **{
+        name: [
+            ("sharing.scope=layer", f"sharing.{words}")
+            for words in (
+                "weighting=uniform",
+                "buffers=local",
+                "buffers=drop",
+                "combine.rule=median",
+                "combine.rule=clipped",
+            )
+        ]
+        for name in ("felo", "velo")
+    },
+}
 """By method, options that matter beside others alone: those others, and the option."""
 
 
@@ -30,9 +59,9 @@ def try_own(trials: Trials) -> None:
     """Every field, and some fields beside others."""
     for key, value, wide in values_of(trials.made("", "own")):
         beside = key.replace("trim", "rule=trimmed") if key.endswith("combine.trim") else ""
-        trials.option(f"{key}={value}", "sgd" if wide else "own", beside, second=wide)
+        trials.option(f"{key}={value}", "sgd" if wide else "own", beside, second=wide, ground=trials.ground)
     for beside, words in BESIDE.get(trials.name, []):
-        trials.option(words, "own", beside)
+        trials.option(words, "own", beside, ground=trials.ground)
 
 
 def values_of(holder: Any, prefix: str = "") -> Iterator[tuple[str, str, bool]]:

@@ -30,19 +30,15 @@ CLASSES = {name.lower(): found for name, found in vars(torch.optim).items() if i
 def rate(training: LocalTraining, number: int) -> float:
     """The learning rate in a round, as torch's scheduler has it after one epoch for each round before."""
     dummy, behind = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=training.lr), max(number, 1) - 1
-    schedule = training.schedule
-    match schedule.rule:
-        case "constant":
-            return training.lr
-        case "exponential":
-            scheduler: Any = lr_scheduler.ExponentialLR(dummy, schedule.factor or 0.0)
-        case "steps":
-            scheduler = lr_scheduler.MultiStepLR(dummy, list(schedule.milestones), schedule.factor or 0.0)
-        case "cosine":
-            scheduler, behind = (
-                lr_scheduler.CosineAnnealingLR(dummy, schedule.rounds or 0),
-                min(behind, (schedule.rounds or 0) - 1),
-            )
+    rule, factor, rounds = training.schedule.rule, training.schedule.factor or 0.0, training.schedule.rounds or 0
+    if rule == "constant":
+        return training.lr
+    if rule == "exponential":
+        scheduler: Any = lr_scheduler.ExponentialLR(dummy, factor)
+    elif rule == "steps":
+        scheduler = lr_scheduler.MultiStepLR(dummy, list(training.schedule.milestones), factor)
+    else:
+        scheduler, behind = lr_scheduler.CosineAnnealingLR(dummy, rounds), min(behind, rounds - 1)
     for _ in range(behind):
         dummy.step()
         scheduler.step()
@@ -113,15 +109,10 @@ def batches(fit: Fit, key: Key) -> list[list[Tensor]]:
 
 
 class Reference(ClientRuntime):
-    """Runs clients as the engine does, but for their fits and the server's.
-
-    Attributes:
-        fits: how many were carried out.
-    """
+    """Runs clients as the engine does, but for their fits and the server's."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.fits = 0
         self._handler = ""
         self._lasting: dict[tuple[int, str, int], tuple[Any, dict[str, Any]]] = {}
 
@@ -150,7 +141,6 @@ class Reference(ClientRuntime):
             if turn.training.persist:
                 self._lasting[place] = turn.layout, deepcopy(turn.optimizer.state_dict()["state"])
         fit.done = True
-        self.fits += 1
         return report
 
 

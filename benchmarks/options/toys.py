@@ -5,15 +5,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from reference import Reference, interpreting
-from torch import Tensor
+from torch import Tensor, nn
 
 from potluck.core.errors import ConfigError, DataError, PotluckWarning
-from potluck.core.federation import Federation
+from potluck.core.examples import Examples
+from potluck.core.federation import Federation, Site
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.method import Method
 from potluck.core.needs import Offer
@@ -25,7 +26,8 @@ from potluck.engine.engine import Engine
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.store import ClientStore
 from potluck.experiment.needs import check_needs
-from potluck.testing.worlds import World, packed, quick, toy_federation
+from potluck.models.cnn import cnn4, cnn5
+from potluck.testing.worlds import CLASSES, World, packed, quick, toy_federation
 
 CLIENTS = 3
 CAPACITIES = 1.0, 0.5, 0.25
@@ -35,10 +37,15 @@ OF_DEPTHWISE = 1.0, 0.8, 0.7
 EXAMPLES = 12, 16, 20
 PUBLIC = 16
 
+OF_IMAGES = "depthfl", "fedin", "fedorion", "flanc", "incoavg"
+"""Methods with options of convolutions or of images, which toy networks of linear layers do not have."""
+
+SIDE = 4
+
 SMALL: dict[str, Any] = {
     "public_examples": 12,
     "feature_capacity": 12,
-    "logit_capacity": 12,
+    "logit_capacity": 2,
     "store_capacity": 12,
     "samples": 24,
     "memory": 2,
@@ -47,7 +54,10 @@ SMALL: dict[str, Any] = {
     "grow_every": 1,
     "ramp": 4,
     "growth": 4,
-    "fedtgp.threshold": 1.0,
+    "fedtgp.threshold": 0.01,
+    "fedin.feature_batch": 4,
+    "study": 4,
+    "quiz": 4,
     "noise_batches": 1,
     "width": 8,
     "vae_width": 8,
@@ -68,12 +78,14 @@ class Ground:
         architectures: how many there are, unless the method wants one.
         alike: whether clients have equally many examples.
         twins: whether they have the same ones, and everything.
+        images: whether inputs are images, and networks have convolutions, and BatchNorm.
     """
 
     batchnorm: bool = True
     architectures: int = 2
     alike: bool = False
     twins: bool = False
+    images: bool = False
 
     def world(self, method: Method[Any]) -> World:
         """The toy world that it is made of."""
@@ -99,8 +111,24 @@ def federation_of(
     }
     if ground.twins:
         sites = {id: replace(sites[0], id=id) for id in sites}
+    if ground.images:
+        nets = (partial(net, CLASSES, (1, SIDE, SIDE), width=8) for net in (cnn4, cnn5))
+        whole = replace(whole, architectures=dict(zip(whole.architectures, nets, strict=False)))
+        whole = replace(whole, public=replace(whole.public, preprocess=as_images), test=None)
+        sites = {id: replace(site, **imaged(site)) for id, site in sites.items()}
     federation = replace(whole, sites=sites, public=whole.public.take(torch.arange(PUBLIC)))
     return federation, Offer.of(federation)
+
+
+def as_images(inputs: Tensor, rng: Any) -> Tensor:
+    """Features as small images, filled up with zeros."""
+    return nn.functional.pad(inputs, (0, SIDE**2 - inputs.shape[1])).view(-1, 1, SIDE, SIDE)
+
+
+def imaged(site: Site) -> dict[str, Examples]:
+    """A client's examples as images."""
+    parts = {"train": site.train, "validation": site.validation, "test": site.test}
+    return {name: replace(examples, preprocess=as_images) for name, examples in parts.items()}
 
 
 @dataclass

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-from toys import Ground, Played, double, method_of, play
+from toys import OF_IMAGES, Ground, Played, double, method_of, play
 
 from potluck.core.method import Method
 from potluck.methods import get_method
@@ -54,6 +54,11 @@ class Trials:
     def method(self) -> type[Method[Any]]:
         """The method."""
         return get_method(self.name)
+
+    @property
+    def ground(self) -> Ground:
+        """Where its options are tried."""
+        return Ground(images=self.name in OF_IMAGES)
 
     def run(self, words: str, base: str, ground: Ground = PLAIN, **more: Any) -> Played:
         """A run with these `key=value` words over a base."""
