@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from potluck.core.fit import Fit
 from potluck.core.needs import Need
+from potluck.core.schedule import Schedule
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.experiment.config import override, read_toml, resolve
 from potluck.methods import list_methods
@@ -402,3 +404,44 @@ def test_what_a_user_of_potluck_writes_in_the_comparison_is_accepted(monkeypatch
     experiment = resolve(override(read_toml(Path("exp.toml")), ["method.name=prox.py"]), "exp.toml")
     assert experiment.method.mu == 0.3
     assert experiment.method.training.batch_size == 32
+
+
+# Options
+
+
+@pytest.fixture
+def options(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "options"))
+    import run
+
+    yield run
+    for name in ("arithmetic", "machine", "own", "reasons", "reference", "run", "toys", "trying"):
+        sys.modules.pop(name, None)
+
+
+def tried_here(options, monkeypatch, tmp_path, method, words):
+    """The command on one method, with these options of its training alone, and its exit code."""
+    arithmetic = sys.modules["arithmetic"]
+    monkeypatch.setattr(arithmetic, "OF_TRAINING", [row for row in arithmetic.OF_TRAINING if row[0] in words])
+    monkeypatch.setattr(options, "hold_properties", lambda trials: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", method, "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        options.main()
+    return (tmp_path / "options.md").read_text(), ended.value.code
+
+
+def test_options_that_do_what_they_say_are_no_findings(options, monkeypatch, tmp_path):
+    words = {"clip_norm=0.05", f"momentum=0.9 {sys.modules['arithmetic'].TOGETHER} epochs=2 batch_size=5"}
+    page, code = tried_here(options, monkeypatch, tmp_path, "local", words)
+    assert "| local | 2 | 1 | " in page
+    assert (code, "## Findings (0)" in page) == (0, True)
+
+
+def test_options_that_do_nothing_or_something_else_are_findings(options, monkeypatch, tmp_path):
+    words = {sys.modules["arithmetic"].EXPONENTIAL, "persist=true"}
+    monkeypatch.setattr(Schedule, "share", lambda self, number: 1.0)
+    monkeypatch.setattr(Fit, "lasts", False)
+    page, code = tried_here(options, monkeypatch, tmp_path, "local", words)
+    assert (code, "## Findings (3)" in page) == (1, True)
+    assert "local: `training.schedule.rule=exponential training.schedule.factor=0.5`: no effect: look" in page
+    assert page.count("differs from the reference by") == 2  # with momentum, and with Adam

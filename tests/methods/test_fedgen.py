@@ -11,6 +11,7 @@ from potluck.core.rng import fold_in, isolated
 from potluck.core.weights import load, parameters_of, weights_of
 from potluck.methods.fedgen import FedGen, GuidedLoss
 from potluck.parts.generator import Generator, GeneratorLoss
+from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -117,6 +118,11 @@ def test_clients_leave_the_generator_as_it_is(play, clouds):
         assert_close(
             {n: state.generator[n] for n in learnt}, {n: run.states[0].generator[n] for n in learnt}, **EXACTLY
         )
+
+
+def test_no_averaging_is_refused_since_the_generator_is_trained_on_last_layers_that_clients_send():
+    with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages, found 'none'"):
+        FedGen(sharing=Sharing("none"))
 
 
 def test_last_layers_of_several_widths_are_refused_before_anybody_trains(play, clouds):

@@ -1,10 +1,12 @@
 from dataclasses import replace
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
 from potluck.core.fit import Fit, LocalTraining
@@ -184,6 +186,11 @@ def test_architectures_that_do_not_share_layers_have_heads_of_their_own(play, cl
     one, two = (run.wire.replied["local_update"][0][id]["exits"] for id in (0, 1))
     assert_close(run.state.exits["norm2"], one, **EXACTLY)
     assert_close(run.state.exits["norm3"], two, **EXACTLY)
+
+
+def test_no_averaging_is_refused_since_heads_are_averaged_like_all_layers():
+    with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages, found 'none'"):
+        MFeDepth(sharing=Sharing("none"))
 
 
 def test_a_net_of_one_block_needs_no_heads(play, clouds):

@@ -140,6 +140,7 @@ class FedGen(SharesWeights[State]):
     sharing: Sharing = Sharing()
 
     def __post_init__(self) -> None:
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         size = self.generator_training.batch_size
         require(size >= 2, "generator_training.batch_size", "at least 2, which have batch statistics", size)
 

@@ -81,6 +81,7 @@ from potluck import (
     optional,
     parameters_of,
     pick,
+    require,
     some_of,
 )
 
@@ -104,6 +105,9 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         "proximal": {"mu": 0.1},
         "dynamic": {"assignment": "dynamic", "slack": 1.3},
     }
+
+    def __post_init__(self) -> None:
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
     def needs(self) -> frozenset[Need]:
         return super().needs() | {Need.SPLIT_MODEL, Need.ONE_OUTPUT, *([Need.CLASSES] if self.models > 1 else [])}
