@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, time
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
