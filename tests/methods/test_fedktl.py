@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch, Examples
 from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
@@ -418,3 +419,10 @@ def test_needs_and_ranges():
     ):
         with pytest.raises(ValueError, match=expected):
             replace(FedKTL(), **options)
+
+
+def test_an_optimiser_that_lasts_is_refused_where_a_layer_begins_anew():
+    lasting = LocalTraining(persist=True)
+    with pytest.raises(ConfigError, match=r"^training\.persist: expected False unless transfer is 0, .*, found True$"):
+        FedKTL(lasting)
+    assert FedKTL(lasting, transfer=0.0).training.persist

@@ -58,7 +58,8 @@ Departures from the paper
     6. Generated inputs leave BatchNorm's running statistics alone; in the code they are part of them.
     7. The prototypes' lengths are made 1 once more by the server, so that no client's counts for more.
     8. F is trained on a round's prototypes if there are at least two, which have batch statistics.
-    9. h' begins every round with the same weights at all clients, and no client keeps it, as in the code.
+    9. h' begins every round with the same weights at all clients, and no client keeps it, as in the code. An optimiser
+       that lasted (`training.persist`) would have momentum of another h', and is refused.
     10. Local training defaults to Adam, like all methods here; the code has SGD with 0.01, batches of 10, and gradients
         of a norm of at most 100 each for a client's network and for h'. `training.clip_norm` limits both together. Its
         server limits gradients to 100 as well (`server_training.clip_norm`).
@@ -174,6 +175,8 @@ class FedKTL(Method[State]):
     def __post_init__(self) -> None:
         size = self.server_training.batch_size
         require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
+        lasts = self.training.persist and self.transfer > 0
+        require(not lasts, "training.persist", "False unless transfer is 0, since h' begins anew in every round", lasts)
 
     def needs(self) -> frozenset[Need]:
         return frozenset({Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL, Need.REAL_INPUTS})
