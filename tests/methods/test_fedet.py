@@ -380,11 +380,3 @@ def test_a_federation_in_which_it_cannot_work_is_refused_before_it_starts(mixed,
 def test_what_is_out_of_range_is_refused_by_name(changes, found):
     with pytest.raises(ValueError, match=found):
         replace(FedET(), **changes)
-
-
-def test_epochs_that_the_servers_steps_replace_are_refused():
-    """By default it has a number of steps, so that a number of epochs alone would change nothing."""
-    asked = replace(FedET().server_training, epochs=5)
-    with pytest.raises(ConfigError, match=r"^server_training\.epochs: expected 1, since .* is 128, found 5$"):
-        FedET(server_training=asked)
-    assert FedET(server_training=replace(asked, steps=None)).server_training.epochs == 5

@@ -1,7 +1,6 @@
 """FedMK: condensing on a client by sums and differences, the server's losses, and who begins with whose knowledge."""
 
 from copy import deepcopy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -277,12 +276,3 @@ def test_settings_that_cannot_work_are_refused():
 def test_an_optimiser_that_lasts_is_refused_since_its_moments_are_of_other_inputs():
     with pytest.raises(ConfigError, match=r"^training\.persist: expected False, since every round trains other inputs"):
         FedMK(LocalTraining(persist=True))
-
-
-@pytest.mark.parametrize("name", ["training", "server_training", "generator_training"])
-def test_epochs_that_its_steps_replace_are_refused(name):
-    """By default each has a number of steps, so that a number of epochs alone would change nothing."""
-    asked = replace(getattr(FedMK(), name), epochs=5)
-    with pytest.raises(ConfigError, match=rf"^{name}\.epochs: expected 1, since {name}\.steps is \d+, found 5$"):
-        FedMK(**{name: asked})
-    assert getattr(FedMK(**{name: replace(asked, steps=None)}), name).epochs == 5

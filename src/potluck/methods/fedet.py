@@ -144,9 +144,6 @@ class FedET(SharesWeights[State]):
 
     def __post_init__(self) -> None:
         require(self.sharing.averages, "sharing.scope", "'architecture', 'layer' or 'model'", self.sharing.scope)
-        steps, epochs = self.server_training.steps, self.server_training.epochs
-        expected = f"1, since server_training.steps is {steps}"
-        require(steps is None or epochs == 1, "server_training.epochs", expected, epochs)
         expected = "'average', since the server predicts with clients' models"
         require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 

@@ -151,9 +151,6 @@ class FedMK(Method[State]):
     width: Annotated[int, at_least(1)] = 64
 
     def __post_init__(self) -> None:
-        for name in ("training", "server_training", "generator_training"):
-            steps, epochs = getattr(self, name).steps, getattr(self, name).epochs
-            require(steps is None or epochs == 1, f"{name}.epochs", f"1, since {name}.steps is {steps}", epochs)
         for name in ("server_training", "generator_training"):
             size = getattr(self, name).batch_size
             require(size >= 2, f"{name}.batch_size", "at least 2, which have batch statistics", size)
