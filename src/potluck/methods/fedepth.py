@@ -23,7 +23,7 @@ Symbols
 Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
-    with      assignment="dynamic" slack=1.3 also: down capacity 1; up weights at most |w|
+    with      assignment="dynamic" slack=1.5 also: down capacity 1; up weights at most |w|
 
 Facts
     keeps     nothing
@@ -132,7 +132,7 @@ class FeDepth(DepthWise, SharesWeights[State]):
         "averaging link": {"link": "average"},
         "two models": {"models": 2},
         "proximal": {"mu": 0.1},
-        "dynamic": {"assignment": "dynamic", "slack": 1.3},
+        "dynamic": {"assignment": "dynamic", "slack": 1.5},
     }
 
     link: Link = "subsample"

@@ -16,7 +16,7 @@ Symbols
 Wire
     down      weights |w|, buffers |b|, exits |exits|
     up        weights |w|, buffers |b|, exits at most |exits|, examples 1
-    with      assignment="dynamic" slack=1.3 also: down capacity 1; up weights at most |w|
+    with      assignment="dynamic" slack=1.5 also: down capacity 1; up weights at most |w|
 
 Facts
     keeps     nothing
@@ -103,7 +103,7 @@ class MFeDepth(DepthWise, SharesWeights[State]):
         "without a buffer": {"buffer": False},
         "two models": {"models": 2},
         "proximal": {"mu": 0.1},
-        "dynamic": {"assignment": "dynamic", "slack": 1.3},
+        "dynamic": {"assignment": "dynamic", "slack": 1.5},
     }
 
     def __post_init__(self) -> None:
