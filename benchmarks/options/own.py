@@ -22,6 +22,8 @@ GIVEN: dict[str, list[str]] = {
 }
 """Values of fields whose annotation does not say what they may be."""
 
+OVER = "avg", "moon", "nova", "prox", "scaffold"
+OF_SHARING = "weighting=uniform", "buffers=local", "buffers=drop", "combine.rule=median", "combine.rule=clipped"
 BESIDE: dict[str, list[tuple[str, str]]] = {
     "cronus": [
         ("aggregation=rule", "combine.rule=median"),
@@ -38,19 +40,8 @@ BESIDE: dict[str, list[tuple[str, str]]] = {
         ("rule=exact", "multiplier=0.0"),
     ],
     "fiarse": [("ladder=[0.3,1.0]", "grow_every=2")],
-    **{
-        name: [
-            ("sharing.scope=layer", f"sharing.{words}")
-            for words in (
-                "weighting=uniform",
-                "buffers=local",
-                "buffers=drop",
-                "combine.rule=median",
-                "combine.rule=clipped",
-            )
-        ]
-        for name in ("felo", "velo")
-    },
+    **{f"inco{base}": [("", "inco.clip=0.001"), ("", "inco.cap=0.1")] for base in OVER},
+    **{name: [("sharing.scope=layer", f"sharing.{words}") for words in OF_SHARING] for name in ("felo", "velo")},
 }
 """By method, options that matter beside others alone: those others, and the option."""
 
