@@ -156,8 +156,10 @@ class Played:
 
     def way(self, other: "Played") -> float:
         """The L2 distance of the models from the other's."""
-        common = [name for name, tensor in self.found.items() if tensor.is_floating_point() and name in other.found]
-        return float(torch.stack([(self.found[name] - other.found[name]).norm() for name in common]).norm())
+        floating = {name: tensor for name, tensor in self.found.items() if tensor.is_floating_point()}
+        return float(
+            torch.stack([(tensor - other.found.get(name, 0.0)).norm() for name, tensor in floating.items()]).norm()
+        )
 
     def gap(self, other: "Played") -> float:
         """The largest difference of a number from the other's, relative to those above 1."""
