@@ -10,6 +10,7 @@ REASONS: dict[str, str] = {
     "rhfl: *trim=0.4 beside*": "0.4 of the two others, rounded down, is none",
     "fedh2l: *trim=0.4 beside*": "0.4 of the two others, rounded down, is none",
     "fedaux: *trim=0.4 beside*": "0.4 of the two clients of an architecture, rounded down, is none",
+    "inclusivefl: *trim=0.4 beside*": "0.4 of the two clients of an architecture, rounded down, is none",
     "fedftg: *trim=0.4 beside*": "0.4 of the two clients of an architecture, rounded down, is none",
     "cronus: combine.*": "it counts with aggregation=rule alone; beside that it is tried, too",
     "cronus: combine.trim=0.4 beside combine.*": "it counts with aggregation=rule alone; beside that it is tried, too",
