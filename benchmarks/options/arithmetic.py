@@ -38,7 +38,7 @@ WITHOUT_NORMS = Ground(batchnorm=False)
 """Adam takes a full step for a gradient that is rounding alone, as that of a bias before a BatchNorm."""
 
 ROUNDING = 1e-9
-BF16 = 2.0**-5
+BF16 = 2.0**-4
 """How much of the way a run of one round may differ, in the L2 norm, from one in single precision."""
 
 

@@ -11,7 +11,7 @@ from potluck.core.fields import Bound
 from potluck.core.fit import LocalTraining
 
 GIVEN: dict[str, list[str]] = {
-    "levels": ["[1.0,0.5]"],
+    "levels": ["[1.0,0.5]", "[1.0,0.25]"],
     "widths": ["[1.0,0.9,0.8,0.5]"],
     "depths": ["[1.0,0.5,0.5,0.25]"],
     "ladder": ["[0.3,1.0]"],
@@ -22,6 +22,8 @@ GIVEN: dict[str, list[str]] = {
 }
 """Values of fields whose annotation does not say what they may be."""
 
+OVER = "avg", "moon", "nova", "prox", "scaffold"
+OF_SHARING = "weighting=uniform", "buffers=local", "buffers=drop", "combine.rule=median", "combine.rule=clipped"
 BESIDE: dict[str, list[tuple[str, str]]] = {
     "cronus": [
         ("aggregation=rule", "combine.rule=median"),
@@ -31,26 +33,17 @@ BESIDE: dict[str, list[tuple[str, str]]] = {
     ],
     "fd": [("averaged=all", "combine.rule=median")],
     "feddpa": [("clipped=true", "bound=0.25"), ("clipped=true", "noise_multiplier=0.1")],
-    "fedfomo": [("training.lr=0.1", "peers=2"), ("training.lr=0.1", "epsilon=0.0")],
+    "fedfomo": [("training.lr=0.1", "peers=2")],
+    "ktpfl": [("update=projected", "coefficient_lr=0.2")],
     "fedin": [
         ("rule=exact", "granularity=whole"),
         ("rule=exact", "granularity=kernel"),
         ("rule=exact", "multiplier=0.0"),
     ],
+    "rhfl": [("training.lr=1.0", "scale=sum")],
     "fiarse": [("ladder=[0.3,1.0]", "grow_every=2")],
-    **{
-        name: [
-            ("sharing.scope=layer", f"sharing.{words}")
-            for words in (
-                "weighting=uniform",
-                "buffers=local",
-                "buffers=drop",
-                "combine.rule=median",
-                "combine.rule=clipped",
-            )
-        ]
-        for name in ("felo", "velo")
-    },
+    **{f"inco{base}": [("", "inco.clip=0.001"), ("", "inco.cap=0.1")] for base in OVER},
+    **{name: [("sharing.scope=layer", f"sharing.{words}") for words in OF_SHARING] for name in ("felo", "velo")},
 }
 """By method, options that matter beside others alone: those others, and the option."""
 
@@ -82,7 +75,9 @@ def values_of(holder: Any, prefix: str = "") -> Iterator[tuple[str, str, bool]]:
         elif isinstance(value, int | float):
             yield from ((key, json.dumps(other), False) for other in numbers(value, hints[spec.name]))
         else:
-            yield from ((key, other, False) for other in GIVEN[spec.name])
+            yield from (
+                (key, other, False) for other in GIVEN[spec.name] if other != json.dumps(value).replace(" ", "")
+            )
 
 
 def numbers(value: Any, hint: Any) -> list[Any]:

@@ -45,7 +45,7 @@ SIDE = 4
 SMALL: dict[str, Any] = {
     "public_examples": 12,
     "feature_capacity": 12,
-    "logit_capacity": 2,
+    "logit_capacity": 4,
     "store_capacity": 12,
     "samples": 24,
     "memory": 2,
@@ -90,7 +90,8 @@ class Ground:
     def world(self, method: Method[Any]) -> World:
         """The toy world that it is made of."""
         labels = 4 if self.twins else 3
-        world = World(clients=CLIENTS, architectures=self.architectures, batchnorm=self.batchnorm, labels=labels)
+        depth = 3 - min(self.architectures, 2)  # the deepest has two stages of one shape
+        world = World(CLIENTS, self.architectures, depth, labels=labels, batchnorm=self.batchnorm)
         return world.fit_for(method)
 
 
@@ -155,10 +156,10 @@ class Played:
 
     def way(self, other: "Played") -> float:
         """The L2 distance of the models from the other's."""
-        moved = [
-            (tensor - other.found[name]).norm() for name, tensor in self.found.items() if tensor.is_floating_point()
-        ]
-        return float(torch.stack(moved).norm())
+        floating = {name: tensor for name, tensor in self.found.items() if tensor.is_floating_point()}
+        return float(
+            torch.stack([(tensor - other.found.get(name, 0.0)).norm() for name, tensor in floating.items()]).norm()
+        )
 
     def gap(self, other: "Played") -> float:
         """The largest difference of a number from the other's, relative to those above 1."""
@@ -169,18 +170,20 @@ class Played:
         return max((float(((a - b).abs() / b.abs().clamp(min=1.0)).max()) for a, b in pairs), default=0.0)
 
 
-def method_of(cls: type[Method[Any]], assignments: tuple[str, ...], **training: Any) -> Method[Any]:
-    """A method for a toy world, with these `key=value` words last.
+def method_of(cls: type[Method[Any]], assignments: tuple[str, ...], clips: bool = True, **training: Any) -> Method[Any]:
+    """A method for a toy world, with these `key=value` words last; without clipping unless it `clips` by default.
 
     Raises:
         ConfigError: it refuses them.
     """
     known = {
-        key: getattr(cls(), spec.name) for spec in fields(cls) for key in (spec.name, f"{place_of(cls)}.{spec.name}")
+        f"{place}{spec.name}": getattr(cls(), spec.name) for spec in fields(cls) for place in ("", f"{place_of(cls)}.")
     }
     small = {key.split(".")[-1]: value for key, value in SMALL.items() if type(known.get(key)) is type(value)}
     words = [f"{name}={value}" for name, value in small.items()]
-    return quick(cls, (*words, *assignments), **{"epochs": 1, "batch_size": 8, **training})
+    method = quick(cls, (*words, *assignments), **{"epochs": 1, "batch_size": 8, **training})
+    plain = [] if clips else [field for field in trainings_of(cls) if f"{field}.clip_norm" not in "".join(assignments)]
+    return replace(method, **{field: replace(getattr(method, field), clip_norm=None) for field in plain})
 
 
 def place_of(cls: type[Method[Any]]) -> str:

@@ -12,9 +12,9 @@ from potluck.methods import get_method
 Outcome = Literal["changed", "same", "refused", "holds", "differs", "failed"]
 
 BASES: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.0, "clip_norm": None},
-    "adam": {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "clip_norm": None},
-    "single": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.0, "clip_norm": None},
+    "sgd": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.0, "clips": False},
+    "adam": {"optimizer": "adam", "lr": 0.01, "momentum": 0.0, "clips": False},
+    "single": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.0, "clips": False},
     "own": {"lr": 0.01},
 }
 """The settings of all local trainings; of the first two runs in double precision."""
