@@ -21,6 +21,7 @@ SETTINGS = {  # else not all five count, and 'trimmed' drops none of four
     "slimfl": ("decoded=[1.0,1.0]",),
     "fd": ('averaged="all"', 'exchanged="logits"'),  # probabilities are bounded
     "fedl2g": ("server_rate=100.0", "study=64"),  # gradients are small
+    "hypemefed": ("generate=false",),  # hypernetworks learn from every client's matrices
 }
 BOUNDED = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 BESIDES = {

@@ -50,7 +50,9 @@ Departures from the paper
        that its capacity allows; the code deals three levels by the client's number.
     7. All exits' losses have the weight 1, as in the code; the summary has weights. The code's loss can also teach the
        exits by the last one, and leaves the weight of that at 0, as here.
-    8. Local training defaults to Adam, like all methods here; the code has Adam with 0.0005, weight decay 0.00005,
+    8. A rule of `combine` protects the averages; the hypernetworks learn from every client's matrices, so that against
+       a hostile one it protects with `generate=false` alone.
+    9. Local training defaults to Adam, like all methods here; the code has Adam with 0.0005, weight decay 0.00005,
        batches of 32 (STL-10) or 128 (SVHN) and 5 epochs.
 """
 
