@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from toys import Ground
 from trying import Trials
 
 from potluck.core.fields import Bound
@@ -47,12 +48,16 @@ BESIDE: dict[str, list[tuple[str, str]]] = {
 }
 """By method, options that matter beside others alone: those others, and the option."""
 
+ELSEWHERE = {"splitmix.scaler": Ground(batchnorm=False)}
+"""Options that are tried on another federation than their method's others: here, of networks without norms."""
+
 
 def try_own(trials: Trials) -> None:
     """Every field, and some fields beside others."""
     for key, value, wide in values_of(trials.made("", "own")):
         beside = key.replace("trim", "rule=trimmed") if key.endswith("combine.trim") else ""
-        trials.option(f"{key}={value}", "sgd" if wide else "own", beside, second=wide, ground=trials.ground)
+        ground = ELSEWHERE.get(f"{trials.name}.{key}", trials.ground)
+        trials.option(f"{key}={value}", "sgd" if wide else "own", beside, second=wide, ground=ground)
     for beside, words in BESIDE.get(trials.name, []):
         trials.option(words, "own", beside, ground=trials.ground)
 
