@@ -195,6 +195,10 @@ def cells(text, row):
         ("mine.toml run.round=3", "mine, FedAvg, iid: unknown key run.round; nearest: run.rounds"),
         ("--only FedAvg", "name a recipe too; all: potluck reproduce"),
         ("run.rounds=3", "name a recipe too; all: potluck reproduce"),
+        ("--list --only FedAvg", "name a recipe too; all: potluck reproduce"),
+        ("--list mine.toml", "--list runs no recipe, found mine.toml; leave out one of the two"),
+        ("--paper fedin-arxiv", "--paper chooses what --list lists"),
+        ("--list --paper fedavg", "no paper 'fedavg'; the papers: fedepth, fedin-arxiv, "),
     ],
 )
 @pytest.mark.usefixtures("recipe")
@@ -215,6 +219,24 @@ def test_without_a_name_it_lists_every_recipe_with_its_size(potluck):
     assert "FedIN (revision), Table 1" in line
     assert "136 × 500 × 100" in line
     assert "at the papers' full size" in outcome.out
+
+
+def test_the_papers_tables_and_figures_are_listed_with_what_reproduces_them(potluck):
+    outcome = potluck("reproduce --list")
+    assert outcome.code == 0
+    words = set(re.split(r"[\s,;]+", outcome.out))
+    assert set(list_recipes()) <= words
+    assert max(map(len, outcome.out.splitlines())) <= 100
+    lines = {tuple(re.split(r"\s{2,}", line.strip())) for line in outcome.out.splitlines()}
+    assert ("Table 4 (left)", "three kinds of noise", "fedorion-table4-noise") in lines
+    assert ("Figure 11", "the two ways of averaging", "a sketch") in lines
+
+
+def test_of_the_papers_a_pattern_chooses(potluck):
+    out = potluck("reproduce --list --paper 'fedin*'").out
+    assert "Table VIII" in out
+    assert "Table 5a" in out
+    assert "fedorion" not in out
 
 
 @pytest.mark.usefixtures("recipe")

@@ -251,7 +251,8 @@ def test_fedin_table_7_has_growing_noise_and_the_papers_words_for_its_missing_nu
 def test_fedin_recipes_name_the_tables_and_figures_of_the_other_text_that_they_stand_for():
     figures = {name: " ".join(load_recipe(name).figures) for name in list_recipes()}
     assert "Table 5a of the revision" in figures["fedin-arxiv-table4"]
-    assert "Figure 9 and Table 5b of the revision" in figures["fedin-arxiv-table7"]
+    for place in ("Figure 9 of the revision", "Table 5b of the revision"):
+        assert place in figures["fedin-arxiv-table7"]
     assert "Figure 9 of the arXiv version" in figures["fedin-figure6"]
     words = load_recipe("fedin-figure6").measured.words
     assert "even with a sample number of 1, there is a significant improvement compared to the baselines" in words

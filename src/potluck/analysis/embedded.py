@@ -7,13 +7,14 @@ The page has a limited size. What matters least is left out first, and what was 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from potluck.analysis.groups import Group
 from potluck.analysis.read import StoredRun, by_class, last, partition, seconds
-from potluck.analysis.tables import BYTES_PER_MEGABYTE
+from potluck.analysis.tables import BYTES_PER_MEGABYTE, running_means
 from potluck.records import TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
 
 Value = Callable[[RoundRecord], float | None]
@@ -51,6 +52,21 @@ class Series:
         }
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """How curves are drawn.
+
+    Attributes:
+        measure: of the primary metric; it is shown first.
+        smooth: of how many evaluations of a run, up to each, its curve is the mean.
+        target: a value of that measure, drawn as a line; None for none.
+    """
+
+    measure: Measure = "personal"
+    smooth: int = 1
+    target: float | None = None
+
+
 @dataclass
 class Embedded:
     """The numbers of a page.
@@ -64,19 +80,39 @@ class Embedded:
     left_out: list[str] = field(default_factory=list[str])
 
 
-def embedded(groups: Sequence[Group], names: Mapping[Path, str], budget: int) -> Embedded:
-    """The numbers of these experiments, in about `budget` bytes of JSON at most; `names` of runs by their folders."""
+def embedded(
+    groups: Sequence[Group],
+    names: Mapping[Path, str],
+    budget: int,
+    drawn: Drawn = Drawn(),
+) -> Embedded:
+    """The numbers of these experiments.
+
+    Args:
+        groups: the experiments.
+        names: of runs by their folders.
+        budget: about so many bytes of JSON at most.
+        drawn: how curves are drawn.
+    """
     runs = [run for members in groups for run in members.runs]
     page = _Page(budget)
-    content: Json = {"series": [], "rounds": [], "classes": _class_names(runs)}
+    target = None if drawn.target is None else {"series": _id(runs[0].metric, drawn.measure), "value": drawn.target}
+    content: Json = {
+        "series": [],
+        "rounds": [],
+        "classes": _class_names(runs),
+        "smooth": drawn.smooth,
+        "target": target,
+    }
     content["experiments"] = [_experiment(members, names) for members in groups]
-    every = _every(runs, page)
+    every = _every(runs, page, drawn.smooth)
     rounds: dict[tuple[int, ...], int] = {}
     for run, into in zip(runs, _runs_of(content), strict=True):
         into["spent"] = _spent(run, every, rounds)
-    offered = [(series, _curves(series, runs, every, rounds)) for series in series_of(runs)]
+    take = partial(_curves, every=every, rounds=rounds, smooth=drawn.smooth)
+    offered = [(series, take(series, runs)) for series in series_of(runs, drawn.measure)]
     essential = [item for item in offered if any(curve for curve in item[1])]
-    alone = [_by_architecture(groups[0], every, rounds)] if len(groups) == 1 else []
+    alone = [_by_architecture(groups[0], take)] if len(groups) == 1 else []
     page.take([content, list(rounds)])
     clients, partitions, classes = _clients(runs), _partitions(runs, names), [_by_class(members) for members in groups]
     parts: list[tuple[str, Any]] = [
@@ -125,10 +161,11 @@ def as_json(content: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def series_of(runs: Sequence[StoredRun]) -> Iterator[Series]:
-    """Every quantity that these runs may have recorded, the most important first."""
+def series_of(runs: Sequence[StoredRun], first: Measure = "personal") -> Iterator[Series]:
+    """Every quantity that these runs may have recorded, the most important first, and before all a measure."""
     primary, *others = runs[0].metrics
-    main = [_measured(primary, measure) for measure in TITLES]
+    order: list[Measure] = [first, *(other for other in TITLES if other != first)]
+    main = [_measured(primary, measure) for measure in order]
     yield main[0]
     yield Series("loss", "training", "training loss", lambda record: record.loss_local, higher=False)
     yield main[1]
@@ -164,8 +201,11 @@ def _measured(metric: Metric, measure: Measure) -> Series:
     def value(record: RoundRecord) -> float | None:
         return record.value(measure, metric.name)
 
-    name = f"{metric.name}.{measure}"
-    return Series(name, metric.label, TITLES[measure], value, metric.percent, metric.higher_is_better)
+    return Series(_id(metric, measure), metric.label, TITLES[measure], value, metric.percent, metric.higher_is_better)
+
+
+def _id(metric: Metric, measure: Measure) -> str:
+    return f"{metric.name}.{measure}"
 
 
 def _noted(note: str) -> Value:
@@ -181,16 +221,18 @@ def _runs_of(content: Json) -> list[Json]:
     return [run for experiment in content["experiments"] for run in experiment["runs"]]
 
 
-def _every(runs: Sequence[StoredRun], page: _Page) -> int:
+def _every(runs: Sequence[StoredRun], page: _Page, smooth: int) -> int:
     """Every how many rounds a curve has a point: 1, unless the longest curve of each run would not fit."""
     points = sum(len(run.rounds) for run in runs)
-    every = max(1, -(-points * _BYTES_A_POINT // max(page.left, 1)))
+    size = _BYTES_A_NUMBER * (_SPENT + _MAIN_CURVES * (2 if smooth > 1 else 1))
+    every = max(1, -(-points * size // max(page.left, 1)))
     if every > 1:
         page.left_out.append(f"all points of the curves but those of every {every}th round and of the last evaluation")
     return every
 
 
-_BYTES_A_POINT = 45  # of time, traffic and the three main curves, nine bytes each
+_BYTES_A_NUMBER = 9
+_SPENT, _MAIN_CURVES = 2, 3  # time and traffic; curves that are there before anything else
 
 
 def _kept(run: StoredRun, every: int) -> list[RoundRecord]:
@@ -210,18 +252,20 @@ def _spent(run: StoredRun, every: int, rounds: dict[tuple[int, ...], int]) -> Js
 
 
 def _curves(
-    series: Series, runs: Sequence[StoredRun], every: int, rounds: dict[tuple[int, ...], int]
+    series: Series, runs: Sequence[StoredRun], every: int, rounds: dict[tuple[int, ...], int], smooth: int
 ) -> list[list[Any]]:
-    """Of each run the place of its list of rounds, and its values; nothing for a run without any."""
+    """Of each run the place of its list of rounds, its values, and the smoothed ones; nothing for a run without any."""
     found: list[list[Any]] = []
     for run in runs:
-        points = [(r.round, value) for r in _kept(run, every) if (value := series.value(r)) is not None]
-        values = [short(value, series.percent) for _, value in points]
-        found.append([_place(rounds, [number for number, _ in points]), values] if points else [])
+        measured = {record.round: value for record in run.rounds if (value := series.value(record)) is not None}
+        means = dict(zip(measured, running_means(list(measured.values()), smooth), strict=True))
+        kept = [record.round for record in _kept(run, every) if record.round in measured]
+        curves = [[short(of[number], series.percent) for number in kept] for of in (measured, means)]
+        found.append([_place(rounds, kept), *(curves if smooth > 1 else curves[:1])] if kept else [])
     return found
 
 
-def _by_architecture(members: Group, every: int, rounds: dict[tuple[int, ...], int]) -> list[Json]:
+def _by_architecture(members: Group, take: Callable[[Series, Sequence[StoredRun]], list[list[Any]]]) -> list[Json]:
     """The primary metric's curves of the architectures of one experiment, run by run."""
     metric = members.runs[0].metric
     found: dict[str, Json] = {}
@@ -230,7 +274,7 @@ def _by_architecture(members: Group, every: int, rounds: dict[tuple[int, ...], i
         names = dict.fromkeys(name for r in records for name in r.by_architecture(measure, metric.name))
         for name in names:
             series = replace(_measured(metric, measure), value=_of_architecture(measure, metric, name))
-            curves = _curves(series, members.runs, every, rounds)
+            curves = take(series, members.runs)
             found.setdefault(name, {"name": name, "curves": {}})["curves"][series.id] = curves
     return list(found.values())
 

@@ -26,7 +26,8 @@ from potluck.analysis.tables import (
     target_table,
     traffic_table,
 )
-from potluck.records import Measure
+from potluck.core.errors import ConfigError
+from potluck.records import Measure, Metric
 
 PAGE, REPORT, PICTURE = "report.html", "report.md", "curves.png"
 _MOST_COLUMNS = 8  # of architectures beside one another
@@ -47,7 +48,14 @@ class Target:
     against: str | None = None
 
 
-def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) -> Path:
+def write_report(
+    paths: Sequence[Path],
+    to: Path,
+    target: Target | None = None,
+    *,
+    measure: Measure = "personal",
+    smooth: int = 1,
+) -> Path:
     """Write `report.html` on the runs at `paths`, and beside it `report.md` and `curves.png` for plain text.
 
     The same runs always give the same bytes.
@@ -55,24 +63,36 @@ def write_report(paths: Sequence[Path], to: Path, target: Target | None = None) 
     Args:
         paths: runs, or folders of runs.
         to: the folder to write into; made if it is not there.
-        target: adds how many rounds each run took to an accuracy.
+        target: adds how many rounds each run took to an accuracy, and a line there in the curves.
+        measure: whose curves are drawn, and shown first; a target's own measure goes before.
+        smooth: curves are the mean of so many evaluations up to each, over pale ones of what was measured.
 
     Returns:
         The path of `report.html`.
 
     Raises:
         CheckpointError: there is no run to read, or all are damaged.
+        ConfigError: the target is no share, though the metric is one, or `smooth` is below 1.
     """
+    if smooth < 1:
+        raise ConfigError(f"smooth={smooth}: expected how many evaluations to average, 1 for curves as measured")
     reading = read_runs(find_runs(paths))
     runs, remarks = reading.runs, reading.remarks
+    value, measure = (target.value, target.measure) if target else (None, measure)
+    _check(value, metric_of(runs))
     text = report_text(runs, target, remarks)
-    value, measure = (target.value, target.measure) if target else (None, "personal")
-    page = page_text(runs, value, measure, remarks=remarks)
+    page = page_text(runs, value, measure, smooth=smooth, remarks=remarks)
     to.mkdir(parents=True, exist_ok=True)
-    save(draw_curves(runs), to / PICTURE)
+    save(draw_curves(runs, measure, smooth=smooth, target=value), to / PICTURE)
     (to / REPORT).write_text(text, encoding="utf-8")
     (to / PAGE).write_text(page, encoding="utf-8")
     return to / PAGE
+
+
+def _check(target: float | None, metric: Metric) -> None:
+    """Refuse a target that stands outside every curve."""
+    if target is not None and metric.percent and not 0 <= target <= 1:
+        raise ConfigError(f"target {target:g}: {metric.label} is a share; expected 0 to 1, such as {target / 100:g}")
 
 
 def report_text(runs: Sequence[StoredRun], target: Target | None = None, remarks: Sequence[str] = ()) -> str:

@@ -355,19 +355,35 @@ def target_table(
     return rows
 
 
-def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None]) -> list[CurvePoint]:
-    """The curve of a metric of one experiment, at the rounds where all of its runs have it."""
+def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None], smooth: int = 1) -> list[CurvePoint]:
+    """The curve of a metric of one experiment, at the rounds where all of its runs have it.
+
+    Args:
+        runs: of the experiment.
+        value: of a round; None if it was not measured.
+        smooth: of how many evaluations of a run, up to each, the mean is taken.
+    """
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         sent = accumulate(record.bytes_down + record.bytes_up for record in run.rounds)
-        for record, total in zip(run.rounds, sent, strict=True):
-            if (share := value(record)) is not None:
-                found.setdefault(record.round, []).append((total / BYTES_PER_MEGABYTE, share))
+        points = [
+            (record.round, total, share)
+            for record, total in zip(run.rounds, sent, strict=True)
+            if (share := value(record)) is not None
+        ]
+        means = running_means([share for *_, share in points], smooth)
+        for (number, total, _), mean in zip(points, means, strict=True):
+            found.setdefault(number, []).append((total / BYTES_PER_MEGABYTE, mean))
     return [
         CurvePoint(number, fmean(total for total, _ in points), over_seeds)
         for number, points in sorted(found.items())
         if len(points) == len(runs) and (over_seeds := spread(share for _, share in points))
     ]
+
+
+def running_means(values: Sequence[float], window: int) -> list[float]:
+    """For each value the mean of the latest `window` up to it; of fewer where there are fewer."""
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 def _clients_by_architecture(runs: Sequence[StoredRun]) -> dict[str, int]:

@@ -222,22 +222,25 @@ def report(
     to: str | Path | None = None,
     target: float | None = None,
     measure: Measure = "personal",
+    smooth: int = 1,
 ) -> Path:
     """Write the report of `potluck report` on these runs, or folders of runs; return its path.
 
     Args:
         runs: with a folder each.
         to: the folder to write to; by default that of a single run, and `report` for several.
-        target: adds how many rounds each run took to reach this value of the metric.
-        measure: of what.
+        target: adds how many rounds each run took to reach this value of the metric, and a line there in the curves.
+        measure: of what; its curves are drawn, and shown first.
+        smooth: curves are the mean of so many evaluations up to each, over pale ones of what was measured.
 
     Raises:
         CheckpointError: there is no run to read, or one is damaged.
-        ConfigError: a run has no folder.
+        ConfigError: a run has no folder, a target for a share is no share, or `smooth` is below 1.
     """
     folders = folders_of(runs)
     place = Path(to) if to is not None else folders[0] if len(folders) == 1 else Path("report")
-    return write_report(folders, place, None if target is None else Target(target, measure))
+    goal = None if target is None else Target(target, measure)
+    return write_report(folders, place, goal, measure=measure, smooth=smooth)
 
 
 def folders_of(runs: Iterable[str | Path | RunResult]) -> list[Path]:

@@ -188,6 +188,9 @@ def report(
     to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
     target: Goal = None,
     measure: Measured = "personal",
+    smooth: Annotated[
+        int, typer.Option(help="Draw the mean of the latest N evaluations, over pale lines as measured.", min=1)
+    ] = 1,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write a report that opens in any browser: curves, tables, classes; and a short one in Markdown beside it."""
@@ -195,7 +198,9 @@ def report(
     from potluck.cli.compare import measure_of
 
     place = to or (folders[0] if len(folders) == 1 else Path("report"))
-    page = write_report(folders, place, None if target is None else Target(target, measure_of(measure)))
+    of = measure_of(measure)
+    goal = None if target is None else Target(target, of)
+    page = write_report(folders, place, goal, measure=of, smooth=smooth)
     typer.echo(page)
     if show and typer.launch(page.resolve().as_uri()) != 0:
         typer.echo(f"Found no browser; open {page} yourself.", err=True)
@@ -284,16 +289,24 @@ def reproduce(
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
     card: Annotated[Path | None, typer.Option(help="File for a reproduction card, in Markdown.")] = None,
     note: Annotated[str, typer.Option(help="What the card's reader must know besides, such as of the data.")] = "",
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the papers' tables and figures, and what reproduces each.")
+    ] = False,
+    paper: Annotated[str, typer.Option(help="Papers to list, shell-style, such as 'fedin*'.")] = "*",
 ) -> None:
     """Run a table of a paper, at any scale, and print ours beside the paper's numbers; what was stopped goes on."""
     stages.show("starting")
-    from potluck.cli.reproduce import Asked, print_recipes, reproduce
+    from potluck.cli.reproduce import Asked, print_papers, print_recipes, reproduce
 
     recipe, assignments = _asked(recipe, overrides)
+    if paper != "*" and not listed:
+        raise typer.BadParameter("--paper chooses what --list lists; expected both: potluck reproduce --list --paper X")
+    if recipe is not None and listed:
+        raise typer.BadParameter(f"--list runs no recipe, found {recipe}; leave out one of the two")
     if recipe is None:
         if assignments or (scale, only, columns, card) != (1.0, "*", "*", None):
             raise typer.BadParameter("name a recipe too; all: potluck reproduce")
-        print_recipes()
+        print_papers(paper) if listed else print_recipes()
         return
     asked = Asked(scale, seeds, only, columns, runs, processes, run=not finished, card=card, note=note)
     if not reproduce(recipe, assignments, asked):

@@ -1,4 +1,4 @@
-"""`potluck reproduce`: list the recipes, or run one at some scale and print ours beside the paper's numbers."""
+"""`potluck reproduce`: list the recipes, or the papers' tables and figures, or run a recipe and print ours beside."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from potluck.cli import stages
@@ -20,9 +21,11 @@ from potluck.experiment.several import Ended
 from potluck.recipes import Recipe, list_recipes, load_recipe
 from potluck.recipes.beside import Planned, Reproduced, beside, finished, plan
 from potluck.recipes.card import card, failures, groups, words
+from potluck.recipes.papers import load_papers
 from potluck.recipes.scaling import check_scale
 
 _WIDE = 1000
+_LISTED = 100  # columns of the list of tables and figures, whose cells are sentences
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,30 @@ def print_recipes() -> None:
     console.print(table)
     console.print(
         "Runs, rounds and clients are those of one seed at the papers' full size, which is large without a GPU."
-        "\nSmaller: potluck reproduce RECIPE --scale 0.1 --only 'Fed*' --columns '*IID*'",
+        "\nSmaller: potluck reproduce RECIPE --scale 0.1 --only 'Fed*' --columns '*IID*'"
+        "\nEvery table and figure of the papers, and what reproduces it: potluck reproduce --list",
         highlight=False,
         markup=False,
     )
+
+
+def print_papers(pattern: str) -> None:
+    """Print the tables and figures of the papers that a pattern selects, and what reproduces each, or why nothing."""
+    papers = load_papers(pattern)
+    stages.clear()
+    console = _console()
+    console.width = min(console.width, _LISTED)
+    for paper in papers:
+        version = f" ({paper.version})" if paper.version else ""
+        console.print(f"\n{paper.name}: {paper.title}{version}\n{paper.url}", highlight=False, markup=False)
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("place", no_wrap=True)
+        table.add_column("shows")
+        table.add_column("reproduced by, or why not")
+        for place in paper.places:
+            table.add_row(*(escape(cell) for cell in (place.place, place.shows, place.how)))
+        console.print(table)
+    console.print("A recipe is run by potluck reproduce RECIPE; potluck reproduce lists them.", highlight=False)
 
 
 def _source(recipe: Recipe) -> str:

@@ -202,7 +202,8 @@ class Recipe(Checked):
         experiment: tables that all experiments have in common.
         seeds: how many the paper has; None if it does not say.
         deviations: what is known to differ from the paper's experiment, or not stated by it.
-        figures: further figures of the paper that show the same runs.
+        figures: further figures or tables of the paper that show the same runs, such as "Figure 9 of the revision: the
+            same curves"; without a version they are of the same text.
         scales: as a row's, for all rows.
         keep_clients: whether a scaled run keeps the number of clients, since the table compares numbers of them.
     """

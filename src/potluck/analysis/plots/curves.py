@@ -11,7 +11,7 @@ from typing import Any
 from potluck.analysis.groups import Group, enumerated, group, heading
 from potluck.analysis.read import StoredRun, last
 from potluck.analysis.tables import CurvePoint, curve, metric_of
-from potluck.records import ACCURACY, TITLES, Measure, Metric, RoundRecord
+from potluck.records import ACCURACY, MAIN_MEASURES, TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
 
 Figure = Any  # matplotlib's, which is imported only inside the functions that draw
 Axes = Any
@@ -23,6 +23,9 @@ _INK, _FAINT = "#333333", "#6b6b6b"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DASHES = ("-", "--")  # further lines repeat the colours with another dash
 _OTHERS = "#cfcfcf"  # of lines beyond those that can be told apart
+_OTHER_DASHES = ("--", ":")  # of the measures beside the one that is shown
+_TARGET = "#b3261e"
+_PALE = 0.35
 _MARKED_POINTS = 12
 _LABEL_GAP = 0.065  # of the panel's height: one line of text
 _NARROWEST = 0.1  # the least span of a panel, in shares
@@ -51,27 +54,33 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of a panel: label, points and style."""
+    """One line of a panel: label, points and style; `measured` are the points before smoothing, if there was any."""
 
     label: str
     points: list[CurvePoint]
     colour: str
+    measured: Sequence[CurvePoint] = ()
     dash: str = "-"
     width: float = 1.6
     band: bool = False
     named: bool = True
 
 
-def draw_curves(runs: Sequence[StoredRun]) -> Figure:
+def draw_curves(
+    runs: Sequence[StoredRun], measure: Measure = "personal", *, smooth: int = 1, target: float | None = None
+) -> Figure:
     """The learning curves of runs, as a picture of two panels.
 
-    The left panel shows the primary metric on clients' own test parts over rounds: of one experiment a line for each
+    The left panel shows one measure of the primary metric over rounds: of one experiment a line for each
     architecture and for the mean over clients; of several experiments a line for each. The right panel shows
     it over the megabytes sent until then. Seeds of an experiment are averaged, with a band around. Of more lines than
     can be told apart, those that end best are in colour, and the others grey, which the caption says.
 
     Args:
         runs: one or more.
+        measure: which is shown.
+        smooth: each run's curve is the mean of so many evaluations up to each, over a pale line of what was measured.
+        target: a value of the metric, drawn as a dotted line.
 
     Returns:
         A matplotlib figure that belongs to no window and no global state.
@@ -86,16 +95,20 @@ def draw_curves(runs: Sequence[StoredRun]) -> Figure:
         figure = NewFigure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
         over_rounds, over_traffic = figure.subplots(1, 2, sharey=True)
         alone = len(groups) == 1
-        left = _told_apart(_experiment_lines(groups[0]) if alone else _method_lines(groups), metric)
-        right = _measure_lines(groups[0]) if alone else left
+        lines = _experiment_lines(groups[0], measure, smooth) if alone else _method_lines(groups, measure, smooth)
+        left = _told_apart(lines, metric)
+        right = _measure_lines(groups[0], measure, smooth) if alone else left
         _draw(over_rounds, left, lambda point: point.round, metric.percent)
         _draw(over_traffic, right, lambda point: point.megabytes, metric.percent)
-        over_rounds.set_title(f"{'' if alone else 'mean over clients '}on {TITLES['personal']}, over rounds")
-        over_traffic.set_title("mean over clients, over traffic" if alone else "the same, over traffic")
+        over_rounds.set_title(f"{_measured(measure, of_lines=alone)}, over rounds")
+        over_traffic.set_title(f"{_mean_name(measure)}, over traffic" if alone else "the same, over traffic")
+        if target is not None:
+            for axes in (over_rounds, over_traffic):
+                axes.axhline(target, color=_TARGET, linestyle=":", linewidth=1.2, label=_TARGET)
         _finish(over_rounds, over_traffic, metric)
         _label_ends(over_rounds, left)
         _label_ends(over_traffic, right if alone else [])  # the left panel already labels every line
-        _caption(figure, groups, sum(not line.named for line in left))
+        _caption(figure, groups, measure, _more(left, smooth, None if target is None else metric.text(target)))
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
     return figure
@@ -116,41 +129,61 @@ def _style() -> Generator[None]:
         yield
 
 
-def _experiment_lines(members: Group) -> list[_Line]:
+def _measured(measure: Measure, *, of_lines: bool) -> str:
+    """What a panel shows: on what, of whom. Lines of architectures and of clients say themselves of whom."""
+    if measure not in TITLES_OF_A_CLIENT:
+        return TITLES[measure]
+    return f"{'' if of_lines else 'mean over clients '}on {TITLES[measure]}"
+
+
+def _mean_name(measure: Measure) -> str:
+    return "mean over clients" if measure in TITLES_OF_A_CLIENT else TITLES[measure]
+
+
+def _experiment_lines(members: Group, measure: Measure, smooth: int) -> list[_Line]:
     """A line for each architecture, unless there is only one, and the mean over clients in black."""
     records = [record for run in members.runs if (record := last(run))]
     metric = members.runs[0].metric.name
-    names = list(dict.fromkeys(name for record in records for name in record.by_architecture("personal", metric)))
+    names = list(dict.fromkeys(name for record in records for name in record.by_architecture(measure, metric)))
 
     def of(name: str) -> Callable[[RoundRecord], float | None]:
-        return lambda record: record.by_architecture("personal", metric).get(name)
+        return lambda record: record.by_architecture(measure, metric).get(name)
 
-    lines = [_Line(name, curve(members.runs, of(name)), _OTHERS) for name in names]
-    return [*(lines if len(lines) > 1 else []), _mean_line("mean over clients", members)]
-
-
-def _method_lines(groups: Sequence[Group]) -> list[_Line]:
-    return [_Line(members.label, _curve(members, "personal"), _OTHERS, band=True) for members in groups]
+    lines = [_of(name, members, of(name), smooth, colour=_OTHERS) for name in names]
+    return [*(lines if len(lines) > 1 else []), _mean_line(_mean_name(measure), members, measure, smooth)]
 
 
-def _measure_lines(members: Group) -> list[_Line]:
-    """The curves of the clients' models and of the server's."""
-    common, whole = _curve(members, "common"), _curve(members, "global")
+def _method_lines(groups: Sequence[Group], measure: Measure, smooth: int) -> list[_Line]:
+    return [_line(members.label, members, measure, smooth, colour=_OTHERS, band=True) for members in groups]
+
+
+def _measure_lines(members: Group, measure: Measure, smooth: int) -> list[_Line]:
+    """The curves of the measure that is shown, and of the other main ones: of the clients' models and the server's."""
+    names: dict[Measure, str] = {**TITLES, "global": f"{TITLES['global']},\n{TITLES['common']}"}
+    others: list[Measure] = [other for other in MAIN_MEASURES if other != measure]
     lines = [
-        _mean_line(TITLES["personal"], members),
-        _Line(TITLES["common"], common, _FAINT, "--"),
-        _Line(f"{TITLES['global']},\n{TITLES['common']}", whole, _FAINT, ":"),
+        _mean_line(names[measure], members, measure, smooth),
+        *(
+            _line(names[other], members, other, smooth, colour=_FAINT, dash=dash)
+            for other, dash in zip(others, _OTHER_DASHES, strict=False)
+        ),
     ]
     return [line for line in lines if line.points]
 
 
-def _mean_line(label: str, members: Group) -> _Line:
-    return _Line(label, _curve(members, "personal"), "black", width=2.2, band=True)
+def _mean_line(label: str, members: Group, measure: Measure, smooth: int) -> _Line:
+    return _line(label, members, measure, smooth, colour="black", width=2.2, band=True)
 
 
-def _curve(members: Group, measure: Measure) -> list[CurvePoint]:
+def _line(label: str, members: Group, measure: Measure, smooth: int, **look: Any) -> _Line:
     metric = members.runs[0].metric.name
-    return curve(members.runs, lambda record: record.value(measure, metric))
+    return _of(label, members, lambda record: record.value(measure, metric), smooth, **look)
+
+
+def _of(label: str, members: Group, value: Callable[[RoundRecord], float | None], smooth: int, **look: Any) -> _Line:
+    """The line of a value, and what was measured if that is smoothed."""
+    measured = curve(members.runs, value) if smooth > 1 else ()
+    return _Line(label, curve(members.runs, value, smooth), measured=measured, **look)
 
 
 def _told_apart(lines: Sequence[_Line], metric: Metric) -> list[_Line]:
@@ -176,6 +209,9 @@ def _draw(axes: Axes, lines: Sequence[_Line], place: Callable[[CurvePoint], floa
         at = [place(point) for point in line.points]
         means = [point.value.mean for point in line.points]
         marker = "o" if line.named and len(at) <= _MARKED_POINTS else None
+        if line.measured and line.named:
+            before = [point.value.mean for point in line.measured]
+            axes.plot(at, before, color=line.colour, linestyle=line.dash, linewidth=0.8, alpha=_PALE)
         axes.plot(at, means, color=line.colour, linestyle=line.dash, linewidth=line.width, marker=marker)
         if line.band:
             spreads = [point.value.std or 0.0 for point in line.points]
@@ -197,11 +233,16 @@ def _finish(over_rounds: Axes, over_traffic: Axes, metric: Metric) -> None:
         over_rounds.yaxis.set_major_formatter(_percent)
         over_rounds.set_ylim(_share_limits(*over_rounds.get_ylim()))
     for axes in (over_rounds, over_traffic):
-        ends = [max(line.get_xdata(), default=0) for line in axes.lines]
+        ends = [max(line.get_xdata(), default=0) for line in _curves_in(axes)]
         axes.set_xlim(0, max(ends, default=0) * 1.03 or 1)
-    if not any(len(line.get_xdata()) for line in over_rounds.lines):
+    if not any(len(line.get_xdata()) for line in _curves_in(over_rounds)):
         over_rounds.set_ylim(0, 1)
         over_rounds.text(0.5, 0.5, f"no test {metric.label} recorded", transform=over_rounds.transAxes, ha="center")
+
+
+def _curves_in(axes: Axes) -> list[Any]:
+    """The lines of a panel but that of the target, which is as wide as the panel."""
+    return [line for line in axes.lines if line.get_label() != _TARGET]
 
 
 def _percent(share: float, _: int) -> str:
@@ -246,13 +287,24 @@ def _apart(heights: Sequence[float]) -> list[float]:
     return [place + index * _LABEL_GAP for index, place in enumerate(moved)]
 
 
-def _caption(figure: Figure, groups: Sequence[Group], grey: int) -> None:
-    """The heading above the panels, and below them how lines were averaged."""
+def _caption(figure: Figure, groups: Sequence[Group], measure: Measure, more: str) -> None:
+    """The heading above the panels, and below them how lines were averaged, and more."""
     clients = enumerated(sorted({members.runs[0].client_count for members in groups}))
-    title = f"{heading(groups)}, {clients} clients: {groups[0].runs[0].metric.label} of the clients' models"
+    whose = TITLES["global"] if measure == "global" else "clients' models"
+    title = f"{heading(groups)}, {clients} clients: {groups[0].runs[0].metric.label} of the {whose}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    more = f" Grey: {grey} more, which end worse or were not measured." if grey else ""
     figure.supxlabel(_averaging(groups) + more, x=0.01, ha="left", fontsize=8, color=_FAINT)
+
+
+def _more(lines: Sequence[_Line], smooth: int, target: str | None) -> str:
+    """What the caption says of grey and pale lines, and of the target's."""
+    grey = sum(not line.named for line in lines)
+    said = [
+        f" Grey: {grey} more, which end worse or were not measured." if grey else "",
+        f" Smoothed: mean of the latest {smooth} evaluations; pale: as measured." if smooth > 1 else "",
+        f" Dotted: the target, {target}." if target else "",
+    ]
+    return "".join(said)
 
 
 def _averaging(groups: Sequence[Group]) -> str:

@@ -19,15 +19,18 @@ class Still:
 
     Attributes:
         title: what it shows.
-        lines: by experiment its label, its points, and the last value as text.
+        lines: by experiment its label, its points, the last value measured as text, and the points before smoothing, if
+            there was any.
         heights: ticks of the vertical axis, by text.
         places: ticks of the horizontal axis.
+        target: height of the line of a target; None for none.
     """
 
     title: str
-    lines: tuple[tuple[str, str, str], ...]
+    lines: tuple[tuple[str, str, str, str], ...]
     heights: dict[str, float]
     places: dict[str, float]
+    target: float | None = None
 
 
 def still(
@@ -37,13 +40,30 @@ def still(
     shown: Callable[[float], str],
     *,
     shares: bool,
+    smooth: int = 1,
+    target: float | None = None,
 ) -> Still | None:
-    """The curves of a value over rounds, mean over seeds; None if it was never measured."""
-    curves = [(members.label, points) for members in groups if (points := curve(members.runs, value))]
+    """The curves of a value over rounds, mean over seeds; None if it was never measured.
+
+    Args:
+        title: what they show.
+        groups: experiments, each of which has a curve.
+        value: of a round.
+        shown: a value as text.
+        shares: whether values are shares.
+        smooth: of how many evaluations, up to each, a curve is the mean.
+        target: a value to draw a line at.
+    """
+    curves = [
+        (members.label, curve(members.runs, value, smooth), points)
+        for members in groups
+        if (points := curve(members.runs, value))
+    ]
     if not curves:
         return None
-    values = [point.value.mean for _, points in curves for point in points]
-    final = max(point.round for _, points in curves for point in points)
+    values = [point.value.mean for _, _, points in curves for point in points]
+    values += [] if target is None else [target]
+    final = max(point.round for _, _, points in curves for point in points)
     low, high = _span(min(values), max(values), shares)
 
     def x(number: float) -> float:
@@ -57,9 +77,13 @@ def still(
 
     return Still(
         title,
-        tuple((label, path(points), shown(points[-1].value.mean)) for label, points in curves),
+        tuple(
+            (label, path(points), shown(measured[-1].value.mean), path(measured) if smooth > 1 else "")
+            for label, points, measured in curves
+        ),
         {shown(height): y(height) for height in _between(low, high)},
         {str(number): x(number) for number in sorted({round(place) for place in _between(0, final)})},
+        None if target is None else y(target),
     )
 
 

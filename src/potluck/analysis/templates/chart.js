@@ -77,7 +77,7 @@ function spentUntil(run, axis) {
   return new Map(rounds.map((round, place) => [round, run.spent[axis][place]]));
 }
 
-/** One line: the mean over runs at the rounds that all of them have. */
+/** One line: the mean over runs at the rounds that all of them have, as it is drawn and as it was measured. */
 function lineOf(name, runs, curves, axis) {
   const found = new Map();
   runs.forEach((run, index) => {
@@ -87,13 +87,16 @@ function lineOf(name, runs, curves, axis) {
     numbers.rounds[curve[0]].forEach((round, place) => {
       const x = until ? until.get(round) : round;
       if (x === undefined) return;
-      if (!found.has(round)) found.set(round, { xs: [], values: [] });
+      if (!found.has(round)) found.set(round, { xs: [], values: [], drawn: [] });
       found.get(round).xs.push(x);
       found.get(round).values.push(curve[1][place]);
+      found.get(round).drawn.push((curve[2] ?? curve[1])[place]);
     });
   });
   const points = [...found].filter(([, at]) => at.values.length === runs.length).sort((a, b) => a[0] - b[0])
-    .map(([round, at]) => ({ round, x: mean(at.xs), y: mean(at.values), std: deviation(at.values), count: runs.length }));
+    .map(([round, at]) => ({
+      round, x: mean(at.xs), y: mean(at.drawn), std: deviation(at.drawn), measured: mean(at.values), count: runs.length,
+    }));
   return { name, points };
 }
 
@@ -169,7 +172,7 @@ const chart = {
 
   /** The lines, the best at their end first; those without points last. */
   ranked() {
-    const sign = this.series.higher === false ? 1 : -1, end = (line) => line.points.at(-1)?.y;
+    const sign = this.series.higher === false ? 1 : -1, end = (line) => line.points.at(-1)?.measured;
     return [...this.lines].sort((a, b) => {
       if (end(a) === undefined || end(b) === undefined) return (end(a) === undefined) - (end(b) === undefined);
       return sign * (end(a) - end(b));
@@ -218,7 +221,7 @@ const chart = {
       const box = make("input", { type: "checkbox", "data-name": line.name });
       box.checked = slot !== undefined;
       box.addEventListener("change", () => this.toggle(line, box.checked));
-      const final = line.points.length ? shown(line.points.at(-1).y, this.series.percent) : "–";
+      const final = line.points.length ? shown(line.points.at(-1).measured, this.series.percent) : "–";
       const label = make("label", {}, box, swatch(slot), make("span", { class: "name" }, line.name), make("span", { class: "final" }, final));
       label.addEventListener("pointerenter", () => this.heat(line));
       label.addEventListener("pointerleave", () => this.heat(null));
@@ -242,16 +245,23 @@ const chart = {
     const whole = [0, Math.max(...points.map((point) => point.x), 0) || 1];
     const x = this.view || whole;
     const seen = this.lines.flatMap((line) => line.points.filter((point) => point.x >= x[0] && point.x <= x[1]).flatMap((point) => {
-      const banded = this.slots.has(line.name) && this.kind !== "runs" && point.std !== null;
-      return banded ? [this.within(point.y - point.std), this.within(point.y + point.std)] : [point.y];
+      const coloured = this.slots.has(line.name), banded = coloured && this.kind !== "runs" && point.std !== null;
+      const ends = banded ? [this.within(point.y - point.std), this.within(point.y + point.std)] : [point.y];
+      return coloured ? [...ends, point.measured] : ends;
     }));
     if (!seen.length) return { x, y: [0, 1], whole };
+    if (this.target() !== null) seen.push(this.target());
     let [low, high] = [Math.min(...seen), Math.max(...seen)];
     const least = this.series.percent ? 0.02 : Math.abs(high) * 1e-3 || 1;
     const pad = Math.max(0.05 * (high - low), (least - (high - low)) / 2);
     [low, high] = [low - pad, high + pad];
     if (this.series.percent) [low, high] = [Math.max(0, low), Math.min(1.005, high)];
     return { x, y: [low, high], whole };
+  },
+
+  /** The height of the target's line; null where the curves are of something else. */
+  target() {
+    return numbers.target?.series === this.series.id ? numbers.target.value : null;
   },
 
   within(value) {
@@ -283,7 +293,7 @@ const chart = {
     this.groups = new Map([...colourless, ...coloured].map((line) => [line, this.drawLine(line)]));
     this.layer.append(...this.groups.values());
     this.mark = draw("g");
-    svg.append(clip, this.layer, this.mark);
+    svg.append(clip, this.layer, ...this.drawTarget(), this.mark);
     if (!this.lines.some((line) => line.points.length)) {
       svg.append(draw("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "not measured"));
     }
@@ -292,6 +302,16 @@ const chart = {
     if (focused) svg.focus({ preventScroll: true });
     byId("zoom-reset").disabled = byId("zoom-out").disabled = this.view === null;
     if (byId("chart-values").open) this.fillTable();
+  },
+
+  drawTarget() {
+    const value = this.target(), { edge, width } = this;
+    if (value === null) return [];
+    const y = this.up(value), text = `target ${shown(value, this.series.percent)}${this.series.percent ? " %" : ""}`;
+    return [
+      draw("path", { class: "target", d: `M${edge.left} ${y}H${width - edge.right}` }),
+      draw("text", { class: "of-target", x: width - edge.right, y: y - 5, "text-anchor": "end" }, text),
+    ];
   },
 
   drawLine(line) {
@@ -309,6 +329,7 @@ const chart = {
       const below = path([...line.points].reverse(), (point) => this.within(point.y - (point.std ?? 0)));
       group.append(draw("path", { class: "band", d: `${above}L${below.slice(1)}Z` }));
     }
+    if (numbers.smooth > 1) group.append(draw("path", { class: "line pale", d: path(line.points, (point) => point.measured) }));
     group.append(draw("path", { class: "line", d: path(line.points, (point) => point.y), "stroke-dasharray": dash }));
     const apart = Math.max(1, Math.ceil(line.points.length / 10)), first = (slot * 3) % apart;
     for (let place = first; place < line.points.length; place += apart) {
@@ -319,7 +340,7 @@ const chart = {
 
   inWords() {
     const ends = this.ranked().filter((line) => line.points.length).slice(0, FEW)
-      .map((line) => `${line.name} ${shown(line.points.at(-1).y, this.series.percent)}${this.series.percent ? " %" : ""}`);
+      .map((line) => `${line.name} ${shown(line.points.at(-1).measured, this.series.percent)}${this.series.percent ? " %" : ""}`);
     return `${this.series.kind}, ${this.series.label}, over ${AXES[this.axis]}. At the end: ${ends.join("; ")}.`;
   },
 
@@ -388,7 +409,8 @@ const chart = {
     this.mark.append(draw("path", { class: "cross", d: `M${x} ${this.edge.top}V${this.height - this.edge.bottom}` }));
     this.mark.append(draw("circle", { class: "spot", cx: x, cy: y, r: 5, style: `color: ${slot === undefined ? "var(--ink)" : style(slot).colour}` }));
     const unit = this.series.percent ? " %" : "", spread = point.std === null ? "" : ` ± ${shown(point.std, this.series.percent)}`;
-    const value = `${shown(point.y, this.series.percent)}${spread}${unit}`;
+    const drawn = `${shown(point.y, this.series.percent)}${spread}${unit}`;
+    const value = numbers.smooth > 1 ? `${shown(point.measured, this.series.percent)}${unit}, smoothed ${drawn}` : drawn;
     const where = this.axis === "round" ? `round ${point.round}` : `round ${point.round}, ${shown(point.x, false)} ${this.axis}`;
     const over = point.count > 1 ? `, ${point.count} seeds` : "";
     tip.replaceChildren(make("strong", {}, at.line.name), `${value}`, make("br"), make("span", { class: "quiet" }, `${where}${over}`));
@@ -463,7 +485,7 @@ const chart = {
     const table = make("table", { id: "values" }, make("caption", {}, `${this.series.kind}, ${this.series.label}${unit}`),
       make("thead", {}, make("tr", {}, make("th", { scope: "col", class: "n" }, "Round"), ...lines.map((line) => make("th", { scope: "col", class: "n" }, line.name)))),
       make("tbody", {}, ...rounds.map((round) => make("tr", {}, make("th", { scope: "row", class: "n" }, String(round)),
-        ...at.map((points) => make("td", { class: "n" }, shown(points.get(round)?.y, this.series.percent)))))));
+        ...at.map((points) => make("td", { class: "n" }, shown(points.get(round)?.measured, this.series.percent)))))));
     byId("chart-values").querySelector(".scroll").replaceChildren(table);
   },
 };
