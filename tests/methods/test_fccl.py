@@ -90,6 +90,13 @@ def test_the_correlation_loss_does_not_depend_on_scale_and_shift(deviation):
     assert not torch.allclose(correlation_loss(-logits, consensus, deviation=deviation), expected)
 
 
+def test_the_correlations_are_computed_in_float32_in_a_run_in_bf16():
+    logits, consensus = numbers(20, 5).float(), numbers(20, 5, seed=1).float()
+    expected = correlation_loss(logits, consensus)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(correlation_loss(logits, consensus), expected, **EXACTLY)
+
+
 @BOTH_DEVIATIONS
 def test_the_correlation_loss_has_the_slope_of_finite_differences(deviation):
     consensus = numbers(7, 3, seed=1)

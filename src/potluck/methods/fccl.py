@@ -199,7 +199,8 @@ class CorrelationLoss:
         """Of one batch."""
         consensus = batch.columns["consensus"]
         logits = net(batch.inputs).to(consensus.dtype)
-        c = standardised(logits, self.deviation).T @ standardised(consensus, self.deviation) / len(logits)
+        with torch.autocast(logits.device.type, enabled=False):  # a product in bf16 would be a percent off the mark
+            c = standardised(logits, self.deviation).T @ standardised(consensus, self.deviation) / len(logits)
         same = torch.eye(len(c), dtype=c.dtype, device=c.device)
         return ((1 - c).square() * same).sum() + self.off_diagonal * ((1 + c).square() * (1 - same)).sum()
 
