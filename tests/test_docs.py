@@ -19,7 +19,8 @@ from potluck.core.roles import Client, Server
 from potluck.experiment.config import resolve
 from potluck.experiment.presets import experiment_for
 from potluck.experiment.sweep import read_sweep
-from potluck.methods import list_methods
+from potluck.methods import get_method, list_methods
+from potluck.recipes import list_recipes
 from potluck.records import TITLES, Progress
 
 ROOT = Path(__file__).parents[1]
@@ -213,6 +214,25 @@ def test_the_methods_of_the_guide_pass_their_checks(method, tmp_path, monkeypatc
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def said_in() -> list[str]:
+    """Where the page on contradictions says that each is told: the last cells of its tables."""
+    page = (ROOT / "docs/reproduction/contradictions.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert {len(row) for row in rows} == {4}
+    return [row[-1] for row in rows if row[-1] != "said in"]
+
+
+@pytest.mark.parametrize("place", dict.fromkeys(said_in()))
+def test_contradictions_name_departures_and_recipes_that_there_are(place):
+    numbered = re.findall(r"`(\w+)`, departure (\d+)", place)
+    for method, number in numbered:
+        departures = potluck.testing.limits.section(get_method(method), "Departures from the paper")
+        assert any(line.startswith(f"{number}. ") for line in departures)
+    names = {*re.findall(r"`([\w-]+)`", place)} - {method for method, _ in numbered}
+    assert names <= {*list_recipes(), *list_methods()}
+    assert numbered or names or "](" in place or place in ("here", "`potluck reproduce --list`")  # a place at all
 
 
 def exists(name: str) -> bool:
