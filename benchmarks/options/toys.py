@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.engine import Engine
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.store import ClientStore
+from potluck.experiment.config import merged, override, typed, without_none
 from potluck.experiment.needs import check_needs
 from potluck.models.cnn import cnn4, cnn5
 from potluck.testing.worlds import CLASSES, World, packed, quick, toy_federation
@@ -181,9 +182,22 @@ def method_of(cls: type[Method[Any]], assignments: tuple[str, ...], clips: bool 
     }
     small = {key.split(".")[-1]: value for key, value in SMALL.items() if type(known.get(key)) is type(value)}
     words = [f"{name}={value}" for name, value in small.items()]
-    method = quick(cls, (*words, *assignments), **{"epochs": 1, "batch_size": 8, **training})
+    method = quick(cls)
+    for field in trainings_of(cls):
+        method = trained_by(method, field, {"epochs": 1, "batch_size": 8, **training})
+    tree = merged(without_none(asdict(method)), override({}, (*words, *assignments)))
+    method = typed(cls, tree, "method", cls.__name__)
     plain = [] if clips else [field for field in trainings_of(cls) if f"{field}.clip_norm" not in "".join(assignments)]
     return replace(method, **{field: replace(getattr(method, field), clip_norm=None) for field in plain})
+
+
+def trained_by(method: Method[Any], field: str, changes: dict[str, Any]) -> Method[Any]:
+    """The method with these settings of one training, but for lengths that it refuses, since another one decides them."""
+    others = {name: value for name, value in changes.items() if name not in ("steps", "epochs", "batch_size")}
+    try:
+        return replace(method, **{field: replace(getattr(method, field), **changes)})
+    except ConfigError:
+        return replace(method, **{field: replace(getattr(method, field), **others)})
 
 
 def place_of(cls: type[Method[Any]]) -> str:
