@@ -183,8 +183,8 @@ def method_of(cls: type[Method[Any]], assignments: tuple[str, ...], clips: bool 
     small = {key.split(".")[-1]: value for key, value in SMALL.items() if type(known.get(key)) is type(value)}
     words = [f"{name}={value}" for name, value in small.items()]
     method = quick(cls)
-    for field in trainings_of(cls):
-        method = trained_by(method, field, {"epochs": 1, "batch_size": 8, **training})
+    for name in trainings_of(cls):
+        method = trained_by(method, name, {"epochs": 1, "batch_size": 8, **training})
     tree = merged(without_none(asdict(method)), override({}, (*words, *assignments)))
     method = typed(cls, tree, "method", cls.__name__)
     plain = [] if clips else [field for field in trainings_of(cls) if f"{field}.clip_norm" not in "".join(assignments)]
@@ -192,7 +192,7 @@ def method_of(cls: type[Method[Any]], assignments: tuple[str, ...], clips: bool 
 
 
 def trained_by(method: Method[Any], field: str, changes: dict[str, Any]) -> Method[Any]:
-    """The method with these settings of one training, but for lengths that it refuses, since another one decides them."""
+    """The method with these settings of one training, but for lengths that it refuses: another one decides them."""
     others = {name: value for name, value in changes.items() if name not in ("steps", "epochs", "batch_size")}
     try:
         return replace(method, **{field: replace(getattr(method, field), **changes)})
