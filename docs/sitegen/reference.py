@@ -245,10 +245,12 @@ RECORDS = {
     "potluck.experiment.observers": ("RunStart", "RoundStart", "EvaluationStart", "RunEnd"),
     "potluck.experiment.result": ("Result",),
     "potluck.models.contract": ("Split",),
+    "potluck.parts.privacy": ("sigma_for", "classical_sigma", "delta_of"),
     "potluck.records": ("RoundRecord", "ClientRecord"),
     "potluck.testing.worlds": ("World", "toy_federation"),
 }
-"""What users get and seldom import: what functions return, what observers are given, and worlds for tests."""
+"""What users get and seldom import: what functions return, what observers are given, the noise that a promise of
+privacy asks for, and worlds for tests."""
 
 
 def python_names() -> dict[str, str]:
@@ -269,7 +271,7 @@ def python_names() -> dict[str, str]:
         module = _module(home)
         parts += [f"## {code(home)}", prose(_first_paragraph(module))]
         parts += [_auto(home, name) for name in public_names(module)]
-    parts += ["## What is returned, what observers are given, and small worlds for tests"]
+    parts += ["## What is returned, what observers are given, how much noise privacy asks for, small worlds for tests"]
     parts += [_auto(home, name) for home, names in RECORDS.items() for name in names]
     pages["reference/python/modules.md"] = "\n\n".join(parts) + "\n"
     return pages

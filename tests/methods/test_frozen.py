@@ -87,7 +87,8 @@ METHODS = [
     Scaffold(LocalTraining(batch_size=4), sharing=BY_ARCHITECTURE),
     FedMD(SGD, SGD),
     FedORION(SGD, SGD, noise_batches=2),
-    FedORION(SGD, SGD, mutual=False, order="simultaneous", noise_batches=2, mutual_from=0.5),
+    FedORION(SGD, SGD, order="simultaneous", noise_batches=2, mutual_from=0.5),
+    FedORION(SGD, SGD, selective=False, mutual=False, noise_batches=2),
 ]
 
 

@@ -28,7 +28,7 @@ Facts
 
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture" sharing.weighting="uniform"
-    certainty="equal" server_training.clip_norm=5.0 sharing.weighting="samples" approaches feddf on optimizer="sgd"
+    certainty="equal" server_training.epochs=2 server_training.clip_norm=5.0 sharing.weighting="samples" approaches feddf server_training.epochs=2 on optimizer="sgd"
     training.lr=0.0 server_training.lr=0.0 stays at rest
 
 Departures from the paper
@@ -52,7 +52,7 @@ Departures from the paper
        makes the averages; predictions always count by certainty.
     9. `certainty="equal"` lets all clients count equally and distils on all public data: FedDF with these averages.
    10. With several architectures the global model is the ensemble of the prototypes, as in the code.
-"""
+"""  # noqa: E501 - a limit is one line
 
 from collections.abc import Generator
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ def test_there_are_4000_and_1000_standardised_sequences_of_40_numbers() -> None:
 
 
 def test_nothing_is_augmented() -> None:
-    train = load("mnist1d", augmentation="paper").train
+    train = load("mnist1d", augmentation="standard").train
     assert torch.equal(train.batch(torch.arange(4), fold_in(0))[0], train.batch(torch.arange(4))[0])
 
 
