@@ -9,6 +9,7 @@ import pytest
 from potluck.analysis.embedded import as_json, embedded, series_of, short, shown
 from potluck.analysis.groups import group
 from potluck.analysis.page import different, page_text
+from potluck.analysis.plots.drawn import Drawn
 from potluck.analysis.read import find_runs, read_run
 from potluck.core.errors import CheckpointError
 
@@ -91,6 +92,62 @@ def test_page_text__its_curves_have_the_records_numbers(store_run):
     assert (large["name"], large["curves"]["accuracy.personal"][0][1]) == ("large(width=8)", [0.5, 0.8, 0.7])
 
 
+def test_page_text__smoothed_curves_stand_beside_those_measured_and_it_is_said(store_run):
+    text = page_text([read_run(store_run())], smooth=2)
+    (run,) = Page(text).numbers["experiments"][0]["runs"]
+    assert run["curves"]["accuracy.personal"][1:] == [[0.4, 0.6, 0.55], [0.4, 0.5, 0.575]]
+    assert run["curves"]["accuracy.global"][1:] == [[0.625, 0.575], [0.625, 0.6]]
+    large = Page(text).numbers["by_architecture"][1]["curves"]["accuracy.personal"]
+    assert large[0][1:] == [[0.5, 0.8, 0.7], [0.5, 0.65, 0.75]]
+    assert text.count("moothed: mean of the latest 2 values; pale: as measured") == 3  # two drawings and the chart
+    assert text.count('<polyline class="line slot0 pale"') == 2
+    assert "own test parts: fedin ends at 55.0" not in text
+    assert "own test parts, over rounds: fedin ends at 55.0" in text  # as measured
+
+
+def test_page_text__unsmoothed_is_what_it_is_without_the_option(store_run):
+    runs = [read_run(store_run())]
+    text = page_text(runs)
+    assert page_text(runs, smooth=1) == text
+    assert "moothed: mean" not in text
+    assert "pale" not in text.split("<body>")[1].split("<script>")[0]
+    assert {len(curve) for curve in Page(text).numbers["experiments"][0]["runs"][0]["curves"].values()} == {2}
+    assert len(page_text(runs, smooth=2)) > len(text)
+
+
+def heights(drawing):
+    """The heights of a still drawing's lines, and of its target's."""
+    lines = [
+        [float(point.split(",")[1]) for point in found.split()] for found in re.findall(r'points="(.*?)"', drawing)
+    ]
+    return lines, [float(found) for found in re.findall(r'class="target" d="M52 ([0-9.]+)H', drawing)]
+
+
+@pytest.mark.parametrize("measure", ["personal", "common"])
+def test_page_text__a_target_has_a_line_only_in_the_curves_of_its_measure(store_run, measure):
+    text = page_text([read_run(store_run())], 0.45, measure)
+    assert Page(text).numbers["target"] == {"series": f"accuracy.{measure}", "value": 0.45}
+    assert Page(text).numbers["series"][0]["id"] == f"accuracy.{measure}"
+    first, second = re.findall(r"<figure>.*?</figure>", text, flags=re.DOTALL)[:2]
+    (line,), (target,) = heights(first)
+    assert line[0] > target > line[2]  # heights are counted from above
+    assert "dotted: the target, 45.0 %" in first
+    assert heights(second)[1] == []
+    assert "target" not in second
+
+
+def test_page_text__a_target_beyond_every_value_is_within_the_drawing(store_run):
+    text = page_text([read_run(store_run())], 0.99)
+    (line,), (target,) = heights(re.search(r"<figure>.*?</figure>", text, flags=re.DOTALL)[0])
+    assert 0 < target < min(line)
+
+
+def test_page_text__of_a_measure_that_no_run_has_own_test_parts_are_drawn_without_a_line(store_run, make_round):
+    runs = [read_run(store_run(rounds=[make_round(n, personal=[0.5] * 4) for n in (1, 2)], planned=2))]
+    found = Page(page_text(runs, 0.6, "global")).numbers
+    assert (found["series"][0]["id"], found["target"]) == ("accuracy.personal", None)
+
+
 def test_page_text__it_holds_all_it_needs_and_may_ask_for_nothing(store_run):
     text = page_text([read_run(store_run())])
     assert Page(text).asking == []
@@ -139,6 +196,9 @@ def test_page_text__of_errors_the_lowest_are_the_best(store_run, make_round):
     assert card.groups() == ("0.5", "better")
     assert [row[3] for row in Page(text).tables["experiments"][1:]] == ["0.5", "12.35"]
     assert Page(text).numbers["series"][0]["higher"] is False
+    text = page_text([read_run(folder) for folder in find_runs([folder.parent])], 3.0, smooth=2)
+    assert Page(text).numbers["target"] == {"series": "rmse.personal", "value": 3.0}
+    assert "dotted: the target, 3" in text
 
 
 def test_page_text__a_repeated_seed_is_said_to_count_once(store_run):
@@ -201,6 +261,16 @@ def test_embedded__of_very_many_rounds_some_are_left_out_and_the_first_and_last_
     assert numbers[:3] == [1, 5, 10]
     assert numbers[-1] == 2000
     assert values[-1] == 0.4
+    assert len(as_json(found.content)) < 25_000
+
+
+def test_embedded__of_a_thinned_curve_the_means_are_of_all_values(store_run, make_round):
+    rounds = [make_round(number, personal=[number % 2] * 4) for number in range(1, 2001)]
+    run = read_run(store_run(rounds=rounds, planned=2000))
+    found = embedded(group([run]), {run.folder: "one"}, 20_000, Drawn(smooth=2))
+    at, values, means = found.content["experiments"][0]["runs"][0]["curves"]["accuracy.personal"]
+    assert len(found.content["rounds"][at]) < 400
+    assert (set(values[1:]), set(means[1:])) == ({0}, {0.5})  # only even rounds are left, whose own mean would be 0
     assert len(as_json(found.content)) < 25_000
 
 

@@ -32,7 +32,7 @@ def show(browser, store_run, tmp_path):
     """Opens the page on runs given as tables; afterwards nothing may have failed, been logged or been asked for."""
     contexts, complaints = [], []
 
-    def open_page(*tables, width=1280, **options):
+    def open_page(*tables, width=1280, curves=None, **options):
         runs = []
         for index, table in enumerate(tables):
             extra = {name: table.pop(name) for name in ("classes", "partition") if name in table}
@@ -41,7 +41,7 @@ def show(browser, store_run, tmp_path):
                 (folder / f"{name}.json").write_text(json.dumps(content))
             runs.append(read_run(folder))
         file = tmp_path / "report.html"
-        file.write_text(page_text(runs), encoding="utf-8")
+        file.write_text(page_text(runs, **curves or {}), encoding="utf-8")
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
         page = contexts[-1].new_page()
         page.on("console", lambda message: complaints.append(message.text))
@@ -217,6 +217,40 @@ def test_other_measures_and_axes_can_be_chosen(show, make_round):
     page.locator("#chart svg").focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("#tip").inner_text().split("\n")[1:] == ["1.25", "round 6, 13.5 megabytes"]
+
+
+PALE_AND_NOT, ENDS = (".pale", ":not(.pale)"), ("method1", "method2")
+
+
+def test_smoothed_lines_lie_over_pale_ones_and_a_target_only_in_its_own_curves(show, make_round):
+    page = show(*several(make_round), curves={"target": 0.6, "smooth": 2})
+    assert page.locator("#chart path.line:not(.pale)").count() == page.locator("#chart path.line.pale").count() == 3
+    looks = "path => [getComputedStyle(path).stroke, Number(getComputedStyle(path).opacity)]"
+    group = page.locator("#chart g[data-name=method2]")
+    (colour, faint), (same, full) = (group.locator(f"path.line{which}").evaluate(looks) for which in PALE_AND_NOT)
+    assert colour == same
+    assert faint < full == 1
+    page.locator("#chart svg").focus()
+    page.keyboard.press("ArrowRight")  # method2 has 52.5 % in round 3, and 70 % in round 4
+    assert page.locator("#tip").inner_text().split("\n") == ["method2", "70.0 %, smoothed 61.2 %", "round 4"]
+    assert page.locator("#legend .final").all_inner_texts() == ["30.0", "50.0", "70.0"]
+    line = page.locator("#chart path.target").bounding_box()
+    low, high = (page.locator(f"#chart g[data-name={name}] path.marker").last.bounding_box()["y"] for name in ENDS)
+    assert high < line["y"] < low
+    assert page.locator("#chart text.of-target").text_content() == "target 60.0 %"
+    assert page.locator("#chart svg").get_attribute("aria-label").endswith("Target: 60.0 %.")
+    page.locator("#series").select_option("loss")
+    assert page.locator("#chart path.target, #chart text.of-target").count() == 0
+    assert "Target" not in page.locator("#chart svg").get_attribute("aria-label")
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_a_target_beyond_all_curves_is_inside_the_chart_even_where_no_point_is(show, make_round, target):
+    page = show(*several(make_round), curves={"target": target})
+    for _ in range(6):
+        chart, line = (page.locator(f"#chart {part}").bounding_box() for part in ("svg", "path.target"))
+        assert chart["y"] < line["y"] < chart["y"] + chart["height"] - 40
+        page.get_by_role("button", name="Zoom in").click()
 
 
 def test_clients_of_each_run_can_be_chosen_and_sorted(show, make_round):

@@ -5,7 +5,7 @@ import pytest
 
 from potluck.analysis.read import find_runs, read_run
 from potluck.analysis.report import Target, report_text, write_report
-from potluck.core.errors import CheckpointError
+from potluck.core.errors import CheckpointError, ConfigError
 
 FACTS = {
     "git_commit": "0123456789abcdef",
@@ -212,6 +212,30 @@ def test_nothing_is_written_if_there_is_nothing_to_report(store_run, seal, tmp_p
     with pytest.raises(CheckpointError, match="no run 'other' to compare with"):
         write_report([seal(store_run("b"))], tmp_path / "report", Target(0.5, against="other"))
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (60.0, "target 60: accuracy is a share; expected 0 to 1, such as 0.6"),
+        (-0.1, "target -0.1: accuracy is a share; expected 0 to 1, such as 0.6"),
+        (float("nan"), "target nan: expected a number"),
+    ],
+)
+def test_a_target_that_no_curve_can_reach_is_refused_before_anything_is_written(
+    store_run, seal, tmp_path, target, message
+):
+    with pytest.raises(ConfigError) as refused:
+        write_report([seal(store_run())], tmp_path / "report", Target(target))
+    assert str(refused.value) == message
+    assert not (tmp_path / "report").exists()
+
+
+def test_smoothing_changes_page_and_picture_and_no_table(store_run, seal, tmp_path):
+    folder = seal(store_run(**FACTS))
+    plain, smooth = (write_report([folder], tmp_path / f"by{window}", smooth=window) for window in (1, 2))
+    for name, same in (("report.html", False), ("curves.png", False), ("report.md", True)):
+        assert (plain.with_name(name).read_bytes() == smooth.with_name(name).read_bytes()) is same
 
 
 def test_notes_have_a_table_where_there_are_any(store_run, make_round):

@@ -11,6 +11,7 @@ from potluck.analysis.tables import (
     note_table,
     rounds_to,
     run_table,
+    running_means,
     spread,
     target_table,
     traffic_table,
@@ -151,6 +152,27 @@ def test_a_curve_over_seeds_has_the_points_that_all_have(seeds, run):
     assert point.megabytes == pytest.approx(2.5)
     assert curve([run, seeds[0]], lambda record: record.by_architecture("personal", "accuracy").get("small")) == []
     assert curve([run], lambda record: record.by_architecture("personal", "accuracy").get("tiny")) == []
+
+
+@pytest.mark.parametrize(
+    ("window", "means"),
+    [(1, [4.0, 2.0, 9.0, 1.0]), (2, [4.0, 3.0, 5.5, 5.0]), (3, [4.0, 3.0, 5.0, 4.0]), (9, [4.0, 3.0, 5.0, 4.0])],
+)
+def test_running_means_are_over_the_latest_values_and_at_the_start_over_fewer(window, means):
+    assert running_means([4.0, 2.0, 9.0, 1.0], window) == means
+    assert running_means([], window) == []
+
+
+def test_a_smoothed_curve_takes_each_runs_latest_evaluations_and_then_the_mean_over_seeds(store_run, make_round):
+    often = [make_round(n, personal=[share] * 4) for n, share in enumerate((0.1, 0.3, 0.8, 0.4), start=1)]
+    seldom = [make_round(n, personal=[0.5 + n / 10] * 4 if n % 2 == 0 else None) for n in range(1, 5)]
+    runs = [read_run(store_run(f"s{seed}", lines, seed=seed)) for seed, lines in enumerate((often, seldom))]
+    points = curve(runs, lambda record: record.value("personal", "accuracy"), smooth=2)
+    assert [(point.round, point.value.mean) for point in points] == [
+        (2, pytest.approx((0.2 + 0.7) / 2)),  # (0.1 + 0.3) / 2 of the one, its only one of the other
+        (4, pytest.approx((0.6 + 0.8) / 2)),  # rounds 3 and 4 of the one, 2 and 4 of the other
+    ]
+    assert points[-1].value.std == pytest.approx(0.02**0.5)
 
 
 def test_note_table__has_a_row_for_each_run_and_note_with_its_last_value(store_run, make_round):

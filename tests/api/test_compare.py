@@ -71,6 +71,13 @@ def test_compare__refuses_in_one_line_before_anything_runs(here):
         potluck.compare(str(here))
     with pytest.raises(ConfigError, match="has no folder to read"):
         potluck.report(in_memory)
+    for keys, expected in (
+        ({"measure": "best"}, "measure 'best': expected one of validation, personal"),
+        ({"smooth": 0}, "smooth: expected a whole number of at least 1, found 0"),
+        ({"smooth": 1.5}, "smooth: expected a whole number of at least 1, found 1.5"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            potluck.report(str(here), **keys)
     assert not (here / "runs").exists()
 
 

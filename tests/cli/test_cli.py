@@ -102,6 +102,7 @@ def test_config_toml_of_a_run_is_a_command_of_its_own(potluck, tmp_path):
         ("list methods 'zzz*'", "no methods match 'zzz*'"),
         ("show nothing", "nothing is called 'nothing'"),
         ("report .", "run"),
+        ("report . --smooth 0", "--smooth: 0 is not in the range x>=1"),
         ("check fedinn", "unknown method 'fedinn'"),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.analysis.groups import Group
+from potluck.analysis.plots.drawn import AS_MEASURED, Drawn
 from potluck.analysis.read import StoredRun, by_class, last, partition, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE, running_means
 from potluck.records import TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
@@ -52,21 +53,6 @@ class Series:
         }
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """How curves are drawn.
-
-    Attributes:
-        measure: of the primary metric; it is shown first.
-        smooth: of how many evaluations of a run, up to each, its curve is the mean.
-        target: a value of that measure, drawn as a line; None for none.
-    """
-
-    measure: Measure = "personal"
-    smooth: int = 1
-    target: float | None = None
-
-
 @dataclass
 class Embedded:
     """The numbers of a page.
@@ -84,7 +70,7 @@ def embedded(
     groups: Sequence[Group],
     names: Mapping[Path, str],
     budget: int,
-    drawn: Drawn = Drawn(),
+    how: Drawn = AS_MEASURED,
 ) -> Embedded:
     """The numbers of these experiments.
 
@@ -92,25 +78,25 @@ def embedded(
         groups: the experiments.
         names: of runs by their folders.
         budget: about so many bytes of JSON at most.
-        drawn: how curves are drawn.
+        how: curves are drawn.
     """
     runs = [run for members in groups for run in members.runs]
     page = _Page(budget)
-    target = None if drawn.target is None else {"series": _id(runs[0].metric, drawn.measure), "value": drawn.target}
+    target = None if how.target is None else {"series": _id(runs[0].metric, how.measure), "value": how.target}
     content: Json = {
         "series": [],
         "rounds": [],
         "classes": _class_names(runs),
-        "smooth": drawn.smooth,
+        "smooth": how.smooth,
         "target": target,
     }
     content["experiments"] = [_experiment(members, names) for members in groups]
-    every = _every(runs, page, drawn.smooth)
+    every = _every(runs, page, how.smooth)
     rounds: dict[tuple[int, ...], int] = {}
     for run, into in zip(runs, _runs_of(content), strict=True):
         into["spent"] = _spent(run, every, rounds)
-    take = partial(_curves, every=every, rounds=rounds, smooth=drawn.smooth)
-    offered = [(series, take(series, runs)) for series in series_of(runs, drawn.measure)]
+    take = partial(_curves, every=every, rounds=rounds, smooth=how.smooth)
+    offered = [(series, take(series, runs)) for series in series_of(runs, how.measure)]
     essential = [item for item in offered if any(curve for curve in item[1])]
     alone = [_by_architecture(groups[0], take)] if len(groups) == 1 else []
     page.take([content, list(rounds)])
@@ -162,10 +148,9 @@ def as_json(content: Any) -> str:
 
 
 def series_of(runs: Sequence[StoredRun], first: Measure = "personal") -> Iterator[Series]:
-    """Every quantity that these runs may have recorded, the most important first, and before all a measure."""
+    """Every quantity that these runs may have recorded: this measure, and then the most important first."""
     primary, *others = runs[0].metrics
-    order: list[Measure] = [first, *(other for other in TITLES if other != first)]
-    main = [_measured(primary, measure) for measure in order]
+    main = [_measured(primary, measure) for measure in dict.fromkeys((first, *TITLES))]
     yield main[0]
     yield Series("loss", "training", "training loss", lambda record: record.loss_local, higher=False)
     yield main[1]

@@ -13,9 +13,10 @@ from typing import Any
 from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
-from potluck.analysis.embedded import Drawn, Embedded, as_json, embedded, series_of, shown
+from potluck.analysis.embedded import Embedded, as_json, embedded, series_of, shown
 from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
+from potluck.analysis.plots.drawn import Drawn, drawn
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
 from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
 from potluck.analysis.rendering import NOTHING, amount, score, template
@@ -69,7 +70,7 @@ def page_text(
         runs: of one task.
         target: a value of the primary metric, for which the page shows what it took to reach it.
         measure: whose predictions, and on what, reach the target, and whose curves are shown first.
-        smooth: each run's curve is the mean of so many evaluations up to each.
+        smooth: a run's curve at each round is the mean of its latest so many values.
         remarks: what could not be read, or not be checked.
 
     Raises:
@@ -77,7 +78,7 @@ def page_text(
     """
     groups, metric = group(runs), metric_of(runs)
     names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
-    rows, drawn = compare(runs, measure, target=target), Drawn(measure, smooth, target)
+    rows, how = compare(runs, measure, target=target), drawn(runs, measure, smooth, target)
     script, style = Markup("\n".join(map(_part, _SCRIPTS))), Markup(_part("page.css"))
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shown_to_all = {
@@ -111,7 +112,7 @@ def page_text(
         "different": different(groups, by_method=False),
         "different_by_method": different(groups, by_method=True),
         "configurations": [(members.label, members.seeds[0], _configuration(members.runs[0])) for members in groups],
-        "stills": _stills(groups, drawn),
+        "stills": _stills(groups, how),
         "clients": _clients(groups[0].runs[0], names),
         "width": WIDTH,
         "height": HEIGHT,
@@ -119,7 +120,7 @@ def page_text(
     page = template("report.html.j2", metric)
     without = page.render(shown_to_all, numbers=Markup(""), left_out=[])
     room = max(_ROOM_FOR_CURVES, LARGEST - len(without.encode()) - _ROOM_FOR_WORDS)
-    data = embedded(groups, names, room, drawn)
+    data = embedded(groups, names, room, how)
     return page.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=_in_words(data))
 
 
@@ -292,14 +293,14 @@ def _configuration(run: StoredRun) -> str:
     return (run.folder / CONFIG).read_text(encoding="utf-8").strip()
 
 
-def _stills(groups: Sequence[Group], drawn: Drawn) -> list[Still]:
+def _stills(groups: Sequence[Group], how: Drawn) -> list[Still]:
     """The two main curves as drawings."""
-    series = list(series_of([run for members in groups for run in members.runs], drawn.measure))[:2]
+    series = list(series_of([run for members in groups for run in members.runs], how.measure))[:2]
     found: list[Still | None] = []
     for item in series:
         unit = " (%)" if item.percent else ""
         title = item.label if item.kind == "training" else f"{item.kind}{unit}, {item.label}"
         text = partial(shown, percent=item.percent)
         draw = partial(still, f"{title}, over rounds", groups, item.value, text, shares=item.percent)
-        found.append(draw(smooth=drawn.smooth, target=drawn.target if item is series[0] else None))
+        found.append(draw(smooth=how.smooth, target=how.target if item is series[0] else None))
     return [drawing for drawing in found if drawing]

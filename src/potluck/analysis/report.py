@@ -1,5 +1,6 @@
 """The report on one or more runs: a page of HTML, and a short one of Markdown with a picture, for plain text."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from potluck.analysis.groups import Group, group, heading
 from potluck.analysis.names import run_names
 from potluck.analysis.page import different, page_text, shared
 from potluck.analysis.plots.curves import draw_curves, save
+from potluck.analysis.plots.drawn import drawn
 from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_runs
 from potluck.analysis.rendering import NOTHING, template
 from potluck.analysis.tables import (
@@ -65,17 +67,15 @@ def write_report(
         to: the folder to write into; made if it is not there.
         target: adds how many rounds each run took to an accuracy, and a line there in the curves.
         measure: whose curves are drawn, and shown first; a target's own measure goes before.
-        smooth: curves are the mean of so many evaluations up to each, over pale ones of what was measured.
+        smooth: a run's curve at each round is the mean of its latest so many values, over a pale one as measured.
 
     Returns:
         The path of `report.html`.
 
     Raises:
         CheckpointError: there is no run to read, or all are damaged.
-        ConfigError: the target is no share, though the metric is one, or `smooth` is below 1.
+        ConfigError: the target is no number, or no share, though the metric is one.
     """
-    if smooth < 1:
-        raise ConfigError(f"smooth={smooth}: expected how many evaluations to average, 1 for curves as measured")
     reading = read_runs(find_runs(paths))
     runs, remarks = reading.runs, reading.remarks
     value, measure = (target.value, target.measure) if target else (None, measure)
@@ -83,16 +83,21 @@ def write_report(
     text = report_text(runs, target, remarks)
     page = page_text(runs, value, measure, smooth=smooth, remarks=remarks)
     to.mkdir(parents=True, exist_ok=True)
-    save(draw_curves(runs, measure, smooth=smooth, target=value), to / PICTURE)
+    save(draw_curves(runs, drawn(runs, measure, smooth, value)), to / PICTURE)
     (to / REPORT).write_text(text, encoding="utf-8")
     (to / PAGE).write_text(page, encoding="utf-8")
     return to / PAGE
 
 
 def _check(target: float | None, metric: Metric) -> None:
-    """Refuse a target that stands outside every curve."""
-    if target is not None and metric.percent and not 0 <= target <= 1:
-        raise ConfigError(f"target {target:g}: {metric.label} is a share; expected 0 to 1, such as {target / 100:g}")
+    """Refuse a target that no curve can reach."""
+    if target is None:
+        return
+    if not math.isfinite(target):
+        raise ConfigError(f"target {target:g}: expected a number")
+    if metric.percent and not 0 <= target <= 1:
+        meant = target / 100 if 1 < target <= 100 else 0.6
+        raise ConfigError(f"target {target:g}: {metric.label} is a share; expected 0 to 1, such as {meant:g}")
 
 
 def report_text(runs: Sequence[StoredRun], target: Target | None = None, remarks: Sequence[str] = ()) -> str:

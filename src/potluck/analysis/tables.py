@@ -361,7 +361,7 @@ def curve(runs: Sequence[StoredRun], value: Callable[[RoundRecord], float | None
     Args:
         runs: of the experiment.
         value: of a round; None if it was not measured.
-        smooth: of how many evaluations of a run, up to each, the mean is taken.
+        smooth: of how many values of a run, up to each, the mean is taken, before that over runs.
     """
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:

@@ -171,8 +171,7 @@ def compare(
         ConfigError: a key or a value is wrong, or there is nothing to compare.
         CheckpointError: a folder is not a run, or all runs are damaged.
     """
-    if measure not in get_args(Measure):
-        raise ConfigError(f"measure {measure!r}: expected one of {', '.join(get_args(Measure))}")
+    _check_measure(measure)
     for one in what:
         if not isinstance(one, str | Path | RunResult):
             raise ConfigError(
@@ -205,7 +204,7 @@ def compare(
     experiments = [
         seeded(experiment_on(one, wanted.values, None if on is None else Path(on)), number)
         for one in targets
-        for number in range(_count(seeds))
+        for number in range(_at_least_one("seeds", seeds))
     ]
     check_reference([*reading.runs, *(Planned(one.tree()) for one in experiments)], against)
     ends = _ends(experiments, Path(to), processes)
@@ -231,12 +230,15 @@ def report(
         to: the folder to write to; by default that of a single run, and `report` for several.
         target: adds how many rounds each run took to reach this value of the metric, and a line there in the curves.
         measure: of what; its curves are drawn, and shown first.
-        smooth: curves are the mean of so many evaluations up to each, over pale ones of what was measured.
+        smooth: a run's curve at each round is the mean of its latest so many values, over a pale one as measured.
 
     Raises:
         CheckpointError: there is no run to read, or one is damaged.
-        ConfigError: a run has no folder, a target for a share is no share, or `smooth` is below 1.
+        ConfigError: a run has no folder, there is no such measure, a target for a share is no share, or `smooth` is not
+            a whole number of at least 1.
     """
+    _check_measure(measure)
+    _at_least_one("smooth", smooth)
     folders = folders_of(runs)
     place = Path(to) if to is not None else folders[0] if len(folders) == 1 else Path("report")
     goal = None if target is None else Target(target, measure)
@@ -266,7 +268,12 @@ def _ends(experiments: Sequence[Experiment], parent: Path, processes: int | None
     return [ends[index] for index in range(len(experiments))]
 
 
-def _count(seeds: Any) -> int:
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ConfigError(f"seeds: expected a whole number of at least 1, found {seeds!r}")
-    return seeds
+def _check_measure(measure: Any) -> None:
+    if measure not in get_args(Measure):
+        raise ConfigError(f"measure {measure!r}: expected one of {', '.join(get_args(Measure))}")
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}: expected a whole number of at least 1, found {value!r}")
+    return value

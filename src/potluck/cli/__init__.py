@@ -189,7 +189,10 @@ def report(
     target: Goal = None,
     measure: Measured = "personal",
     smooth: Annotated[
-        int, typer.Option(help="Draw the mean of the latest N evaluations, over pale lines as measured.", min=1)
+        int,
+        typer.Option(
+            help="Draw curves as the mean of the latest N values, over pale ones as measured.", metavar="N", min=1
+        ),
     ] = 1,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:

@@ -5,7 +5,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from potluck.analysis.plots.curves import _LABEL_GAP, _apart, draw_curves, save
+from potluck.analysis.plots.curves import _LABEL_GAP, _LETTERS_A_LINE, _apart, draw_curves, save
+from potluck.analysis.plots.drawn import AS_MEASURED, Drawn
 from potluck.analysis.read import read_run
 
 
@@ -13,8 +14,8 @@ from potluck.analysis.read import read_run
 def drawn(store_run):
     """A function that stores runs, given as keyword arguments of each, and draws them together."""
 
-    def draw(*tables):
-        return draw_curves([read_run(store_run(f"run{index}", **table)) for index, table in enumerate(tables)])
+    def draw(*tables, how=AS_MEASURED):
+        return draw_curves([read_run(store_run(f"run{index}", **table)) for index, table in enumerate(tables)], how)
 
     return draw
 
@@ -141,3 +142,41 @@ def test_of_more_lines_than_can_be_told_apart_the_best_are_named_and_the_others_
         c for c, _ in coloured
     }
     assert "Grey: 3 more, which end worse or were not measured." in figure.get_supxlabel()
+
+
+def test_a_smoothed_line_lies_over_a_pale_one_as_measured(drawn, make_round):
+    rounds = [make_round(n, personal=[share] * 4) for n, share in enumerate((0.2, 0.6, 0.4), start=1)]
+    figure = drawn({"rounds": rounds}, {"rounds": rounds, "method": "fedavg"}, how=Drawn(smooth=2))
+    for axes in figure.axes:
+        pale, smoothed = axes.lines[:2]
+        assert list(pale.get_ydata()) == pytest.approx([0.2, 0.6, 0.4])
+        assert list(smoothed.get_ydata()) == pytest.approx([0.2, 0.4, 0.5])
+        assert pale.get_color() == smoothed.get_color()
+        assert pale.get_alpha() < 0.5
+        assert smoothed.get_alpha() is None
+    assert "Smoothed: mean of the latest 2 values; pale: as measured." in figure.get_supxlabel()
+
+
+def test_the_best_of_smoothed_lines_are_those_that_were_measured_best(drawn, make_round):
+    last = [make_round(n, personal=[share] * 4) for n, share in ((1, 0.0), (2, 0.9))]
+    steady = [make_round(n, personal=[0.5 + n / 100] * 4) for n in (1, 2)]
+    tables = [{"method": "late", "rounds": last}, *({"method": f"m{n}", "rounds": steady} for n in range(12))]
+    assert "late" in {text.removeprefix("- - ") for text in texts(drawn(*tables, how=Drawn(smooth=2)).axes[0])}
+
+
+@pytest.mark.parametrize("target", [0.45, 0.95])
+def test_a_target_is_a_line_across_both_panels_wherever_the_curves_are(drawn, target):
+    figure = drawn({}, how=Drawn("common", target=target))
+    for axes, end in zip(figure.axes, (6, 13.5), strict=True):
+        assert [list(line.get_ydata()) for line in axes.lines].count([target, target]) == 1
+        assert axes.get_ylim()[0] < target < axes.get_ylim()[1]
+        assert axes.get_xlim() == (0, pytest.approx(1.03 * end))
+    assert f"Red, dotted: the target, {100 * target:.1f} %, common test set." in figure.get_supxlabel()
+    assert texts(figure.axes[0]) == ["small", "mean over clients", "large(width=8)"]
+    assert figure.axes[0].get_title(loc="left") == "on common test set, over rounds"
+
+
+def test_a_long_caption_goes_on_below(drawn):
+    how = Drawn(smooth=3, target=0.5)
+    caption = drawn({"seed": 0}, {"seed": 1}, how=how).get_supxlabel()
+    assert len(caption) > _LETTERS_A_LINE >= max(map(len, caption.splitlines()))

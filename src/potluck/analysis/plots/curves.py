@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from potluck.analysis.groups import Group, enumerated, group, heading
+from potluck.analysis.plots.drawn import AS_MEASURED, Drawn
 from potluck.analysis.read import StoredRun, last
 from potluck.analysis.tables import CurvePoint, curve, metric_of
 from potluck.records import ACCURACY, MAIN_MEASURES, TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
@@ -27,6 +29,7 @@ _OTHER_DASHES = ("--", ":")  # of the measures beside the one that is shown
 _TARGET = "#b3261e"
 _PALE = 0.35
 _MARKED_POINTS = 12
+_LETTERS_A_LINE = 138  # of the caption
 _LABEL_GAP = 0.065  # of the panel's height: one line of text
 _NARROWEST = 0.1  # the least span of a panel, in shares
 _STYLE = {
@@ -54,7 +57,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of a panel: label, points and style; `measured` are the points before smoothing, if there was any."""
+    """One line of a panel: label, points and style; if the points are smoothed, `measured` are those before."""
 
     label: str
     points: list[CurvePoint]
@@ -66,9 +69,7 @@ class _Line:
     named: bool = True
 
 
-def draw_curves(
-    runs: Sequence[StoredRun], measure: Measure = "personal", *, smooth: int = 1, target: float | None = None
-) -> Figure:
+def draw_curves(runs: Sequence[StoredRun], how: Drawn = AS_MEASURED) -> Figure:
     """The learning curves of runs, as a picture of two panels.
 
     The left panel shows one measure of the primary metric over rounds: of one experiment a line for each
@@ -78,9 +79,7 @@ def draw_curves(
 
     Args:
         runs: one or more.
-        measure: which is shown.
-        smooth: each run's curve is the mean of so many evaluations up to each, over a pale line of what was measured.
-        target: a value of the metric, drawn as a dotted line.
+        how: which measure, how much smoothed, over pale lines as measured, and whether a target is shown.
 
     Returns:
         A matplotlib figure that belongs to no window and no global state.
@@ -90,7 +89,7 @@ def draw_curves(
     """
     from matplotlib.figure import Figure as NewFigure
 
-    groups, metric = group(runs), metric_of(runs)
+    groups, metric, measure, smooth = group(runs), metric_of(runs), how.measure, how.smooth
     with _style():
         figure = NewFigure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
         over_rounds, over_traffic = figure.subplots(1, 2, sharey=True)
@@ -102,13 +101,10 @@ def draw_curves(
         _draw(over_traffic, right, lambda point: point.megabytes, metric.percent)
         over_rounds.set_title(f"{_measured(measure, of_lines=alone)}, over rounds")
         over_traffic.set_title(f"{_mean_name(measure)}, over traffic" if alone else "the same, over traffic")
-        if target is not None:
-            for axes in (over_rounds, over_traffic):
-                axes.axhline(target, color=_TARGET, linestyle=":", linewidth=1.2, label=_TARGET)
-        _finish(over_rounds, over_traffic, metric)
+        _finish(over_rounds, over_traffic, metric, how.target)
         _label_ends(over_rounds, left)
         _label_ends(over_traffic, right if alone else [])  # the left panel already labels every line
-        _caption(figure, groups, measure, _more(left, smooth, None if target is None else metric.text(target)))
+        _caption(figure, groups, how, sum(not line.named for line in left))
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # otherwise it would move the panels a little at every drawing
     return figure
@@ -192,7 +188,8 @@ def _told_apart(lines: Sequence[_Line], metric: Metric) -> list[_Line]:
     sign = 1 if metric.higher_is_better else -1
 
     def rank(line: _Line) -> float:
-        return sign * line.points[-1].value.mean if line.points else -math.inf
+        points = line.measured or line.points
+        return sign * points[-1].value.mean if points else -math.inf
 
     looks = [(colour, dash) for dash in _DASHES for colour in _COLOURS]
     best = {id(line) for line in sorted(plain, key=rank, reverse=True)[: len(looks)]}
@@ -221,28 +218,27 @@ def _draw(axes: Axes, lines: Sequence[_Line], place: Callable[[CurvePoint], floa
             axes.fill_between(at, low, high, color=line.colour, alpha=0.15, linewidth=0)
 
 
-def _finish(over_rounds: Axes, over_traffic: Axes, metric: Metric) -> None:
-    """Label the axes; rounds and megabytes start at 0 and end with the data."""
+def _finish(over_rounds: Axes, over_traffic: Axes, metric: Metric, target: float | None) -> None:
+    """Label the axes, and draw the line of a target; rounds and megabytes start at 0 and end with the data."""
     from matplotlib.ticker import MaxNLocator
 
     label = metric.label if metric == ACCURACY else f"{metric.label} ({metric.direction})"
     over_rounds.set(xlabel="round", ylabel=label)
     over_traffic.set(xlabel="megabytes sent, down and up, all clients")
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (over_rounds, over_traffic):
+        ends = [max(line.get_xdata(), default=0) for line in axes.lines]
+        axes.set_xlim(0, max(ends, default=0) * 1.03 or 1)
+    empty = not any(len(line.get_xdata()) for line in over_rounds.lines)
+    if target is not None:
+        for axes in (over_rounds, over_traffic):
+            axes.axhline(target, color=_TARGET, linestyle=":", linewidth=1.4)
     if metric.percent:
         over_rounds.yaxis.set_major_formatter(_percent)
         over_rounds.set_ylim(_share_limits(*over_rounds.get_ylim()))
-    for axes in (over_rounds, over_traffic):
-        ends = [max(line.get_xdata(), default=0) for line in _curves_in(axes)]
-        axes.set_xlim(0, max(ends, default=0) * 1.03 or 1)
-    if not any(len(line.get_xdata()) for line in _curves_in(over_rounds)):
+    if empty:
         over_rounds.set_ylim(0, 1)
         over_rounds.text(0.5, 0.5, f"no test {metric.label} recorded", transform=over_rounds.transAxes, ha="center")
-
-
-def _curves_in(axes: Axes) -> list[Any]:
-    """The lines of a panel but that of the target, which is as wide as the panel."""
-    return [line for line in axes.lines if line.get_label() != _TARGET]
 
 
 def _percent(share: float, _: int) -> str:
@@ -287,24 +283,24 @@ def _apart(heights: Sequence[float]) -> list[float]:
     return [place + index * _LABEL_GAP for index, place in enumerate(moved)]
 
 
-def _caption(figure: Figure, groups: Sequence[Group], measure: Measure, more: str) -> None:
-    """The heading above the panels, and below them how lines were averaged, and more."""
+def _caption(figure: Figure, groups: Sequence[Group], how: Drawn, grey: int) -> None:
+    """The heading above the panels, and below them how lines were averaged and are drawn."""
     clients = enumerated(sorted({members.runs[0].client_count for members in groups}))
-    whose = TITLES["global"] if measure == "global" else "clients' models"
-    title = f"{heading(groups)}, {clients} clients: {groups[0].runs[0].metric.label} of the {whose}"
+    whose, metric = TITLES["global"] if how.measure == "global" else "clients' models", groups[0].runs[0].metric
+    title = f"{heading(groups)}, {clients} clients: {metric.label} of the {whose}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.supxlabel(_averaging(groups) + more, x=0.01, ha="left", fontsize=8, color=_FAINT)
+    words = " ".join([_averaging(groups), *_looks(how, metric, grey)])
+    figure.supxlabel(fill(words, _LETTERS_A_LINE), x=0.01, ha="left", fontsize=8, color=_FAINT)
 
 
-def _more(lines: Sequence[_Line], smooth: int, target: str | None) -> str:
-    """What the caption says of grey and pale lines, and of the target's."""
-    grey = sum(not line.named for line in lines)
-    said = [
-        f" Grey: {grey} more, which end worse or were not measured." if grey else "",
-        f" Smoothed: mean of the latest {smooth} evaluations; pale: as measured." if smooth > 1 else "",
-        f" Dotted: the target, {target}." if target else "",
-    ]
-    return "".join(said)
+def _looks(how: Drawn, metric: Metric, grey: int) -> Generator[str]:
+    """What the caption says of the lines that look unlike others."""
+    if grey:
+        yield f"Grey: {grey} more, which end worse or were not measured."
+    if how.smooth > 1:
+        yield f"Smoothed: mean of the latest {how.smooth} values; pale: as measured."
+    if how.target is not None:
+        yield f"Red, dotted: the target, {metric.text(how.target)}, {TITLES[how.measure]}."
 
 
 def _averaging(groups: Sequence[Group]) -> str:

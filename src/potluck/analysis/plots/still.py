@@ -19,8 +19,8 @@ class Still:
 
     Attributes:
         title: what it shows.
-        lines: by experiment its label, its points, the last value measured as text, and the points before smoothing, if
-            there was any.
+        lines: by experiment its label, its points, the last value measured as text, and, if the points are smoothed,
+            those measured.
         heights: ticks of the vertical axis, by text.
         places: ticks of the horizontal axis.
         target: height of the line of a target; None for none.
@@ -51,7 +51,7 @@ def still(
         value: of a round.
         shown: a value as text.
         shares: whether values are shares.
-        smooth: of how many evaluations, up to each, a curve is the mean.
+        smooth: of how many values of a run, up to each, a curve is the mean.
         target: a value to draw a line at.
     """
     curves = [
@@ -61,7 +61,7 @@ def still(
     ]
     if not curves:
         return None
-    values = [point.value.mean for _, _, points in curves for point in points]
+    values = [point.value.mean for _, *both in curves for points in both for point in points]
     values += [] if target is None else [target]
     final = max(point.round for _, _, points in curves for point in points)
     low, high = _span(min(values), max(values), shares)

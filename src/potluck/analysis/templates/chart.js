@@ -249,8 +249,8 @@ const chart = {
       const ends = banded ? [this.within(point.y - point.std), this.within(point.y + point.std)] : [point.y];
       return coloured ? [...ends, point.measured] : ends;
     }));
-    if (!seen.length) return { x, y: [0, 1], whole };
     if (this.target() !== null) seen.push(this.target());
+    if (!seen.length) return { x, y: [0, 1], whole };
     let [low, high] = [Math.min(...seen), Math.max(...seen)];
     const least = this.series.percent ? 0.02 : Math.abs(high) * 1e-3 || 1;
     const pad = Math.max(0.05 * (high - low), (least - (high - low)) / 2);
@@ -262,6 +262,10 @@ const chart = {
   /** The height of the target's line; null where the curves are of something else. */
   target() {
     return numbers.target?.series === this.series.id ? numbers.target.value : null;
+  },
+
+  withUnit(value) {
+    return `${shown(value, this.series.percent)}${this.series.percent ? " %" : ""}`;
   },
 
   within(value) {
@@ -305,12 +309,11 @@ const chart = {
   },
 
   drawTarget() {
-    const value = this.target(), { edge, width } = this;
-    if (value === null) return [];
-    const y = this.up(value), text = `target ${shown(value, this.series.percent)}${this.series.percent ? " %" : ""}`;
+    if (this.target() === null) return [];
+    const { edge, width } = this, y = this.up(this.target()), text = `target ${this.withUnit(this.target())}`;
     return [
       draw("path", { class: "target", d: `M${edge.left} ${y}H${width - edge.right}` }),
-      draw("text", { class: "of-target", x: width - edge.right, y: y - 5, "text-anchor": "end" }, text),
+      draw("text", { class: "of-target", x: edge.left + 6, y: y - 5 }, text),
     ];
   },
 
@@ -340,8 +343,9 @@ const chart = {
 
   inWords() {
     const ends = this.ranked().filter((line) => line.points.length).slice(0, FEW)
-      .map((line) => `${line.name} ${shown(line.points.at(-1).measured, this.series.percent)}${this.series.percent ? " %" : ""}`);
-    return `${this.series.kind}, ${this.series.label}, over ${AXES[this.axis]}. At the end: ${ends.join("; ")}.`;
+      .map((line) => `${line.name} ${this.withUnit(line.points.at(-1).measured)}`);
+    const target = this.target() === null ? "" : ` Target: ${this.withUnit(this.target())}.`;
+    return `${this.series.kind}, ${this.series.label}, over ${AXES[this.axis]}. At the end: ${ends.join("; ")}.${target}`;
   },
 
   // ---- pointing and zooming ----
@@ -410,7 +414,7 @@ const chart = {
     this.mark.append(draw("circle", { class: "spot", cx: x, cy: y, r: 5, style: `color: ${slot === undefined ? "var(--ink)" : style(slot).colour}` }));
     const unit = this.series.percent ? " %" : "", spread = point.std === null ? "" : ` ± ${shown(point.std, this.series.percent)}`;
     const drawn = `${shown(point.y, this.series.percent)}${spread}${unit}`;
-    const value = numbers.smooth > 1 ? `${shown(point.measured, this.series.percent)}${unit}, smoothed ${drawn}` : drawn;
+    const value = numbers.smooth > 1 ? `${this.withUnit(point.measured)}, smoothed ${drawn}` : drawn;
     const where = this.axis === "round" ? `round ${point.round}` : `round ${point.round}, ${shown(point.x, false)} ${this.axis}`;
     const over = point.count > 1 ? `, ${point.count} seeds` : "";
     tip.replaceChildren(make("strong", {}, at.line.name), `${value}`, make("br"), make("span", { class: "quiet" }, `${where}${over}`));
