@@ -215,7 +215,7 @@ def test_pages__has_every_written_page_and_its_links_lead_to_places_on_the_site(
 
 @pytest.mark.slow
 def test_pages__takes_up_new_pages_by_themselves(tmp_path):
-    for place in ("docs", "benchmarks", "CITATION.cff", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+    for place in ("docs", "benchmarks", "CITATION.cff", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"):
         (tmp_path / place).symlink_to(ROOT / place)
     (tmp_path / "docs").unlink()
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build"))
