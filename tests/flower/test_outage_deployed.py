@@ -92,4 +92,5 @@ def test_a_server_waits_for_its_nodes_and_goes_on_when_they_are_back(tmp_path):
     records = [json.loads(line) for line in (run / ROUNDS).read_text().splitlines()]
     assert [record["replied"] for record in records] == [[0, 1]] * 3
     assert not any("lost" in record for record in records)
-    assert "round 2 goes on" in said.lines or "round 3 goes on" in said.lines
+    number = waits.split(" waits: ")[0]  # any round: on a busy machine the nodes may leave in the first
+    assert f"{number} goes on" in said.lines[said.lines.index(waits) :]

@@ -88,6 +88,7 @@ from potluck import (
     predict_rows,
     public_of,
 )
+from potluck.parts.precision import unmixed
 
 Deviation = Literal["population", "sample"]
 
@@ -199,7 +200,7 @@ class CorrelationLoss:
         """Of one batch."""
         consensus = batch.columns["consensus"]
         logits = net(batch.inputs).to(consensus.dtype)
-        with torch.autocast(logits.device.type, enabled=False):  # a product in bf16 would be a percent off the mark
+        with unmixed(logits.device):  # a product in bf16 would be a percent off the mark
             c = standardised(logits, self.deviation).T @ standardised(consensus, self.deviation) / len(logits)
         same = torch.eye(len(c), dtype=c.dtype, device=c.device)
         return ((1 - c).square() * same).sum() + self.off_diagonal * ((1 + c).square() * (1 - same)).sum()

@@ -94,6 +94,7 @@ from potluck import (
     put_back,
     require,
 )
+from potluck.parts.precision import unmixed
 
 _ROOM = 2**25  # numbers that the gradients of single examples may have in memory together
 _MOVED = 1e-6  # distance from which a tensor counts as moved
@@ -219,7 +220,7 @@ class FisherLoss:
             return self.criterion(call_with(net, weights, inputs[None]), target[None])
 
         # In float32 whatever the run's precision, see departure 3; under autocast vmap mixes types at a BatchNorm.
-        with mode(net, training=False), torch.autocast(batch.inputs.device.type, enabled=False):
+        with mode(net, training=False), unmixed(batch.inputs.device):
             weights = {name: weight.detach() for name, weight in named.items()}
             each: Weights = vmap(grad(of_one), (None, 0, 0))(weights, batch.inputs, batch.targets)
         fisher = {name: gradients.detach().square().mean(0) for name, gradients in each.items()}
