@@ -6,7 +6,7 @@ from typing import Any
 
 from reference import rate
 from toys import Ground, Played, trainings_of
-from trying import Trials
+from trying import PLAIN, Trials
 
 from potluck.core.errors import ConfigError
 from potluck.engine.numerics.numerics import Numerics
@@ -19,7 +19,7 @@ TOGETHER = f"persist=true weight_decay=0.1 clip_norm=0.5 {EXPONENTIAL}"
 OF_TRAINING = [
     ("momentum=0.9", "", "sgd", False),
     ("weight_decay=0.1", "", "sgd", False),
-    ("clip_norm=0.05", "", "sgd", False),
+    ("clip_norm=0.001", "", "sgd", False),
     (EXPONENTIAL, "", "sgd", False),
     ("lr=0.0", "", "sgd", False),
     ("epochs=2", "", "sgd", False),
@@ -34,6 +34,15 @@ OF_TRAINING = [
 ]
 """The option, what it stands beside, the base, and whether the second reading tries it: all of them, some together."""
 
+BESIDE = {"fedmd.public_training": "public_labels=true"}
+"""Trainings that there are beside another option alone."""
+
+OF_ONE_BATCH = "fedktl.server_training", "fedre.server_training", "hypemefed.server_training"
+"""Trainings whose examples here are fewer than a batch: an epoch is one step, whose momentum is the gradient."""
+
+OF_TWINS = {"fedmd": "digest_loss=mse"}
+"""Options beside which rules are tried: the sign of a distance to a consensus of equals is rounding's."""
+
 WITHOUT_NORMS = Ground(batchnorm=False)
 """Adam takes a full step for a gradient that is rounding alone, as that of a bias before a BatchNorm."""
 
@@ -45,9 +54,11 @@ BF16 = 2.0**-4
 def try_trainings(trials: Trials) -> None:
     """The options of every local training against the second reading."""
     for field in trainings_of(trials.method):
-        for words, beside, base, second in OF_TRAINING:
+        place = f"{trials.name}.{field}"
+        always, more = BESIDE.get(place, ""), [("momentum=0.9", "epochs=2", "sgd", False)] * (place in OF_ONE_BATCH)
+        for words, beside, base, second in OF_TRAINING + more:
             ground = trials.ground if base == "sgd" else WITHOUT_NORMS
-            trials.option(of(field, words), base, of(field, beside), second=second, ground=ground)
+            trials.option(of(field, words), base, f"{always} {of(field, beside)}".strip(), second=second, ground=ground)
 
 
 def of(field: str, words: str) -> str:
@@ -88,18 +99,19 @@ def stepwise(trials: Trials, field: str) -> Played:
 
 
 def hold_numerics(trials: Trials) -> None:
-    """With bf16, one round goes nearly the same way, and a run with Adam ends in finite numbers."""
+    """With bf16, one round goes nearly the same way, with norms and without; a run with Adam ends in finite numbers."""
     low = Numerics(precision="bf16")
-    before, one, other = (
-        trials.run("", "single", rounds=rounds, computing=computing)
-        for rounds, computing in ((0, Numerics()), (1, Numerics()), (1, low))
-    )
-    if other.end != "ran":
-        trials.note("precision=bf16", other.end, other.why)
-    elif (off := other.way(one) / max(one.way(before), 1e-9)) <= BF16:
-        trials.note("precision=bf16", "holds")
-    else:
-        trials.note("precision=bf16", "differs", f"by {off:.2g} of the way of one round")
+    for name, ground in (("precision=bf16", PLAIN), ("precision=bf16 without norms", WITHOUT_NORMS)):
+        before, one, other = (
+            trials.run("", "single", ground, rounds=rounds, computing=computing)
+            for rounds, computing in ((0, Numerics()), (1, Numerics()), (1, low))
+        )
+        if other.end != "ran":
+            trials.note(name, other.end, other.why)
+        elif (off := other.way(one) / max(one.way(before), 1e-9)) <= BF16:
+            trials.note(name, "holds")
+        else:
+            trials.note(name, "differs", f"by {off:.2g} of the way of one round")
     found = trials.run("", "own", computing=low)
     trials.note("precision=bf16 with Adam", "holds" if found.end == "ran" else found.end, found.why)
 
@@ -119,7 +131,8 @@ def hold_sharing(trials: Trials) -> None:
             trials.equal(f"{name} with equally many examples", one, other, ROUNDING)
         elif name.endswith("combine.rule"):
             rules, ground = ("mean", "median", "trimmed", "clipped"), Ground(False, 1, twins=True)
-            mean, *others = each(trials, name, rules, ground, "training.batch_size=64")
+            whole = " ".join(f"{field}.batch_size=64" for field in trainings_of(trials.method))  # so that no order counts
+            mean, *others = each(trials, name, rules, ground, f"{whole} {OF_TWINS.get(trials.name, '')}")
             for rule, run in zip(rules[1:], others, strict=True):
                 trials.equal(f"{name}={rule} of three twins", mean, run, ROUNDING)
 

@@ -19,6 +19,7 @@ GIVEN: dict[str, list[str]] = {
     "weights": ["[0.9,0.1]"],
     "decoded": ["[0.2,0.4]"],
     "noise_batches": ["1"],
+    "leave_out": ["[0.5]"],
     "privacy": ["{clip=1.0,epsilon=1.0,delta=1e-5}"],
 }
 """Values of fields whose annotation does not say what they may be."""
@@ -39,8 +40,12 @@ BESIDE: dict[str, list[tuple[str, str]]] = {
     "fedin": [
         ("rule=exact", "granularity=whole"),
         ("rule=exact", "granularity=kernel"),
-        ("rule=exact", "multiplier=0.0"),
+        ("noise=0.5", "noise_multiplies=variance"),
+        ("noise=0.5", "noise_sigma=channel"),
+        ("noise=0.5", "noise_sigma=feature"),
     ],
+    "fedtgp": [("threshold=100.0", "margin=farthest")],
+    "hypemefed": [("", "rank=1")],
     "rhfl": [("training.lr=1.0", "scale=sum")],
     "fiarse": [("ladder=[0.3,1.0]", "grow_every=2")],
     **{f"inco{base}": [("", "inco.clip=0.001"), ("", "inco.cap=0.1")] for base in OVER},

@@ -184,7 +184,7 @@ def method_of(cls: type[Method[Any]], assignments: tuple[str, ...], clips: bool 
     words = [f"{name}={value}" for name, value in small.items()]
     method = quick(cls)
     for name in trainings_of(cls):
-        method = trained_by(method, name, {"epochs": 1, "batch_size": 8, **training})
+        method = trained_by(method, name, {"epochs": 1, "steps": None, "batch_size": 8, **training})
     tree = merged(without_none(asdict(method)), override({}, (*words, *assignments)))
     method = typed(cls, tree, "method", cls.__name__)
     plain = [] if clips else [field for field in trainings_of(cls) if f"{field}.clip_norm" not in "".join(assignments)]

@@ -71,6 +71,19 @@ def test_a_methods_own_defaults_stay_where_a_table_does_not_name_them():
     assert experiment_for("felo", ["method.sharing.buffers=local"]).method.sharing.weighting == "samples"
 
 
+@pytest.mark.parametrize("key", ["training", "server_training", "generator_training"])
+def test_epochs_that_are_given_take_the_place_of_a_methods_own_steps(key):
+    own = getattr(get_method("fedmk")(), key)
+    assert own.steps
+    stepped = {"method": {"name": "fedmk", key: {"steps": 7}}}
+    for tree in (stepped, {"method": {"name": "fedmk"}}):
+        found = resolve(override(tree, [f"method.{key}.epochs=3"]))
+        assert getattr(found.method, key) == dataclasses.replace(own, epochs=3, steps=None)
+        assert resolve(found.tree()).tree() == found.tree()
+    both = resolve(override(stepped, [f"method.{key}.epochs=3", f"method.{key}.steps=8"]))
+    assert getattr(both.method, key) == dataclasses.replace(own, epochs=3, steps=8)
+
+
 def test_the_demonstration_settings_apply_to_digits_only():
     assert experiment_for("fedavg", []).method.training.lr == 0.01
     assert experiment_for("fedavg", ["federation.dataset=cifar10"]).method.training.lr == 0.001

@@ -40,7 +40,8 @@ class LocalTraining(Checked):
             options not given here.
         lr: learning rate of the first round.
         epochs: passes over the local data, the last incomplete batch included.
-        steps: optimiser steps instead of epochs, if given.
+        steps: optimiser steps instead of epochs, if given. In a configuration, epochs that are given take the place of
+            a method's own steps.
         batch_size: examples in a step.
         momentum: of SGD.
         weight_decay: L2 term added to the gradient by the optimiser; of AdamW, the share of the weights that each step

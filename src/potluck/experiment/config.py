@@ -374,8 +374,8 @@ def override(tree: Tree, assignments: Assignments) -> Tree:
     Raises:
         ConfigError: an assignment has no `=`, or leads through something that is not a table.
     """
-    tree = copy.deepcopy(tree)
-    for key, value in sorted(_assigned(assignments).items(), key=lambda item: item[0].count(".")):
+    tree, assigned = copy.deepcopy(tree), _assigned(assignments)
+    for key, value in sorted(assigned.items(), key=lambda item: item[0].count(".")):
         *tables, last = key.split(".")
         place = tree
         for name in tables:
@@ -387,6 +387,8 @@ def override(tree: Tree, assignments: Assignments) -> Tree:
             place[last] = place[last] if same else {"name": value}
         else:
             place[last] = value
+        if last == "epochs" and ".".join([*tables, "steps"]) not in assigned:
+            place.pop("steps", None)  # as in `merged`
         if isinstance(replaced := tree.get("preset"), dict):
             replaced.pop(key, None)  # it is no longer the preset's choice
     return tree
@@ -418,8 +420,11 @@ def _listed(text: str) -> Any:
 
 
 def merged(base: Tree, changes: Tree) -> Tree:
-    """The tables of `base` with those of `changes` laid over them."""
-    laid = dict(base)
+    """The tables of `base` with those of `changes` laid over them.
+
+    Steps in `base`, which decide how long a training is, do not outlive epochs in `changes`.
+    """
+    laid = {key: value for key, value in base.items() if key != "steps" or "epochs" not in changes}
     for key, value in changes.items():
         inner = base.get(key)
         laid[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
