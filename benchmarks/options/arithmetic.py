@@ -131,7 +131,7 @@ def hold_sharing(trials: Trials) -> None:
             trials.equal(f"{name} with equally many examples", one, other, ROUNDING)
         elif name.endswith("combine.rule"):
             rules, ground = ("mean", "median", "trimmed", "clipped"), Ground(False, 1, twins=True)
-            whole = " ".join(f"{field}.batch_size=64" for field in trainings_of(trials.method))  # so that no order counts
+            whole = " ".join(f"{field}.batch_size=64" for field in trainings_of(trials.method))  # no order counts
             mean, *others = each(trials, name, rules, ground, f"{whole} {OF_TWINS.get(trials.name, '')}")
             for rule, run in zip(rules[1:], others, strict=True):
                 trials.equal(f"{name}={rule} of three twins", mean, run, ROUNDING)
