@@ -6,7 +6,7 @@ from typing import Any
 
 from sphinx.addnodes import desc
 
-from potluck import __version__
+from potluck._version import __version__
 from sitegen.docstrings import as_rst
 from sitegen.links import CodeLinks
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from potluck import __version__
+from potluck._version import __version__
 from potluck.core.errors import ConfigError, StorageError, explained
 from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from potluck import __version__
+from potluck._version import __version__
 from potluck.cli import completion, stages
 from potluck.cli.commands import Commands, option_advice
 from potluck.core.errors import PotluckError, PotluckWarning, explained

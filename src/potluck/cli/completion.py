@@ -10,10 +10,9 @@ from typing import Any
 
 import typer
 
-import potluck
 from potluck.core.discovery import module_names, plugins
 
-_ROOT = Path(potluck.__file__).parent
+_ROOT = Path(__file__).parents[1]
 _Class = tuple[Path, ast.ClassDef]
 _MANIFEST = "manifest.json"
 
@@ -48,10 +47,10 @@ def keys(method: str | None) -> list[str]:
     config = ("experiment", "config")
     name = method if method in module_names("potluck.methods") else "fedin"
     found = {
-        "federation": _class_named("FederationConfig", _file(*config)),
-        "federation.partition": _class_named("Dirichlet", _file("data", "partition", "dirichlet")),
+        "federation": _class_named(["FederationConfig"], _file(*config)),
+        "federation.partition": _class_named(["Dirichlet"], _file("data", "partition", "dirichlet")),
         "method": _method_in(_file("methods", name)),
-        "run": _class_named("RunConfig", _file(*config)),
+        "run": _class_named(["RunConfig"], _file(*config)),
     }
     return [f"{table}.{key}" for table, cls in found.items() for key in (_keys(cls) if cls else ())]
 
@@ -200,11 +199,11 @@ def _keys(cls: _Class) -> list[str]:
 
 
 def _of_field(name: str, annotation: ast.expr, path: Path) -> list[str]:
-    words = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)]
-    if "ClassVar" in words:
+    words = list(_words(annotation))
+    if ["ClassVar"] in words:
         return []
     classes = [cls for word in words if (cls := _class_named(word, path)) and _is_dataclass(cls[1])]
-    own = [] if classes and isinstance(annotation, ast.Name) else [name]
+    own = [] if classes and isinstance(annotation, ast.Name | ast.Attribute) else [name]
     return own + [f"{name}.{key}" for cls in classes for key in _keys(cls)]
 
 
@@ -213,24 +212,42 @@ def _ancestors(cls: _Class) -> list[_Class]:
     path, node = cls
     found: list[_Class] = []
     for base in node.bases:
-        name = base.value if isinstance(base, ast.Subscript) else base
-        if isinstance(name, ast.Name) and (parent := _class_named(name.id, path)):
+        name = next(_words(base.value if isinstance(base, ast.Subscript) else base))
+        if parent := _class_named(name, path):
             found += [parent, *_ancestors(parent)]
     return found
 
 
-def _class_named(name: str, path: Path) -> _Class | None:
-    """The class that a name means in a file, which may import it from another of Potluck's."""
+def _words(node: ast.AST) -> Iterator[list[str]]:
+    """The names in an expression, each in its parts: `fl.exits.Link` as fl, exits and Link."""
+    dotted = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    if dotted:
+        yield dotted.split(".")
+    else:
+        for inner in ast.iter_child_nodes(node):
+            yield from _words(inner)
+
+
+def _class_named(name: list[str], path: Path) -> _Class | None:
+    """The class that a name means in a file, which may import it, or a module that has it, from another of Potluck's.
+
+    Args:
+        name: in its parts.
+        path: the file.
+    """
+    first = name[0] if name else ""
     for node in _read(path).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
+        if isinstance(node, ast.ClassDef) and [node.name] == name:
             return path, node
-        if isinstance(node, ast.Assign) and name in [getattr(target, "id", "") for target in node.targets]:
-            meant = [word.id for word in ast.walk(node.value) if isinstance(word, ast.Name)]  # `Annotated[Class, ...]`
-            return next((cls for word in meant if (cls := _class_named(word, path))), None)
-        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-            home = f"potluck.{potluck._HOMES.get(name, '')}" if node.module == "potluck" else node.module or ""
-            place = _file(*home.split(".")[1:]) if home.startswith("potluck.") else None
-            return _class_named(name, place) if place and place.is_file() else None
+        if isinstance(node, ast.Assign) and name in [[getattr(target, "id", "")] for target in node.targets]:
+            return next((cls for word in _words(node.value) if (cls := _class_named(word, path))), None)
+        if isinstance(node, ast.ImportFrom) and first in [alias.asname or alias.name for alias in node.names]:
+            top, *places = (node.module or "").split(".")
+            module = _file(*places, first)
+            if top == "potluck" and module.is_file():
+                return _class_named(name[1:], module)
+            home = _file(*places)
+            return _class_named(name, home) if top == "potluck" and home.is_file() else None
     return None
 
 

@@ -49,31 +49,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Probabilities,
-    Replies,
-    Schema,
-    Server,
-    above,
-    at_least,
-    below,
-    consensus,
-    drawn_rows,
-    lesson_of_rows,
-    on_client,
-    predict_rows,
-    soft_labels_loss,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -82,7 +58,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Cronus(Method[State]):
+class Cronus(fl.Method[State]):
     """Hyper-parameters of Cronus.
 
     Attributes:
@@ -103,50 +79,50 @@ class Cronus(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    distillation: LocalTraining = LocalTraining(batch_size=128)
-    public_examples: Annotated[int, at_least(1)] = 5000
+    training: fl.LocalTraining = fl.LocalTraining()
+    distillation: fl.LocalTraining = fl.LocalTraining(batch_size=128)
+    public_examples: Annotated[int, fl.at_least(1)] = 5000
     pretrain: bool = True
     aggregation: Literal["filter", "rule"] = "filter"
-    outliers: Annotated[float, at_least(0), below(0.5)] = 0.25
-    variance: Annotated[float, above(0)] = 0.1
-    combine: Mean = Mean("trimmed")
+    outliers: Annotated[float, fl.at_least(0), fl.below(0.5)] = 0.25
+    variance: Annotated[float, fl.above(0)] = 0.1
+    combine: fl.Mean = fl.Mean("trimmed")
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State()
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        predicted = cohort.ask(self.predict_public, Message(rows=drawn_rows(server, self.public_examples)))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        predicted = cohort.ask(self.predict_public, fl.Message(rows=fl.public.drawn_rows(server, self.public_examples)))
         labels = self._labels(predicted, server)
-        cohort.ask(self.local_update, {i: Message(labels=labels) for i in predicted})
+        cohort.ask(self.local_update, {i: fl.Message(labels=labels) for i in predicted})
         return state
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "predict_public":
-            return Schema(predictions=Probabilities(len(message["rows"]), server.num_classes))
-        return Schema()
+            return fl.Schema(predictions=fl.schema.Probabilities(len(message["rows"]), server.num_classes))
+        return fl.Schema()
 
-    @on_client
-    def predict_public(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def predict_public(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         pretraining = self.training if self.pretrain else None
-        logits = yield from predict_rows(client, message["rows"], pretraining)
-        return Message(predictions=logits.softmax(1))
+        logits = yield from fl.public.predict_rows(client, message["rows"], pretraining)
+        return fl.Message(predictions=logits.softmax(1))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        lesson = lesson_of_rows(client, message["labels"])
-        yield Fit(client.model, soft_labels_loss, lesson, self.distillation, name="digest")
-        yield Fit(client.model, client.objective, client.train, self.training, name="train")
-        return Message()
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        lesson = fl.public.lesson_of_rows(client, message["labels"])
+        yield fl.Fit(client.model, fl.public.soft_labels_loss, lesson, self.distillation, name="digest")
+        yield fl.Fit(client.model, client.objective, client.train, self.training, name="train")
+        return fl.Message()
 
-    def _labels(self, predicted: Replies, server: Server) -> Tensor:
+    def _labels(self, predicted: fl.Replies, server: fl.Server) -> Tensor:
         """Y, a distribution over classes for each row."""
         predictions = predicted.entries("predictions")
         if self.aggregation == "rule":
-            return consensus(predictions, self.combine)
+            return fl.public.consensus(predictions, self.combine)
         labels, kept = filtered_mean(torch.stack(predictions), self.outliers, self.variance)
         server.note(dropped=1 - float(kept.mean()))
         return labels

@@ -56,65 +56,22 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    DynamicLoss,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    Sharing,
-    StagedNet,
-    Weights,
-    above,
-    at_least,
-    at_most,
-    bottleneck_exit,
-    buffers_of,
-    distillation,
-    in_stages,
-    leading_names,
-    leading_share,
-    level_within,
-    like,
-    linear_exit,
-    load,
-    minus,
-    norm,
-    on_client,
-    parameters_of,
-    place_shapes,
-    plus,
-    require,
-    warn_below,
-    zeros_like,
-)
+from potluck import fl
 
-EQUALLY = Sharing(weighting="uniform")
+EQUALLY = fl.Sharing(weighting="uniform")
 
 
 @dataclass(frozen=True)
 class State:
     """The whole network with all its classifiers: weights, BatchNorm statistics, and the dual variable of FedDyn."""
 
-    weights: Weights
-    buffers: Weights
-    h: Weights
+    weights: fl.Weights
+    buffers: fl.Weights
+    h: fl.Weights
 
 
 @dataclass(frozen=True)
-class DepthFL(Method[State]):
+class DepthFL(fl.Method[State]):
     """Hyper-parameters of DepthFL.
 
     Attributes:
@@ -136,89 +93,95 @@ class DepthFL(Method[State]):
 
     predicts_with_exits = True
     default_capacities = (1.0, 0.75, 0.5, 0.25)
-    training: LocalTraining = LocalTraining()
-    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.75, 0.5, 0.25)
+    training: fl.LocalTraining = fl.LocalTraining()
+    levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.75, 0.5, 0.25)
     exits: Literal["bottleneck", "linear"] = "bottleneck"
-    consistency: Annotated[float, at_least(0)] = 1.0
-    ramp: Annotated[int, at_least(0)] = 300
-    alpha: Annotated[float, at_least(0)] = 0.1
-    combine: Mean = Mean()
+    consistency: Annotated[float, fl.at_least(0)] = 1.0
+    ramp: Annotated[int, fl.at_least(0)] = 300
+    alpha: Annotated[float, fl.at_least(0)] = 0.1
+    combine: fl.Mean = fl.Mean()
 
     def __post_init__(self) -> None:
-        require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
+        fl.require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
 
     @property
     def keeps_model(self) -> bool:
         return False
 
-    def needs(self) -> frozenset[Need]:
-        teaches = Need.CLASSES if self.consistency and len(self.levels) > 1 else Need.ONE_OUTPUT
-        return frozenset({Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES, teaches})
+    def needs(self) -> frozenset[fl.Need]:
+        teaches = fl.Need.CLASSES if self.consistency and len(self.levels) > 1 else fl.Need.ONE_OUTPUT
+        return frozenset({fl.Need.ONE_ARCHITECTURE, fl.Need.SPLIT_MODEL, fl.Need.DEPTH_PREFIXES, teaches})
 
-    def init(self, server: Server) -> State:
-        warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
+    def init(self, server: fl.Server) -> State:
+        fl.width.warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
         net = self.net(server, max(self.levels))
-        return State(parameters_of(net), buffers_of(net), zeros_like(parameters_of(net)))
+        return State(fl.parameters_of(net), fl.buffers_of(net), fl.weights.zeros_like(fl.parameters_of(net)))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         messages = {i: self.inference_message(state, i, server) for i in cohort.ids}
         equally = replace(EQUALLY, combine=self.combine)
         means = equally.means(cohort.stream(self.local_update, messages), server.roster, "weights", "buffers")
         mean, owners = means.over({"all": {}}, "weights")["all"], means.weights("weights").get("all", {})
         drift = {n: owners[n] / len(server.roster) * (w - state.weights[n]) for n, w in mean.items()}
-        h = plus(state.h, drift, -self.alpha)
+        h = fl.weights.plus(state.h, drift, -self.alpha)
         if self.alpha:
-            mean = plus(mean, h, -1 / self.alpha)
-        server.note(h_norm=norm({"all": h}))
+            mean = fl.weights.plus(mean, h, -1 / self.alpha)
+        server.note(h_norm=fl.sharing.norm({"all": h}))
         return State({**state.weights, **mean}, means.over({"all": state.buffers}, "buffers")["all"], h)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         buffers = message.get("buffers")
-        return Schema(weights=like(message["weights"]), buffers=None if buffers is None else like(buffers))
+        return fl.Schema(
+            weights=fl.schema.like(message["weights"]), buffers=None if buffers is None else fl.schema.like(buffers)
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net, sent = self.filled(client, message), message["weights"]
-        extras = {"sent": sent, "g": client.state.get("g") or zeros_like(sent)}
-        objective = DynamicLoss(ExitsLoss(client.criterion, self.weight(client.round)), self.alpha)
-        yield Fit(net, objective, client.train, self.training, extras=extras)
+        extras = {"sent": sent, "g": client.state.get("g") or fl.weights.zeros_like(sent)}
+        objective = fl.losses.DynamicLoss(ExitsLoss(client.criterion, self.weight(client.round)), self.alpha)
+        yield fl.Fit(net, objective, client.train, self.training, extras=extras)
         if self.alpha:
-            client.state["g"] = plus(extras["g"], minus(parameters_of(net), sent), -self.alpha)
-        return Message(weights=parameters_of(net), buffers=buffers_of(net) or None)
+            client.state["g"] = fl.weights.plus(extras["g"], fl.weights.minus(fl.parameters_of(net), sent), -self.alpha)
+        return fl.Message(weights=fl.parameters_of(net), buffers=fl.buffers_of(net) or None)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        names = server.about(None, self.names)[level_within(self.levels, server.roster[client_id].capacity)]
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        names = server.about(None, self.names)[fl.width.level_within(self.levels, server.roster[client_id].capacity)]
         weights, buffers = (
             {name: tensor for name, tensor in whole.items() if name.startswith(names)}
             for whole in (state.weights, state.buffers)
         )
-        return Message(weights=weights, buffers=buffers or None)
+        return fl.Message(weights=weights, buffers=buffers or None)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return ensemble(self.filled(client, message))
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         net = self.net(server, max(self.levels))
-        load(net, {**state.weights, **state.buffers})
+        fl.load(net, {**state.weights, **state.buffers})
         return ensemble(net)
 
-    def filled(self, client: Client, message: Message) -> StagedNet:
+    def filled(self, client: fl.Client, message: fl.Message) -> fl.StagedNet:
         """On the client, its part of the network with what it was sent."""
-        net = self.net(client, level_within(self.levels, client.capacity))
-        load(net, {**message["weights"], **(message.get("buffers") or {})})
+        net = self.net(client, fl.width.level_within(self.levels, client.capacity))
+        fl.load(net, {**message["weights"], **(message.get("buffers") or {})})
         return net
 
-    def net(self, party: Server | Client, level: float) -> StagedNet:
+    def net(self, party: fl.Server | fl.Client, level: float) -> fl.StagedNet:
         """The leading share of the network's blocks, with the classifiers behind them."""
-        full, data = (party.build(), party) if isinstance(party, Server) else (party.model, party.train)
-        shapes = place_shapes(in_stages(full), data.input_shape)
-        build = partial(bottleneck_exit, [*shapes.values()]) if self.exits == "bottleneck" else linear_exit
-        return leading_share(party, in_stages(full), data.input_shape, level, self.levels, build)
+        full, data = (party.build(), party) if isinstance(party, fl.Server) else (party.model, party.train)
+        shapes = fl.contract.place_shapes(fl.contract.in_stages(full), data.input_shape)
+        build = (
+            partial(fl.exits.bottleneck_exit, [*shapes.values()])
+            if self.exits == "bottleneck"
+            else fl.contract.linear_exit
+        )
+        return fl.exits.leading_share(party, fl.contract.in_stages(full), data.input_shape, level, self.levels, build)
 
     def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
         """By level, what the names of its tensors begin with."""
-        return {level: leading_names(in_stages(net), level) for level in self.levels}
+        return {level: fl.exits.leading_names(fl.contract.in_stages(net), level) for level in self.levels}
 
     def weight(self, number: int) -> float:
         """w(t) of a round, counted from 1."""
@@ -230,15 +193,15 @@ class DepthFL(Method[State]):
 class ExitsLoss:
     """A client's loss L_k: of each classifier by labels, and by what each of the others says."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     weight: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; with one classifier it is the task's loss, bit for bit."""
-        outputs = list(in_stages(net).exit_outputs(batch.inputs).values())
+        outputs = list(fl.contract.in_stages(net).exit_outputs(batch.inputs).values())
         losses = [self.criterion(z, batch.targets) for z in outputs]
         if self.weight:
-            taught = [distillation(z, teacher) for z, teacher in permutations(outputs, 2)]
+            taught = [fl.losses.distillation(z, teacher) for z, teacher in permutations(outputs, 2)]
             losses += [self.weight / (len(outputs) - 1) * divergence for divergence in taught]
         return torch.stack(losses).sum()
 
@@ -246,7 +209,7 @@ class ExitsLoss:
 class Ensemble(nn.Module):
     """The mean of all classifiers' outputs."""
 
-    def __init__(self, net: StagedNet) -> None:
+    def __init__(self, net: fl.StagedNet) -> None:
         super().__init__()
         self.net = net
 
@@ -255,6 +218,6 @@ class Ensemble(nn.Module):
         return torch.stack([*self.net.exit_outputs(x).values()]).mean(0)
 
 
-def ensemble(net: StagedNet) -> nn.Module:
+def ensemble(net: fl.StagedNet) -> nn.Module:
     """What predicts: the net itself if it has one classifier."""
     return Ensemble(net) if len(net.exits) - bool(net.ending) else net

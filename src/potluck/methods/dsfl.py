@@ -50,36 +50,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Probabilities,
-    Replies,
-    Schema,
-    Server,
-    ServerTraining,
-    Weights,
-    above,
-    at_least,
-    consensus,
-    drawn_rows,
-    floats,
-    learnt_of,
-    load,
-    on_client,
-    public_of,
-    soft_labels_loss,
-    soft_lesson,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -91,12 +62,12 @@ class State:
         lesson: "rows" and "labels"; empty before the first round.
     """
 
-    common: Weights
+    common: fl.Weights
     lesson: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 @dataclass(frozen=True)
-class DSFL(Method[State]):
+class DSFL(fl.Method[State]):
     """Hyper-parameters of DS-FL.
 
     Attributes:
@@ -117,51 +88,59 @@ class DSFL(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    distillation: LocalTraining = LocalTraining(batch_size=128)
-    server_training: ServerTraining = LocalTraining(batch_size=128)
-    public_examples: Annotated[int, at_least(1)] = 1000
+    training: fl.LocalTraining = fl.LocalTraining()
+    distillation: fl.LocalTraining = fl.LocalTraining(batch_size=128)
+    server_training: fl.ServerTraining = fl.LocalTraining(batch_size=128)
+    public_examples: Annotated[int, fl.at_least(1)] = 1000
     aggregation: Literal["era", "sa"] = "era"
-    temperature: Annotated[float, above(0)] = 0.1
+    temperature: Annotated[float, fl.above(0)] = 0.1
     average: Literal["probabilities", "logits"] = "probabilities"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(server.build()))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(server.build()))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        rows = drawn_rows(server, self.public_examples)
-        replies = cohort.ask(self.local_update, Message(rows=rows, lesson=state.lesson or None))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        rows = fl.public.drawn_rows(server, self.public_examples)
+        replies = cohort.ask(self.local_update, fl.Message(rows=rows, lesson=state.lesson or None))
         lesson = {"rows": rows, "labels": self._labels(replies)}
-        model = load(server.build(), state.common)
-        report = server.fit(Fit(model, soft_labels_loss, soft_lesson(server, lesson), self.server_training))
+        model = fl.load(server.build(), state.common)
+        report = server.fit(
+            fl.Fit(model, fl.public.soft_labels_loss, fl.public.soft_lesson(server, lesson), self.server_training)
+        )
         server.note(distillation_loss=report.loss)
-        return State(learnt_of(model), lesson)
+        return State(fl.learnt_of(model), lesson)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        kind = floats if self.average == "logits" else Probabilities
-        return Schema(predictions=kind(len(message["rows"]), server.num_classes))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        kind = fl.schema.floats if self.average == "logits" else fl.schema.Probabilities
+        return fl.Schema(predictions=kind(len(message["rows"]), server.num_classes))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         lesson = message.get("lesson")
         if lesson is not None:
-            yield Fit(client.model, soft_labels_loss, soft_lesson(client, lesson), self.distillation, name="distil")
-        yield Fit(client.model, client.objective, client.train, self.training)
-        logits = yield Predict(client.model, public_of(client).take(message["rows"]))
-        return Message(predictions=logits if self.average == "logits" else logits.softmax(1))
+            yield fl.Fit(
+                client.model,
+                fl.public.soft_labels_loss,
+                fl.public.soft_lesson(client, lesson),
+                self.distillation,
+                name="distil",
+            )
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
+        logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))
+        return fl.Message(predictions=logits if self.average == "logits" else logits.softmax(1))
 
-    def _labels(self, replies: Replies) -> Tensor:
+    def _labels(self, replies: fl.Replies) -> Tensor:
         """t_g, a distribution over classes for each row."""
         predictions = replies.entries("predictions")
         if self.average == "logits":
             mean = self.combine(predictions, [1.0] * len(replies)).softmax(1)
         else:
-            mean = consensus(predictions, self.combine)
+            mean = fl.public.consensus(predictions, self.combine)
         return mean if self.aggregation == "sa" else (mean / self.temperature).softmax(1)
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)

@@ -61,34 +61,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Measure,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    at_least,
-    distillation,
-    drawn_rows,
-    floats,
-    learnt_of,
-    load,
-    on_client,
-    predict_rows,
-    public_of,
-)
-from potluck.parts.precision import unmixed
+from potluck import fl
 
 Deviation = Literal["population", "sample"]
 
@@ -99,7 +72,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FCCL(Method[State]):
+class FCCL(fl.Method[State]):
     """Hyper-parameters of FCCL.
 
     Attributes:
@@ -123,67 +96,67 @@ class FCCL(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    correlation: LocalTraining = LocalTraining(batch_size=256)
-    public_examples: Annotated[int, at_least(1)] = 5000
-    exchanges: Annotated[int, at_least(1)] = 1
-    off_diagonal: Annotated[float, at_least(0)] = 0.0051
+    training: fl.LocalTraining = fl.LocalTraining()
+    correlation: fl.LocalTraining = fl.LocalTraining(batch_size=256)
+    public_examples: Annotated[int, fl.at_least(1)] = 5000
+    exchanges: Annotated[int, fl.at_least(1)] = 1
+    off_diagonal: Annotated[float, fl.at_least(0)] = 0.0051
     deviation: Deviation = "population"
-    intra: Annotated[float, at_least(0)] = 1.0
-    inter: Annotated[float, at_least(0)] = 1.0
-    pretrain: Annotated[int, at_least(0)] = 1
-    combine: Mean = Mean()
+    intra: Annotated[float, fl.at_least(0)] = 1.0
+    inter: Annotated[float, fl.at_least(0)] = 1.0
+    pretrain: Annotated[int, fl.at_least(0)] = 1
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State()
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         present = list(cohort.ids)
-        drawn = drawn_rows(server, self.public_examples)
+        drawn = fl.public.drawn_rows(server, self.public_examples)
         for rows in drawn.tensor_split(min(self.exchanges, len(drawn))):
-            scored = cohort.ask(self.score_public, {i: Message(rows=rows) for i in present})
+            scored = cohort.ask(self.score_public, {i: fl.Message(rows=rows) for i in present})
             consensus = self.combine(scored.entries("logits"), [1.0] * len(scored))
-            present = list(cohort.ask(self.learn_from_others, {i: Message(consensus=consensus) for i in scored}))
-        cohort.ask(self.local_update, {i: Message() for i in present})
+            present = list(cohort.ask(self.learn_from_others, {i: fl.Message(consensus=consensus) for i in scored}))
+        cohort.ask(self.local_update, {i: fl.Message() for i in present})
         return state
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "score_public":
-            return Schema(logits=floats(len(message["rows"]), server.num_classes))
-        return Schema()
+            return fl.Schema(logits=fl.schema.floats(len(message["rows"]), server.num_classes))
+        return fl.Schema()
 
-    @on_client
-    def score_public(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def score_public(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         if "intra" not in client.state:
             for _ in range(self.pretrain):
-                yield Fit(client.model, client.objective, client.train, self.training, name="train")
-            client.state["intra"] = learnt_of(client.model)
+                yield fl.Fit(client.model, client.objective, client.train, self.training, name="train")
+            client.state["intra"] = fl.learnt_of(client.model)
         if client.state.get("begun") != client.round:
-            client.state |= {"begun": client.round, "inter": learnt_of(client.model)}
-        logits = yield from predict_rows(client, message["rows"])
-        return Message(logits=logits)
+            client.state |= {"begun": client.round, "inter": fl.learnt_of(client.model)}
+        logits = yield from fl.public.predict_rows(client, message["rows"])
+        return fl.Message(logits=logits)
 
-    @on_client
-    def learn_from_others(self, client: Client, message: Message) -> ClientWork:
-        rows = public_of(client).take(client.state.pop("rows")).unaugmented()
+    @fl.on_client
+    def learn_from_others(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        rows = fl.public.public_of(client).take(client.state.pop("rows")).unaugmented()
         lesson = rows.with_columns(consensus=message["consensus"])
-        yield Fit(client.model, CorrelationLoss(self.off_diagonal, self.deviation), lesson, self.correlation)
-        return Message()
+        yield fl.Fit(client.model, CorrelationLoss(self.off_diagonal, self.deviation), lesson, self.correlation)
+        return fl.Message()
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         past = {"intra": client.state["intra"], "inter": client.state.pop("inter")}
         del client.state["begun"]
         weights = {name: weight for name, weight in (("intra", self.intra), ("inter", self.inter)) if weight}
-        teachers = {name: load(client.twin(), past[name]) for name in weights}
+        teachers = {name: fl.load(client.twin(), past[name]) for name in weights}
         for teacher in teachers.values():
-            yield Measure(teacher, client.train, layers="unlearnt")
+            yield fl.Measure(teacher, client.train, layers="unlearnt")
         objective = DualDomainLoss(client.criterion, **weights)
-        yield Fit(client.model, objective, client.train, self.training, frozen=teachers, name="train")
-        return Message()
+        yield fl.Fit(client.model, objective, client.train, self.training, frozen=teachers, name="train")
+        return fl.Message()
 
 
 @dataclass(frozen=True)
@@ -196,11 +169,11 @@ class CorrelationLoss:
     off_diagonal: float
     deviation: Deviation
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         consensus = batch.columns["consensus"]
         logits = net(batch.inputs).to(consensus.dtype)
-        with unmixed(logits.device):  # a product in bf16 would be a percent off the mark
+        with fl.precision.unmixed(logits.device):  # a product in bf16 would be a percent off the mark
             c = standardised(logits, self.deviation).T @ standardised(consensus, self.deviation) / len(logits)
         same = torch.eye(len(c), dtype=c.dtype, device=c.device)
         return ((1 - c).square() * same).sum() + self.off_diagonal * ((1 + c).square() * (1 - same)).sum()
@@ -222,11 +195,11 @@ def standardised(logits: Tensor, deviation: Deviation) -> Tensor:
 class DualDomainLoss:
     """The task's loss, + intra * KL("intra" || net) + inter * KL("inter" || net); the extras have the teachers."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     intra: float = 0.0
     inter: float = 0.0
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         logits = net(batch.inputs)
         loss = self.criterion(logits, batch.targets)
@@ -234,5 +207,5 @@ class DualDomainLoss:
             if weight:
                 with torch.no_grad():
                     taught = extras[name](batch.inputs)
-                loss = loss + weight * distillation(logits, taught)
+                loss = loss + weight * fl.losses.distillation(logits, taught)
         return loss

@@ -51,37 +51,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    Labels,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Observed,
-    Probabilities,
-    Rows,
-    Schema,
-    Server,
-    Table,
-    UpTo,
-    at_least,
-    averages,
-    floats,
-    means_by_class,
-    on_client,
-    one_each,
-    soft_cross_entropy,
-)
+from potluck import fl
 
 Exchanged = Literal["probabilities", "logits"]
 
@@ -90,11 +60,11 @@ Exchanged = Literal["probabilities", "logits"]
 class State:
     """By client, the rows that it reported in the last round: a mean for each class that it holds."""
 
-    reports: dict[str, Rows]
+    reports: dict[str, fl.prototypes.Rows]
 
 
 @dataclass(frozen=True)
-class FD(Method[State]):
+class FD(fl.Method[State]):
     """Hyper-parameters of FD.
 
     Attributes:
@@ -112,45 +82,49 @@ class FD(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    gamma: Annotated[float, at_least(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    gamma: Annotated[float, fl.at_least(0)] = 1.0
     exchanged: Exchanged = "probabilities"
     averaged: Literal["others", "all"] = "others"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State({})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        sent = {id: Message(averages=self._averages(state, id, server.num_classes)) for id in cohort.ids}
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        sent = {id: fl.Message(averages=self._averages(state, id, server.num_classes)) for id in cohort.ids}
         replies = cohort.ask(self.local_update, sent)
-        return State({str(id): one_each(reply["means"], reply["labels"]) for id, reply in replies.items()})
+        return State(
+            {str(id): fl.prototypes.one_each(reply["means"], reply["labels"]) for id, reply in replies.items()}
+        )
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        present, classes = UpTo(server.num_classes), server.num_classes
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        present, classes = fl.schema.UpTo(server.num_classes), server.num_classes
         of_probabilities = self.exchanged == "probabilities"
-        means = Probabilities(present, classes) if of_probabilities else floats(present, classes)
-        return Schema(means=means, labels=Labels(present, classes, present))
+        means = fl.schema.Probabilities(present, classes) if of_probabilities else fl.schema.floats(present, classes)
+        return fl.Schema(means=means, labels=fl.schema.Labels(present, classes, present))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         table = message.get("averages") if self.gamma else None
         loss = DistillationByClass(client.criterion, self.gamma, self.exchanged)
         extras = {"averages": table}
-        report = yield Fit(client.model, loss, client.train, self.training, extras, keep=len(client.train))
+        report = yield fl.Fit(client.model, loss, client.train, self.training, extras, keep=len(client.train))
         labels = report.kept["labels"]
-        return Message(means=means_by_class(report.kept["predicted"], labels), labels=labels.unique())
+        return fl.Message(means=fl.prototypes.means_by_class(report.kept["predicted"], labels), labels=labels.unique())
 
-    def _averages(self, state: State, id: ClientId, classes: int) -> Table | None:
+    def _averages(self, state: State, id: fl.ClientId, classes: int) -> fl.prototypes.Table | None:
         """G^i, known for the classes that somebody (else) reported; None if nobody did."""
         left_out = str(id) if self.averaged == "others" else None
         heard = [rows for reporter, rows in state.reports.items() if reporter != left_out]
         if not heard:
             return None
-        return averages({name: torch.cat([rows[name] for rows in heard]) for name in heard[0]}, classes, self.combine)
+        return fl.prototypes.averages(
+            {name: torch.cat([rows[name] for rows in heard]) for name in heard[0]}, classes, self.combine
+        )
 
 
 @dataclass(frozen=True)
@@ -160,16 +134,16 @@ class DistillationByClass:
     The extras' table "averages" has G; without one there is no second term.
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     gamma: float
     exchanged: Exchanged
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> tuple[Tensor, fl.Observed]:
         """Of one batch of examples with classes."""
         z, labels, table = net(batch.inputs), batch.targets, extras["averages"]
         loss = self.criterion(z, labels)
         if table is not None:
             means = table["means"][labels]
             taught = means.softmax(1) if self.exchanged == "logits" else means
-            loss = loss + self.gamma * soft_cross_entropy(z, taught * table["known"][labels][:, None])
+            loss = loss + self.gamma * fl.losses.soft_cross_entropy(z, taught * table["known"][labels][:, None])
         return loss, {"predicted": z if self.exchanged == "logits" else z.softmax(1), "labels": labels}

@@ -43,35 +43,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Probabilities,
-    Schema,
-    Server,
-    ServerTraining,
-    Weights,
-    at_least,
-    at_most,
-    consensus,
-    drawn_rows,
-    learnt_of,
-    lesson_of_rows,
-    load,
-    on_client,
-    public_of,
-    soft_labels_loss,
-    soft_lesson,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -83,12 +55,12 @@ class State:
         learnt: whether it has learnt from any labels.
     """
 
-    common: Weights
+    common: fl.Weights
     learnt: bool
 
 
 @dataclass(frozen=True)
-class FDMeta(Method[State]):
+class FDMeta(fl.Method[State]):
     """Hyper-parameters of FDMeta.
 
     Attributes:
@@ -112,66 +84,71 @@ class FDMeta(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    distillation: LocalTraining = LocalTraining(batch_size=128)
-    server_training: ServerTraining = LocalTraining(batch_size=128)
-    public_examples: Annotated[int, at_least(1)] = 1000
+    training: fl.LocalTraining = fl.LocalTraining()
+    distillation: fl.LocalTraining = fl.LocalTraining(batch_size=128)
+    server_training: fl.ServerTraining = fl.LocalTraining(batch_size=128)
+    public_examples: Annotated[int, fl.at_least(1)] = 1000
     sampling: Literal["entropy", "confidence", "margin", "random"] = "entropy"
-    exploration: Annotated[float, at_least(0), at_most(1)] = 0.2
+    exploration: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.2
     distil_clients: bool = True
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(server.build()), learnt=False)
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(server.build()), learnt=False)
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        model = load(server.build(), state.common)
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        model = fl.load(server.build(), state.common)
         rows = self._chosen(model if state.learnt else None, server)
-        replies = cohort.ask(self.local_update, Message(rows=rows))
-        labels = consensus(replies.entries("predictions"), self.combine)
-        lesson = soft_lesson(server, {"rows": rows, "labels": labels})
-        report = server.fit(Fit(model, soft_labels_loss, lesson, self.server_training))
+        replies = cohort.ask(self.local_update, fl.Message(rows=rows))
+        labels = fl.public.consensus(replies.entries("predictions"), self.combine)
+        lesson = fl.public.soft_lesson(server, {"rows": rows, "labels": labels})
+        report = server.fit(fl.Fit(model, fl.public.soft_labels_loss, lesson, self.server_training))
         server.note(distillation_loss=report.loss)
         if self.distil_clients:
-            cohort.ask(self.distil, {i: Message(labels=labels) for i in replies})
-        return State(learnt_of(model), learnt=True)
+            cohort.ask(self.distil, {i: fl.Message(labels=labels) for i in replies})
+        return State(fl.learnt_of(model), learnt=True)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "distil":
-            return Schema()
-        return Schema(predictions=Probabilities(len(message["rows"]), server.num_classes))
+            return fl.Schema()
+        return fl.Schema(predictions=fl.schema.Probabilities(len(message["rows"]), server.num_classes))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, client.objective, client.train, self.training)
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         if self.distil_clients:
             client.state["rows"] = message["rows"]
-        logits = yield Predict(client.model, public_of(client).take(message["rows"]))
-        return Message(predictions=logits.softmax(1))
+        logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))
+        return fl.Message(predictions=logits.softmax(1))
 
-    @on_client
-    def distil(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, soft_labels_loss, lesson_of_rows(client, message["labels"]), self.distillation)
-        return Message()
+    @fl.on_client
+    def distil(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(
+            client.model,
+            fl.public.soft_labels_loss,
+            fl.public.lesson_of_rows(client, message["labels"]),
+            self.distillation,
+        )
+        return fl.Message()
 
-    def _chosen(self, model: nn.Module | None, server: Server) -> Tensor:
+    def _chosen(self, model: nn.Module | None, server: fl.Server) -> Tensor:
         """P_t: the rows of which the model is least certain, and some at random; all at random without a model."""
-        public = public_of(server)
-        shuffled = drawn_rows(server, len(public))
+        public = fl.public.public_of(server)
+        shuffled = fl.public.drawn_rows(server, len(public))
         count = min(self.public_examples, len(public))
         if model is None or self.sampling == "random":
             return shuffled[:count]
-        doubts = UNCERTAINTY[self.sampling](server.predict(Predict(model, public)).softmax(1))
+        doubts = UNCERTAINTY[self.sampling](server.predict(fl.Predict(model, public)).softmax(1))
         least_certain = shuffled[doubts[shuffled].argsort(descending=True, stable=True)]  # ties in random order
         certain = round((1 - self.exploration) * count)
         others = shuffled[~torch.isin(shuffled, least_certain[:certain])]
         return torch.cat([least_certain[:certain], others[: count - certain]])
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)
 
 
 def entropy(p: Tensor) -> Tensor:

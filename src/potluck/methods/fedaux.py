@@ -63,36 +63,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    BATCH_NORMS,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Need,
-    Predict,
-    Request,
-    Schema,
-    Server,
-    ServerTraining,
-    SharesWeights,
-    Sharing,
-    above,
-    below,
-    drawn_rows,
-    floats,
-    learnt_of,
-    load,
-    on_client,
-    public_of,
-    require,
-    soft_labels_loss,
-)
+from potluck import fl
 from potluck.methods.feddf import Ensemble
 
 Regression = Literal["sum", "mean"]
@@ -108,13 +79,13 @@ class State:
         scores: of each client that has sent them, for each row of D_distill.
     """
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
     negatives: Tensor
-    scores: dict[ClientId, Tensor]
+    scores: dict[fl.ClientId, Tensor]
 
 
 @dataclass(frozen=True)
-class FedAUX(SharesWeights[State]):
+class FedAUX(fl.SharesWeights[State]):
     """Hyper-parameters of FedAUX.
 
     Attributes:
@@ -136,42 +107,46 @@ class FedAUX(SharesWeights[State]):
     }
 
     server_trains = True  # prototypes of which no client was drawn, too
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining(lr=5e-5, batch_size=128)
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining(lr=5e-5, batch_size=128)
     certainty: Literal["logistic", "equal"] = "logistic"
-    negative_share: Annotated[float, above(0), below(1)] = 0.2
-    penalty: Annotated[float, above(0)] = 0.01
+    negative_share: Annotated[float, fl.above(0), fl.below(1)] = 0.2
+    penalty: Annotated[float, fl.above(0)] = 0.01
     regression: Regression = "sum"
-    sharing: Sharing = Sharing("architecture", "uniform")
+    sharing: fl.Sharing = fl.Sharing("architecture", "uniform")
 
     def __post_init__(self) -> None:
-        require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
+        fl.require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
         expected = "'average', since the server predicts with clients' models"
-        require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
+        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        features = {Need.SPLIT_MODEL} if self.certainty == "logistic" else set[Need]()
-        return super().needs() | features | {Need.PUBLIC_DATA, Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        features = {fl.Need.SPLIT_MODEL} if self.certainty == "logistic" else set[fl.Need]()
+        return super().needs() | features | {fl.Need.PUBLIC_DATA, fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
-        examples, negatives = len(public_of(server)), torch.empty(0, dtype=torch.int64)
+    def init(self, server: fl.Server) -> State:
+        examples, negatives = len(fl.public.public_of(server)), torch.empty(0, dtype=torch.int64)
         pool = self.sharing.initial(server)
         if self.certainty == "logistic":
-            require(examples > 1, "federation.public", "at least two examples, one to learn from", examples)
+            fl.require(examples > 1, "federation.public", "at least two examples, one to learn from", examples)
             count = min(max(round(self.negative_share * examples), 1), examples - 1)
-            negatives = drawn_rows(server, count)
-        normed = [p for p in pool if any(isinstance(m, BATCH_NORMS) and m.training for m in server.build(p).modules())]
+            negatives = fl.public.drawn_rows(server, count)
+        normed = [
+            p
+            for p in pool
+            if any(isinstance(m, fl.batchnorm.BATCH_NORMS) and m.training for m in server.build(p).modules())
+        ]
         expected = f"at least two examples to distil on, beside {len(negatives)} negatives: a batch for BatchNorm"
-        require(not normed or examples - len(negatives) > 1, "federation.public", expected, examples)
+        fl.require(not normed or examples - len(negatives) > 1, "federation.public", expected, examples)
         return State(pool, negatives, {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        public = public_of(server).take(others(len(public_of(server)), state.negatives))
-        asked = set(cohort.ids) - state.scores.keys() if self.certainty == "logistic" else set[ClientId]()
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        public = fl.public.public_of(server).take(others(len(fl.public.public_of(server)), state.negatives))
+        asked = set(cohort.ids) - state.scores.keys() if self.certainty == "logistic" else set[fl.ClientId]()
         sent = self.sharing.send(
             state.pool, cohort, server, negatives=lambda member: state.negatives if member.id in asked else None
         )
@@ -182,39 +157,43 @@ class FedAUX(SharesWeights[State]):
             means.add(id, reply)
             if "scores" in reply:
                 scores[id] = reply["scores"]
-            net = load(server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})})
-            taught.add(server.predict(Predict(net, public)), scores.get(id))
+            net = fl.load(
+                server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})}
+            )
+            taught.add(server.predict(fl.Predict(net, public)), scores.get(id))
             del reply  # before the next comes
         pool = means.over(state.pool, "weights", "buffers")
-        students = {p: load(server.build(p), pool[p]) for p in pool}
+        students = {p: fl.load(server.build(p), pool[p]) for p in pool}
         lesson = public.unaugmented().with_columns(soft_labels=taught.mean().softmax(1))
-        fits = [Fit(student, soft_labels_loss, lesson, self.server_training) for student in students.values()]
+        fits = [
+            fl.Fit(student, fl.public.soft_labels_loss, lesson, self.server_training) for student in students.values()
+        ]
         server.note(distillation_loss=fmean(server.fit(fit).loss for fit in fits))
-        return State({p: learnt_of(student) for p, student in students.items()}, state.negatives, scores)
+        return State({p: fl.learnt_of(student) for p, student in students.items()}, state.negatives, scores)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         negatives = message.get("negatives")
-        rows = 0 if negatives is None else len(public_of(server)) - len(negatives)
-        scores = floats(rows, least=0, most=1) if rows else None
-        return Schema(**self.sharing.expected(member, message), scores=scores)
+        rows = 0 if negatives is None else len(fl.public.public_of(server)) - len(negatives)
+        scores = fl.schema.floats(rows, least=0, most=1) if rows else None
+        return fl.Schema(**self.sharing.expected(member, message), scores=scores)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         scores = (yield from self._scores(client, message["negatives"])) if "negatives" in message else None
         self.sharing.receive(client, message)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         return self.sharing.reply(client, scores=scores)
 
-    def _scores(self, client: Client, negatives: Tensor) -> Generator[Request, Any, Tensor]:
+    def _scores(self, client: fl.Client, negatives: Tensor) -> Generator[fl.Request, Any, Tensor]:
         """The client's certainty of each row of D_distill."""
         net = client.twin()
-        own = yield Predict(net, client.train, parts="features")
-        public = yield Predict(net, public_of(client), parts="features")
+        own = yield fl.Predict(net, client.train, parts="features")
+        public = yield fl.Predict(net, fl.public.public_of(client), parts="features")
         asked = public[others(len(public), negatives)]
         return certainty(own, public[negatives], asked, self.penalty, self.regression)
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        prototypes = [load(server.build(p), state.pool[p]) for p in sorted(state.pool)]
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        prototypes = [fl.load(server.build(p), state.pool[p]) for p in sorted(state.pool)]
         return prototypes[0] if len(prototypes) == 1 else Ensemble(prototypes)
 
 

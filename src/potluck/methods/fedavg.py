@@ -42,30 +42,18 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Server,
-    SharesWeights,
-    Sharing,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedAvg(SharesWeights[State]):
+class FedAvg(fl.SharesWeights[State]):
     """Hyper-parameters of FedAvg.
 
     Attributes:
@@ -86,18 +74,18 @@ class FedAvg(SharesWeights[State]):
         },
     }
 
-    training: LocalTraining = LocalTraining()
-    sharing: Sharing = Sharing()
+    training: fl.LocalTraining = fl.LocalTraining()
+    sharing: fl.Sharing = fl.Sharing()
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         return self.sharing.reply(client)

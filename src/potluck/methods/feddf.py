@@ -54,40 +54,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Need,
-    Predict,
-    Server,
-    ServerTraining,
-    SharesWeights,
-    Sharing,
-    as_distributions,
-    learnt_of,
-    load,
-    on_client,
-    public_of,
-    require,
-    soft_labels_loss,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The prototypes, by architecture."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedDF(SharesWeights[State]):
+class FedDF(fl.SharesWeights[State]):
     """Hyper-parameters of FedDF.
 
     Attributes:
@@ -106,27 +84,27 @@ class FedDF(SharesWeights[State]):
     }
 
     server_trains = True
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining(epochs=5, batch_size=128, clip_norm=5.0)
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining(epochs=5, batch_size=128, clip_norm=5.0)
     ensemble: Literal["logits", "probabilities"] = "logits"
-    sharing: Sharing = Sharing("architecture")
+    sharing: fl.Sharing = fl.Sharing("architecture")
 
     def __post_init__(self) -> None:
-        require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
+        fl.require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
         expected = "'average', since the server predicts with clients' models"
-        require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
+        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.PUBLIC_DATA, Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.PUBLIC_DATA, fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         means, taught = self.sharing.no_means(server.roster, "weights", "buffers"), self.sharing.combine.running()
         for id, reply in self.sharing.combine.arriving(replies):
@@ -134,27 +112,29 @@ class FedDF(SharesWeights[State]):
             taught.add(self._predictions(id, reply, server))
             del reply  # before the next comes
         pool = means.over(state.pool, "weights", "buffers")  # FedAvg among clients of one architecture
-        labels = taught.value().softmax(1) if self.ensemble == "logits" else as_distributions(taught.value())
-        students = {p: load(server.build(p), pool[p]) for p in pool}
-        lesson = public_of(server).unaugmented().with_columns(soft_labels=labels)
-        fits = [Fit(student, soft_labels_loss, lesson, self.server_training) for student in students.values()]
+        labels = taught.value().softmax(1) if self.ensemble == "logits" else fl.public.as_distributions(taught.value())
+        students = {p: fl.load(server.build(p), pool[p]) for p in pool}
+        lesson = fl.public.public_of(server).unaugmented().with_columns(soft_labels=labels)
+        fits = [
+            fl.Fit(student, fl.public.soft_labels_loss, lesson, self.server_training) for student in students.values()
+        ]
         server.note(distillation_loss=fmean(server.fit(fit).loss for fit in fits))
-        return State({p: learnt_of(student) for p, student in students.items()})
+        return State({p: fl.learnt_of(student) for p, student in students.items()})
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         return self.sharing.reply(client)
 
-    def _predictions(self, id: ClientId, reply: Message, server: Server) -> Tensor:
+    def _predictions(self, id: fl.ClientId, reply: fl.Message, server: fl.Server) -> Tensor:
         """What a client's model predicts for the public data, as the ensemble combines it."""
-        net = load(server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})})
-        logits = server.predict(Predict(net, public_of(server)))
+        net = fl.load(server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})})
+        logits = server.predict(fl.Predict(net, fl.public.public_of(server)))
         return logits if self.ensemble == "logits" else logits.softmax(1)
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        prototypes = [load(server.build(p), state.pool[p]) for p in sorted(state.pool)]
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        prototypes = [fl.load(server.build(p), state.pool[p]) for p in sorted(state.pool)]
         return prototypes[0] if len(prototypes) == 1 else Ensemble(prototypes)
 
 

@@ -63,38 +63,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    Gradient,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Need,
-    Server,
-    SharesWeights,
-    Sharing,
-    Weights,
-    above,
-    at_least,
-    at_most,
-    call_with,
-    fold_in,
-    load,
-    minus,
-    mode,
-    on_client,
-    parameters_of,
-    plus,
-    put_back,
-    require,
-)
-from potluck.parts.precision import unmixed
+from potluck import fl
 
 _ROOM = 2**25  # numbers that the gradients of single examples may have in memory together
 _MOVED = 1e-6  # distance from which a tensor counts as moved
@@ -104,11 +73,11 @@ _MOVED = 1e-6  # distance from which a tensor counts as moved
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedDPA(SharesWeights[State]):
+class FedDPA(fl.SharesWeights[State]):
     """Hyper-parameters of FedDPA.
 
     Attributes:
@@ -129,78 +98,80 @@ class FedDPA(SharesWeights[State]):
         "global model": {"evaluated": "global"},
     }
 
-    training: LocalTraining = LocalTraining()
-    threshold: Annotated[float, above(-1), at_most(1)] = 0.4
-    lambda1: Annotated[float, at_least(0)] = 0.1
-    lambda2: Annotated[float, at_least(0)] = 0.05
-    bound: Annotated[float, above(0)] = 0.5
+    training: fl.LocalTraining = fl.LocalTraining()
+    threshold: Annotated[float, fl.above(-1), fl.at_most(1)] = 0.4
+    lambda1: Annotated[float, fl.at_least(0)] = 0.1
+    lambda2: Annotated[float, fl.at_least(0)] = 0.05
+    bound: Annotated[float, fl.above(0)] = 0.5
     clipped: bool = False
-    noise_multiplier: Annotated[float, at_least(0)] = 0.0
+    noise_multiplier: Annotated[float, fl.at_least(0)] = 0.0
     evaluated: Literal["own", "global"] = "own"
-    sharing: Sharing = Sharing()
+    sharing: fl.Sharing = fl.Sharing()
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         bounded = self.clipped or not self.noise_multiplier
-        require(bounded, "noise_multiplier", "0 unless clipped=true", self.noise_multiplier)
+        fl.require(bounded, "noise_multiplier", "0 unless clipped=true", self.noise_multiplier)
 
     @property
     def keeps_model(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         if not self.clipped:
             return State(self.sharing.merge(state.pool, replies, server.roster))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
-        key, clients = fold_in(int(torch.randint(2**62, (), generator=server.rng))), len(server.roster)
+        key, clients = fl.fold_in(int(torch.randint(2**62, (), generator=server.rng))), len(server.roster)
         for i, reply in self.sharing.combine.arriving(replies):
             sent = state.pool[self.sharing.group(server.roster[i])]
             clipped = self.clip(sent, reply["weights"], clients, key.fold(i).generator())
-            means.add(i, Message(**{**reply, "weights": clipped}))
+            means.add(i, fl.Message(**{**reply, "weights": clipped}))
             del reply  # before the next comes
         return State(means.over(state.pool, "weights", "buffers"))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        kept = parameters_of(client.model)
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        kept = fl.parameters_of(client.model)
         self.sharing.receive(client, message)
-        sent = parameters_of(client.model)
+        sent = fl.parameters_of(client.model)
         own = kept if client.state.get("started") else sent
-        load(client.model, own, partial=True)
+        fl.load(client.model, own, partial=True)
         yield from self.sharing.ready(client, client.model)
         at_once = max(1, min(64, _ROOM // sum(tensor.numel() for tensor in own.values())))
-        fisher = yield Gradient(client.model, FisherLoss(client.criterion), client.train, batch_size=at_once)
+        fisher = yield fl.Gradient(client.model, FisherLoss(client.criterion), client.train, batch_size=at_once)
         masks = {name: scaled(found) > self.threshold for name, found in fisher.items()}
-        load(client.model, {n: torch.where(mask, own[n], sent[n]) for n, mask in masks.items()}, partial=True)
+        fl.load(client.model, {n: torch.where(mask, own[n], sent[n]) for n, mask in masks.items()}, partial=True)
         shared = {name: ~mask for name, mask in masks.items()}
         drawn = PullLoss(client.criterion, self.lambda1)
         bounded = PullLoss(client.criterion, self.lambda2, self.bound)
         for name, moving, loss in (("own", masks, drawn), ("shared", shared, bounded)):
             if any(bool(mask.any()) for mask in moving.values()):
-                extras = {"sent": sent, "moving": moving, "start": parameters_of(client.model)}
-                yield Fit(client.model, loss, client.train, self.training, extras, after_step=put_back, name=name)
+                extras = {"sent": sent, "moving": moving, "start": fl.parameters_of(client.model)}
+                yield fl.Fit(
+                    client.model, loss, client.train, self.training, extras, after_step=fl.moving.put_back, name=name
+                )
         client.state["started"] = True
         return self.sharing.reply(client)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         own = self.evaluated == "own" and client.state.get("started", False)
         return client.model if own else self.sharing.deploy(client, message)
 
-    def clip(self, sent: Weights, trained: Weights, clients: int, rng: torch.Generator) -> Weights:
+    def clip(self, sent: fl.Weights, trained: fl.Weights, clients: int, rng: torch.Generator) -> fl.Weights:
         """A client's weights with its update clipped to a norm of C, and noise of its own, whoever else was drawn."""
         sent = {name: sent[name] for name in trained}
-        update = minus(trained, sent)
+        update = fl.weights.minus(trained, sent)
         length = float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in update.values()]).norm())
         noise = self.bound * self.noise_multiplier / clients**0.5
-        found = plus(sent, update, 1 / max(1.0, length / self.bound))
+        found = fl.weights.plus(sent, update, 1 / max(1.0, length / self.bound))
         if not noise:
             return found
         return {n: w + noise * torch.randn(w.shape, generator=rng, dtype=w.dtype) for n, w in found.items()}
@@ -210,19 +181,19 @@ class FedDPA(SharesWeights[State]):
 class FisherLoss:
     """A loss whose gradient is the diagonal of the Fisher information, the mean of examples' squared gradients."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         named = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
 
-        def of_one(weights: Weights, inputs: Tensor, target: Tensor) -> Tensor:
-            return self.criterion(call_with(net, weights, inputs[None]), target[None])
+        def of_one(weights: fl.Weights, inputs: Tensor, target: Tensor) -> Tensor:
+            return self.criterion(fl.call_with(net, weights, inputs[None]), target[None])
 
         # In float32 whatever the run's precision, see departure 3; under autocast vmap mixes types at a BatchNorm.
-        with mode(net, training=False), unmixed(batch.inputs.device):
+        with fl.mode(net, training=False), fl.precision.unmixed(batch.inputs.device):
             weights = {name: weight.detach() for name, weight in named.items()}
-            each: Weights = vmap(grad(of_one), (None, 0, 0))(weights, batch.inputs, batch.targets)
+            each: fl.Weights = vmap(grad(of_one), (None, 0, 0))(weights, batch.inputs, batch.targets)
         fisher = {name: gradients.detach().square().mean(0) for name, gradients in each.items()}
         return torch.stack([(weight * fisher[name]).sum() for name, weight in named.items()]).sum()
 
@@ -234,11 +205,11 @@ class PullLoss:
     The distance is the sum of the tensors' Euclidean norms, not squared; the extras have what was sent as "sent".
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     weight: float
     bound: float | None = None
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         loss = self.criterion(net(batch.inputs), batch.targets)
         if not self.weight:

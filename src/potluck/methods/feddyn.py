@@ -53,40 +53,19 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    DynamicLoss,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Server,
-    SharesWeights,
-    Sharing,
-    at_least,
-    minus,
-    norm,
-    on_client,
-    parameters_of,
-    plus,
-    require,
-    zeros_like,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights theta and their dual variable h, by group of clients."""
 
-    pool: GroupWeights
-    h: GroupWeights
+    pool: fl.GroupWeights
+    h: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedDyn(SharesWeights[State]):
+class FedDyn(fl.SharesWeights[State]):
     """Hyper-parameters of FedDyn.
 
     Attributes:
@@ -100,21 +79,21 @@ class FedDyn(SharesWeights[State]):
         "by architecture": {"sharing.scope": "architecture"},
     }
 
-    training: LocalTraining = LocalTraining(clip_norm=10.0)
-    alpha: Annotated[float, at_least(0)] = 0.01
-    sharing: Sharing = Sharing(weighting="uniform")
+    training: fl.LocalTraining = fl.LocalTraining(clip_norm=10.0)
+    alpha: Annotated[float, fl.at_least(0)] = 0.01
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         pool = self.sharing.initial(server)
         return State(pool, self.sharing.zeros(pool, server.roster))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         all_owners = self.sharing.owners(server.roster, weight=self._weight)  # m
 
-        def share(member: Member, reply: Message) -> dict[str, float]:
+        def share(member: fl.Member, reply: fl.Message) -> dict[str, float]:
             """1 / m in each layer, if clients weigh alike."""
             owners = all_owners[self.sharing.group(member)]
             return {name: self._weight(member) / owners[name] for name in member.parameters}
@@ -122,24 +101,26 @@ class FedDyn(SharesWeights[State]):
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         means = self.sharing.means(replies, server.roster, "buffers", weights=share)
         mean, answered = means.of("weights"), means.weights("weights")  # of theta_k over P_t, and |P_t| / m
-        drift = {g: {n: answered[g][n] * gap for n, gap in minus(mean[g], state.pool[g]).items()} for g in mean}
-        h = {g: plus(old, drift.get(g, {}), -self.alpha) for g, old in state.h.items()}  # h^t of Alg. 1
+        drift = {
+            g: {n: answered[g][n] * gap for n, gap in fl.weights.minus(mean[g], state.pool[g]).items()} for g in mean
+        }
+        h = {g: fl.weights.plus(old, drift.get(g, {}), -self.alpha) for g, old in state.h.items()}  # h^t of Alg. 1
         if self.alpha:
-            mean = {g: plus(x, h[g], -1 / self.alpha) for g, x in mean.items()}  # theta^t of Alg. 1
-        server.note(h_norm=norm(h))
+            mean = {g: fl.weights.plus(x, h[g], -1 / self.alpha) for g, x in mean.items()}  # theta^t of Alg. 1
+        server.note(h_norm=fl.sharing.norm(h))
         kept = means.over(state.pool, "buffers")
         return State({g: {**old, **mean.get(g, {})} for g, old in kept.items()}, h)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        sent = parameters_of(client.model)
-        g = client.state.get("g") or zeros_like(sent)
-        objective = DynamicLoss(client.objective, self.alpha)
-        yield Fit(client.model, objective, client.train, self.training, extras={"sent": sent, "g": g})
+        sent = fl.parameters_of(client.model)
+        g = client.state.get("g") or fl.weights.zeros_like(sent)
+        objective = fl.losses.DynamicLoss(client.objective, self.alpha)
+        yield fl.Fit(client.model, objective, client.train, self.training, extras={"sent": sent, "g": g})
         if self.alpha:
-            client.state["g"] = plus(g, minus(parameters_of(client.model), sent), -self.alpha)
+            client.state["g"] = fl.weights.plus(g, fl.weights.minus(fl.parameters_of(client.model), sent), -self.alpha)
         return self.sharing.reply(client)
 
-    def _weight(self, member: Member) -> float:
+    def _weight(self, member: fl.Member) -> float:
         return 1.0 if self.sharing.weighting == "uniform" else float(member.examples)

@@ -89,37 +89,18 @@ Departures from the paper
 import functools
 from dataclasses import dataclass
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    DepthWise,
-    GroupWeights,
-    Link,
-    Member,
-    MemoryModel,
-    Message,
-    Need,
-    Piece,
-    Schema,
-    Server,
-    SharesWeights,
-    SkipLink,
-    StagedNet,
-    in_stages,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FeDepth(DepthWise, SharesWeights[State]):
+class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
     """Hyper-parameters of FeDepth, after those of `DepthWise`.
 
     Attributes:
@@ -135,35 +116,37 @@ class FeDepth(DepthWise, SharesWeights[State]):
         "dynamic": {"assignment": "dynamic", "slack": 1.5},
     }
 
-    link: Link = "subsample"
+    link: fl.links.Link = "subsample"
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL, *([Need.CLASSES] if self.models > 1 else [])}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL, *([fl.Need.CLASSES] if self.models > 1 else [])}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.check_budgets(server)
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 9
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(**self.expected(member, message))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(**self.expected(member, message))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         capacity = message.get("capacity", client.capacity)
         del message  # its weights are in the model now, and this client's memory is short
-        memory = self.estimate(in_stages(client.model), client.train.input_shape)
+        memory = self.estimate(fl.contract.in_stages(client.model), client.train.input_shape)
         return (yield from self.learn(client, capacity, memory, functools.partial(linked, link=self.link)))
 
 
-def linked(net: StagedNet, piece: Piece, memory: MemoryModel, link: Link = "subsample") -> StagedNet:
+def linked(
+    net: fl.StagedNet, piece: fl.memory.Piece, memory: fl.memory.MemoryModel, link: fl.links.Link = "subsample"
+) -> fl.StagedNet:
     """phi(Pi_j(theta_j(z))): the piece, and behind it the link if it is not the last, and the classifier."""
     parts = list(net.named_stages().items())
     classifier = len(parts) - memory.after
-    to_classifier = [] if piece.stop == classifier else [("skip link", SkipLink(memory.features, link))]
+    to_classifier = [] if piece.stop == classifier else [("skip link", fl.links.SkipLink(memory.features, link))]
     chosen = [*parts[piece.start : piece.stop], *to_classifier, *parts[classifier:]]
     return net.with_stages(dict(chosen))

@@ -65,35 +65,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    COMMON_HEAD,
-    SERVERS_HEAD,
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Need,
-    Predict,
-    Server,
-    ServerTraining,
-    SharesWeights,
-    Sharing,
-    Weights,
-    at_least,
-    drawn_rows,
-    learnt_of,
-    load,
-    on_client,
-    public_of,
-    require,
-    soft_cross_entropy,
-    staged,
-)
+from potluck import fl
 
 Unanimous = Literal["skip", "uniform"]
 
@@ -107,12 +79,12 @@ class State:
         common: theta_s, with its buffers.
     """
 
-    pool: GroupWeights
-    common: Weights
+    pool: fl.GroupWeights
+    common: fl.Weights
 
 
 @dataclass(frozen=True)
-class FedET(SharesWeights[State]):
+class FedET(fl.SharesWeights[State]):
     """Hyper-parameters of Fed-ET.
 
     Attributes:
@@ -134,66 +106,72 @@ class FedET(SharesWeights[State]):
         "lasting optimisers": {"training.persist": True},
     }
 
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining("sgd", lr=0.005, steps=128, batch_size=64, momentum=0.9)
-    public_examples: Annotated[int, at_least(1)] = 5000
-    diversity: Annotated[float, at_least(0)] = 0.05
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.005, steps=128, batch_size=64, momentum=0.9)
+    public_examples: Annotated[int, fl.at_least(1)] = 5000
+    diversity: Annotated[float, fl.at_least(0)] = 0.05
     unanimous: Unanimous = "skip"
     representation: Literal["head", "none"] = "head"
-    sharing: Sharing = Sharing("architecture", "uniform")
+    sharing: fl.Sharing = fl.Sharing("architecture", "uniform")
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "'architecture', 'layer' or 'model'", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "'architecture', 'layer' or 'model'", self.sharing.scope)
         expected = "'average', since the server predicts with clients' models"
-        require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
+        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        heads = {Need.SPLIT_MODEL, COMMON_HEAD, SERVERS_HEAD} if self.representation == "head" else set[Need]()
-        return super().needs() | heads | {Need.PUBLIC_DATA, Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        heads = (
+            {fl.Need.SPLIT_MODEL, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
+            if self.representation == "head"
+            else set[fl.Need]()
+        )
+        return super().needs() | heads | {fl.Need.PUBLIC_DATA, fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
-        return State(self.sharing.initial(server), learnt_of(server.build()))
+    def init(self, server: fl.Server) -> State:
+        return State(self.sharing.initial(server), fl.learnt_of(server.build()))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        public = public_of(server).take(drawn_rows(server, self.public_examples))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        public = fl.public.public_of(server).take(fl.public.drawn_rows(server, self.public_examples))
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
-        heads: list[Weights] = []
+        heads: list[fl.Weights] = []
         logits: list[Tensor] = []
         for id, reply in self.sharing.combine.arriving(replies):
             means.add(id, reply)
-            net = load(server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})})
+            net = fl.load(
+                server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})}
+            )
             heads.append(self._travelling(net))
-            logits.append(server.predict(Predict(net, public)))
+            logits.append(server.predict(fl.Predict(net, public)))
             del reply  # before the next comes
         combined = {n: self.sharing.combine([head[n] for head in heads], [1.0] * len(heads)) for n in heads[0]}
-        model = load(load(server.build(), state.common), combined, partial=True)
+        model = fl.load(fl.load(server.build(), state.common), combined, partial=True)
         labels, diverse = consensus(torch.stack(logits), self.unanimous)
         lesson = public.unaugmented().with_columns(labels=labels, diverse=diverse)
-        report = server.fit(Fit(model, TransferLoss(self.diversity), lesson, self.server_training))
+        report = server.fit(fl.Fit(model, TransferLoss(self.diversity), lesson, self.server_training))
         server.note(transfer_loss=report.loss)
         pool, back = means.over(state.pool, "weights", "buffers"), self._travelling(model)
-        return State({u: {**weights, **back} for u, weights in pool.items()}, learnt_of(model))
+        return State({u: {**weights, **back} for u, weights in pool.items()}, fl.learnt_of(model))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         return self.sharing.reply(client)
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)
 
-    def _travelling(self, net: nn.Module) -> Weights:
+    def _travelling(self, net: nn.Module) -> fl.Weights:
         """The layers of a model that travel, by their names in it."""
         if self.representation == "none":
             return {}
-        whole = staged(net)
-        return {f"{whole.head_name}.{name}": tensor for name, tensor in learnt_of(whole.head).items()}
+        whole = fl.staged(net)
+        return {f"{whole.head_name}.{name}": tensor for name, tensor in fl.learnt_of(whole.head).items()}
 
 
 @dataclass(frozen=True)
@@ -206,11 +184,11 @@ class TransferLoss:
 
     diversity: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch, whose targets are not read; both terms are means over it, rows without s_div included."""
         logits = net(batch.inputs)
         loss = F.cross_entropy(logits, batch.columns["labels"])
-        return loss + self.diversity * soft_cross_entropy(logits, batch.columns["diverse"])
+        return loss + self.diversity * fl.losses.soft_cross_entropy(logits, batch.columns["diverse"])
 
 
 def consensus(logits: Tensor, unanimous: Unanimous) -> tuple[Tensor, Tensor]:

@@ -50,33 +50,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from potluck import (
-    LARGEST,
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Schema,
-    Server,
-    Weights,
-    at_least,
-    at_most,
-    learnt_of,
-    like,
-    load,
-    mean_where_present,
-    number,
-    on_client,
-    outline,
-    parameters_of,
-    pick,
-)
+from potluck import fl
 
 Affinity = dict[str, dict[str, float]]
 
@@ -85,12 +59,12 @@ Affinity = dict[str, dict[str, float]]
 class State:
     """By client: the model that it uploaded last, and how much the others' models have helped it."""
 
-    models: dict[str, Weights]
+    models: dict[str, fl.Weights]
     affinity: Affinity
 
 
 @dataclass(frozen=True)
-class FedFomo(Method[State]):
+class FedFomo(fl.Method[State]):
     """Hyper-parameters of FedFomo.
 
     Attributes:
@@ -101,49 +75,53 @@ class FedFomo(Method[State]):
             of the "same" architecture.
     """
 
-    training: LocalTraining = LocalTraining()
-    peers: Annotated[int, at_least(1)] = 5
-    epsilon: Annotated[float, at_least(0), at_most(1)] = 0.3
+    training: fl.LocalTraining = fl.LocalTraining()
+    peers: Annotated[int, fl.at_least(1)] = 5
+    epsilon: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.3
     candidates: Literal["graft", "same"] = "graft"
 
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[fl.Need]:
         return frozenset(
-            {Need.VALIDATION, Need.SHARED_LAYERS if self.candidates == "graft" else Need.SHARED_ARCHITECTURES}
+            {fl.Need.VALIDATION, fl.Need.SHARED_LAYERS if self.candidates == "graft" else fl.Need.SHARED_ARCHITECTURES}
         )
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State({}, {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         sent = {i: self._drawn(state, server.roster[i], server) for i in cohort.ids}
-        replies = cohort.ask(self.local_update, {i: Message(candidates=found or None) for i, found in sent.items()})
+        replies = cohort.ask(self.local_update, {i: fl.Message(candidates=found or None) for i, found in sent.items()})
         models = state.models | {str(i): reply["weights"] for i, reply in replies.items()}
         return State(models, added(state.affinity, {str(i): reply["gains"] for i, reply in replies.items()}))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        gains = {name: number(0, LARGEST) for name in message.get("candidates") or {}}
-        return Schema(weights=like(server.about(member.architecture, outline)), gains=Schema(**gains))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        gains = {name: fl.schema.number(0, fl.schema.LARGEST) for name in message.get("candidates") or {}}
+        return fl.Schema(
+            weights=fl.schema.like(server.about(member.architecture, fl.weights.outline)), gains=fl.Schema(**gains)
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         candidates, examples, gains = message.get("candidates", {}), client.validation, dict[str, float]()
         if candidates:
-            own, mine, twin = learnt_of(client.model), parameters_of(client.model), client.twin()
-            base = client.criterion((yield Predict(client.model, examples)), examples.labels)
+            own, mine, twin = fl.learnt_of(client.model), fl.parameters_of(client.model), client.twin()
+            base = client.criterion((yield fl.Predict(client.model, examples)), examples.labels)
             for id, theirs in sorted(candidates.items()):
-                outputs = yield Predict(load(twin, {**own, **theirs}), examples)
+                outputs = yield fl.Predict(fl.load(twin, {**own, **theirs}), examples)
                 fall, distance = base - client.criterion(outputs, examples.labels), distance_of(mine, theirs)
                 gains[id] = max(0.0, float(fall / distance)) if distance > 0 else 0.0  # eq. 3
         if helpful := {id: gain for id, gain in gains.items() if gain > 0}:  # eq. 4
             theirs = [candidates[id] for id in helpful]
-            load(client.model, mean_where_present(theirs, list(helpful.values()), {}), partial=True)
-        yield Fit(client.model, client.objective, client.train, self.training)
-        return Message(weights=learnt_of(client.model), gains=gains)
+            fl.load(client.model, fl.weights.mean_where_present(theirs, list(helpful.values()), {}), partial=True)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
+        return fl.Message(weights=fl.learnt_of(client.model), gains=gains)
 
-    def _drawn(self, state: State, member: Member, server: Server) -> dict[str, Weights]:
+    def _drawn(self, state: State, member: fl.Member, server: fl.Server) -> dict[str, fl.Weights]:
         """M candidates by an epsilon-greedy choice, each as far as it fits the client's model."""
         mine = {name: shape for name, shape in member.shapes.items() if name not in member.frozen}
-        others = {id: pick(weights, mine) for id, weights in sorted(state.models.items()) if id != str(member.id)}
+        others = {
+            id: fl.weights.pick(weights, mine) for id, weights in sorted(state.models.items()) if id != str(member.id)
+        }
         names = {id: server.roster[int(id)].architecture for id in others}
         alike = [id for id in others if self.candidates == "graft" or names[id] == member.architecture]
         fit = [id for id in alike if not member.parameters.isdisjoint(others[id])]
@@ -158,7 +136,7 @@ class FedFomo(Method[State]):
         return {id: others[id] for id in sorted(chosen)}
 
 
-def distance_of(mine: Weights, theirs: Weights) -> Tensor:
+def distance_of(mine: fl.Weights, theirs: fl.Weights) -> Tensor:
     """The Euclidean distance over the parameters that both have, a scalar."""
     gaps = [(theirs[name] - mine[name]).square().sum() for name in mine if name in theirs]
     return torch.stack(gaps).sum().sqrt()

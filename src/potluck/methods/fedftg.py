@@ -55,51 +55,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    ClassCounts,
-    Client,
-    ClientWork,
-    Cohort,
-    Examples,
-    Extras,
-    Fit,
-    GroupWeights,
-    InputGenerator,
-    LocalTraining,
-    Member,
-    Message,
-    Need,
-    Observed,
-    Replies,
-    Schema,
-    Server,
-    ServerTraining,
-    SharesWeights,
-    Sharing,
-    Weights,
-    at_least,
-    keep_statistics,
-    learnt_of,
-    likeness,
-    load,
-    mode,
-    on_client,
-    require,
-    soft_cross_entropy,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The students, by architecture, and the weights of G."""
 
-    pool: GroupWeights
-    generator: Weights
+    pool: fl.GroupWeights
+    generator: fl.Weights
 
 
 @dataclass(frozen=True)
-class FedFTG(SharesWeights[State]):
+class FedFTG(fl.SharesWeights[State]):
     """Hyper-parameters of FedFTG.
 
     Attributes:
@@ -126,66 +94,66 @@ class FedFTG(SharesWeights[State]):
     }
 
     mixes_layers = True
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining("sgd", lr=0.01, steps=10, batch_size=50)
-    generator_training: ServerTraining = LocalTraining(lr=0.01)
-    student_steps: Annotated[int, at_least(1)] = 5
-    hardness: Annotated[float, at_least(0)] = 1.0
-    recognition: Annotated[float, at_least(0)] = 1.0
-    diversity: Annotated[float, at_least(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.01, steps=10, batch_size=50)
+    generator_training: fl.ServerTraining = fl.LocalTraining(lr=0.01)
+    student_steps: Annotated[int, fl.at_least(1)] = 5
+    hardness: Annotated[float, fl.at_least(0)] = 1.0
+    recognition: Annotated[float, fl.at_least(0)] = 1.0
+    diversity: Annotated[float, fl.at_least(0)] = 1.0
     class_weights: Literal["each", "batch"] = "each"
     reduction: Literal["batchmean", "mean"] = "batchmean"
-    noise: Annotated[int, at_least(1)] = 100
-    width: Annotated[int, at_least(1)] = 64
-    sharing: Sharing = Sharing("architecture")
+    noise: Annotated[int, fl.at_least(1)] = 100
+    width: Annotated[int, fl.at_least(1)] = 64
+    sharing: fl.Sharing = fl.Sharing("architecture")
 
     def __post_init__(self) -> None:
-        require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
+        fl.require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
         expected = "'average', since the server predicts with clients' models"
-        require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
+        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
         size = self.server_training.batch_size
-        require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
+        fl.require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         steps, epochs = self.server_training.steps, self.server_training.epochs
-        require(steps is not None, "server_training.steps", "a number of steps, each with samples of its own", steps)
-        require(epochs == 1, "server_training.epochs", "1, since server_training.steps says how long it is", epochs)
+        fl.require(steps is not None, "server_training.steps", "a number of steps, each with samples of its own", steps)
+        fl.require(epochs == 1, "server_training.epochs", "1, since server_training.steps says how long it is", epochs)
         for name in ("steps", "epochs", "batch_size"):
-            found, unset = getattr(self.generator_training, name), getattr(LocalTraining(), name)
+            found, unset = getattr(self.generator_training, name), getattr(fl.LocalTraining(), name)
             expected = f"{unset}, since G trains on the batches of server_training"
-            require(found == unset, f"generator_training.{name}", expected, found)
+            fl.require(found == unset, f"generator_training.{name}", expected, found)
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.CLASSES, Need.REAL_INPUTS}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.CLASSES, fl.Need.REAL_INPUTS}
 
-    def init(self, server: Server) -> State:
-        return State(self.sharing.initial(server), learnt_of(self._generator(server)))
+    def init(self, server: fl.Server) -> State:
+        return State(self.sharing.initial(server), fl.learnt_of(self._generator(server)))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.local_update, self.sharing.send(state.pool, cohort, server))
         pool = self.sharing.merge(state.pool, replies, server.roster)  # as FedAvg
         counts = torch.stack(replies.entries("counts")).float()
         drawn = sorted({server.roster[id].architecture for id in replies})
-        students = nn.ModuleList(load(server.build(p), pool[p]) for p in drawn)
-        generator = load(self._generator(server), state.generator)
+        students = nn.ModuleList(fl.load(server.build(p), pool[p]) for p in drawn)
+        generator = fl.load(self._generator(server), state.generator)
         self._fine_tune(students, generator, counts, replies, server)
-        return State({**pool, **dict(zip(drawn, map(learnt_of, students), strict=True))}, learnt_of(generator))
+        return State({**pool, **dict(zip(drawn, map(fl.learnt_of, students), strict=True))}, fl.learnt_of(generator))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        counts = ClassCounts(server.num_classes, member.examples)
-        return Schema(**self.sharing.expected(member, message), counts=counts)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        counts = fl.schema.ClassCounts(server.num_classes, member.examples)
+        return fl.Schema(**self.sharing.expected(member, message), counts=counts)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         counts = torch.bincount(client.train.labels, minlength=client.num_classes)
         return self.sharing.reply(client, counts=counts)
 
     def _fine_tune(
-        self, students: nn.ModuleList, generator: nn.Module, counts: Tensor, replies: Replies, server: Server
+        self, students: nn.ModuleList, generator: nn.Module, counts: Tensor, replies: fl.Replies, server: fl.Server
     ) -> None:
         """Train the students and G in turns; `counts` are (clients, classes)."""
         assert self.server_training.steps is not None
@@ -196,10 +164,10 @@ class FedFTG(SharesWeights[State]):
         teachers = nn.ModuleList(trained(server, id, reply) for id, reply in replies.items())
         steps = [(HardSamples(k, self, number), "generator.", self.generator_training) for k in range(number)]
         steps += [(FineTuning(self.reduction), "students.", self.server_training)] * self.student_steps
-        fit = Fit(
+        fit = fl.Fit(
             nets,
             [loss for loss, _, _ in steps],
-            Examples(z, y),
+            fl.Examples(z, y),
             self.server_training,
             {"shares": counts / counts.sum(0).clamp(min=1)},  # alpha
             turns=[(learner,) for _, learner, _ in steps],
@@ -209,15 +177,15 @@ class FedFTG(SharesWeights[State]):
         )
         server.note(distillation_loss=float(server.fit(fit).kept["loss"].mean()))
 
-    def _generator(self, server: Server) -> nn.Module:
+    def _generator(self, server: fl.Server) -> nn.Module:
         shape, classes = server.input_shape, server.num_classes
-        return server.module("generator", lambda: InputGenerator(classes, self.noise, shape, self.width))
+        return server.module("generator", lambda: fl.inputs.InputGenerator(classes, self.noise, shape, self.width))
 
 
-def trained(server: Server, id: int, reply: Message) -> nn.Module:
+def trained(server: fl.Server, id: int, reply: fl.Message) -> nn.Module:
     """A client's model, as it was sent."""
     net = server.build(server.roster[id].architecture)
-    return load(net, {**reply["weights"], **reply.get("buffers", {})})
+    return fl.load(net, {**reply["weights"], **reply.get("buffers", {})})
 
 
 @dataclass(frozen=True)
@@ -234,18 +202,18 @@ class HardSamples:
     method: FedFTG
     clients: int
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of a batch of noise and labels."""
         z, y, _ = batch
         students, method = net.get_submodule("students"), self.method
         x = net.get_submodule("generator")(y, z)
         logits, share = extras["teachers"][self.client](x), extras["shares"][self.client][y]
-        with mode(students, training=False):
+        with fl.mode(students, training=False):
             found = torch.stack([student(x) for student in students.children()])
         gap = (found - logits.detach()).abs().mean((0, 2))
         missed = F.cross_entropy(logits, y, reduction="none")
         missed = (share * missed).mean() if method.class_weights == "each" else share.mean() * missed.mean()
-        alike = likeness(x.flatten(1), z) / self.clients
+        alike = fl.generator.likeness(x.flatten(1), z) / self.clients
         return method.recognition * missed + method.diversity * alike - method.hardness * (share * gap).mean()
 
 
@@ -255,15 +223,17 @@ class FineTuning:
 
     reduction: Literal["batchmean", "mean"]
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> tuple[Tensor, fl.Observed]:
         """Of a batch of noise and labels."""
         generator, students = net.get_submodule("generator"), net.get_submodule("students")
-        with torch.no_grad(), mode(generator, training=False):
+        with torch.no_grad(), fl.mode(generator, training=False):
             x = generator(batch.targets, batch.inputs)
             shares = extras["shares"][:, batch.targets, None]
             predicted = torch.stack([teacher(x).softmax(1) for teacher in extras["teachers"]])
         taught = (shares * predicted).sum(0)
-        with keep_statistics(students):
-            loss = torch.stack([soft_cross_entropy(student(x), taught) for student in students.children()]).sum()
+        with fl.batchnorm.keep_statistics(students):
+            loss = torch.stack(
+                [fl.losses.soft_cross_entropy(student(x), taught) for student in students.children()]
+            ).sum()
         loss = loss if self.reduction == "batchmean" else loss / taught.shape[1]
         return loss, {"loss": loss.detach().expand(len(x))}

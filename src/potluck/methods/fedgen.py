@@ -65,53 +65,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    ClassCounts,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Examples,
-    Extras,
-    Fit,
-    Generator,
-    GeneratorLoss,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Need,
-    Schema,
-    Server,
-    ServerTraining,
-    SharesWeights,
-    Sharing,
-    Weights,
-    at_least,
-    check_heads,
-    common_width,
-    learnt_of,
-    load,
-    on_client,
-    require,
-    sent_heads,
-    soft_cross_entropy,
-    staged,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """theta by group of clients, w, and how many examples of each class the last cohort has; None before the first."""
 
-    pool: GroupWeights
-    generator: Weights
+    pool: fl.GroupWeights
+    generator: fl.Weights
     counts: Tensor | None
 
 
 @dataclass(frozen=True)
-class FedGen(SharesWeights[State]):
+class FedGen(fl.SharesWeights[State]):
     """Hyper-parameters of FedGen.
 
     Attributes:
@@ -128,86 +95,86 @@ class FedGen(SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
-    training: LocalTraining = LocalTraining()
-    generator_training: ServerTraining = LocalTraining(lr=3e-4, epochs=5, batch_size=32, weight_decay=0.01)
-    alpha: Annotated[float, at_least(0)] = 1.0
-    beta: Annotated[float, at_least(0)] = 0.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    generator_training: fl.ServerTraining = fl.LocalTraining(lr=3e-4, epochs=5, batch_size=32, weight_decay=0.01)
+    alpha: Annotated[float, fl.at_least(0)] = 1.0
+    beta: Annotated[float, fl.at_least(0)] = 0.0
     ensemble: Literal["mean", "share"] = "mean"
-    diversity: Annotated[float, at_least(0)] = 1.0
-    samples: Annotated[int, at_least(2)] = 320
-    noise: Annotated[int, at_least(1)] = 64
-    hidden: Annotated[int, at_least(1)] = 512
-    sharing: Sharing = Sharing()
+    diversity: Annotated[float, fl.at_least(0)] = 1.0
+    samples: Annotated[int, fl.at_least(2)] = 320
+    noise: Annotated[int, fl.at_least(1)] = 64
+    hidden: Annotated[int, fl.at_least(1)] = 512
+    sharing: fl.Sharing = fl.Sharing()
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         size = self.generator_training.batch_size
-        require(size >= 2, "generator_training.batch_size", "at least 2, which have batch statistics", size)
+        fl.require(size >= 2, "generator_training.batch_size", "at least 2, which have batch statistics", size)
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL}
 
-    def init(self, server: Server) -> State:
-        check_heads(server, self.sharing.buffers)
-        generator = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
-        return State(self.sharing.initial(server), learnt_of(generator), None)
+    def init(self, server: fl.Server) -> State:
+        fl.generator.check_heads(server, self.sharing.buffers)
+        generator = server.module("generator", self.generator_of(server.num_classes, fl.features.common_width(server)))
+        return State(self.sharing.initial(server), fl.learnt_of(generator), None)
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         guide = {} if state.counts is None else {"generator": state.generator, "labels": state.counts}
         sent = self.sharing.send(state.pool, cohort, server, **guide)
         replies = cohort.ask(self.local_update, sent)  # Alg. 1, l. 4-9
-        counts, heads = torch.stack(replies.entries("counts")), sent_heads(replies, server)
+        counts, heads = torch.stack(replies.entries("counts")), fl.generator.sent_heads(replies, server)
         pool = self.sharing.merge(state.pool, replies, server.roster)  # l. 13
         return State(pool, self._taught(state.generator, counts, heads, server), counts.sum(0))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        counts = ClassCounts(server.num_classes, member.examples)
-        return Schema(**self.sharing.expected(member, message), counts=counts)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        counts = fl.schema.ClassCounts(server.num_classes, member.examples)
+        return fl.Schema(**self.sharing.expected(member, message), counts=counts)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         objective, read, extras = client.objective, dict[str, nn.Module](), dict[str, Tensor]()
         if (self.alpha or self.beta) and "generator" in message:
             objective = GuidedLoss(client.criterion, self.alpha, self.beta)
-            new = self.generator_of(client.num_classes, staged(client.model).num_features)
-            read = {"generator": load(client.module("generator", new, keep=False), message["generator"])}
+            new = self.generator_of(client.num_classes, fl.staged(client.model).num_features)
+            read = {"generator": fl.load(client.module("generator", new, keep=False), message["generator"])}
             extras = {"labels": message["labels"].float()}
-        yield Fit(client.model, objective, client.train, self.training, extras, frozen=read)
+        yield fl.Fit(client.model, objective, client.train, self.training, extras, frozen=read)
         counts = torch.bincount(client.train.labels, minlength=client.num_classes)
         return self.sharing.reply(client, counts=counts)
 
-    def generator_of(self, classes: int, width: int) -> Callable[[], Generator]:
+    def generator_of(self, classes: int, width: int) -> Callable[[], fl.generator.Generator]:
         """What makes a new G of features of this width."""
-        return partial(Generator, classes, self.noise, self.hidden, width)
+        return partial(fl.generator.Generator, classes, self.noise, self.hidden, width)
 
-    def _taught(self, weights: Weights, counts: Tensor, heads: nn.ModuleList, server: Server) -> Weights:
+    def _taught(self, weights: fl.Weights, counts: Tensor, heads: nn.ModuleList, server: fl.Server) -> fl.Weights:
         """Line 14: w after training on the last layers that the clients sent; `counts` are (clients, classes)."""
-        net = server.module("generator", self.generator_of(server.num_classes, common_width(server)))
-        load(net, weights)
+        net = server.module("generator", self.generator_of(server.num_classes, fl.features.common_width(server)))
+        fl.load(net, weights)
         counts = counts.float()
         labels = torch.multinomial(counts.sum(0), self.samples, replacement=True, generator=server.rng)
-        objective = GeneratorLoss(self.ensemble, self.diversity)
+        objective = fl.generator.GeneratorLoss(self.ensemble, self.diversity)
         shares = {"shares": counts / counts.sum(0).clamp(min=1)}
-        data, training = Examples(labels, labels), self.generator_training
-        server.fit(Fit(net, objective, data, training, shares, frozen={"heads": heads}))
-        return learnt_of(net)
+        data, training = fl.Examples(labels, labels), self.generator_training
+        server.fit(fl.Fit(net, objective, data, training, shares, frozen={"heads": heads}))
+        return fl.learnt_of(net)
 
 
 @dataclass(frozen=True)
 class GuidedLoss:
     """Eq. 5, weighed: the task's loss + alpha times the last layer's on generated features of classes from p(y)."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     alpha: float
     beta: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
-        head, generator, outputs = staged(net).head, extras["generator"], net(batch.inputs)
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
+        head, generator, outputs = fl.staged(net).head, extras["generator"], net(batch.inputs)
         labels = torch.multinomial(extras["labels"], len(batch.targets), replacement=True)
         generated = F.cross_entropy(head(generator.drawn(labels)[0]), labels)
         loss = self.criterion(outputs, batch.targets) + self.alpha * generated
@@ -215,4 +182,4 @@ class GuidedLoss:
             return loss
         with torch.no_grad():
             expected = head(generator.drawn(batch.targets)[0]).softmax(1)
-        return loss + self.beta * soft_cross_entropy(outputs, expected)
+        return loss + self.beta * fl.losses.soft_cross_entropy(outputs, expected)

@@ -46,48 +46,18 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    COMMON_HEAD,
-    PLAIN_HEAD,
-    TRAINED_HEAD,
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Examples,
-    Extras,
-    Fit,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    ServerTraining,
-    Weights,
-    client_net,
-    expected_prototypes,
-    head_of,
-    learnt_of,
-    load,
-    measured,
-    on_client,
-    reported,
-    soft_cross_entropy,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """theta, the header."""
 
-    head: Weights
+    head: fl.Weights
 
 
 @dataclass(frozen=True)
-class FedGH(Method[State]):
+class FedGH(fl.Method[State]):
     """Hyper-parameters of FedGH.
 
     Attributes:
@@ -98,63 +68,65 @@ class FedGH(Method[State]):
 
     variants = {"own heads": {"clients_adopt": False}}
 
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining("sgd", lr=0.01, batch_size=1)
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.01, batch_size=1)
     clients_adopt: bool = True
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SPLIT_MODEL, Need.CLASSES, COMMON_HEAD, PLAIN_HEAD, TRAINED_HEAD})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset(
+            {fl.Need.SPLIT_MODEL, fl.Need.CLASSES, fl.heads.COMMON_HEAD, fl.heads.PLAIN_HEAD, fl.heads.TRAINED_HEAD}
+        )
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(_new_head(server)))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(_new_head(server)))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        rows = reported(cohort.ask(self.local_update, self.header(state)))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        rows = fl.prototypes.reported(cohort.ask(self.local_update, self.header(state)))
         return self.taught(state, rows["values"], F.one_hot(rows["labels"], server.num_classes), server)
 
-    def taught(self, state: State, features: Tensor, shares: Tensor, server: Server) -> State:
+    def taught(self, state: State, features: Tensor, shares: Tensor, server: fl.Server) -> State:
         """The header after training on features (n, width), each of classes by these shares (n, classes)."""
-        head = load(_new_head(server), state.head)
-        data = Examples(features, shares.to(features))
-        server.fit(Fit(head, HeadLoss(), data, self.server_training))
-        return State(learnt_of(head))
+        head = fl.load(_new_head(server), state.head)
+        data = fl.Examples(features, shares.to(features))
+        server.fit(fl.Fit(head, HeadLoss(), data, self.server_training))
+        return State(fl.learnt_of(head))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return expected_prototypes(server, member)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.prototypes.expected_prototypes(server, member)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(with_header(client, message), client.objective, client.train, self.training)
-        return Message(**(yield from measured(client)))
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(with_header(client, message), client.objective, client.train, self.training)
+        return fl.Message(**(yield from fl.prototypes.measured(client)))
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         return self.header(state)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return with_header(client, message)
 
-    def header(self, state: State) -> Message:
+    def header(self, state: State) -> fl.Message:
         """What clients are sent: the header, or nothing."""
-        return Message(head=state.head if self.clients_adopt else None)
+        return fl.Message(head=state.head if self.clients_adopt else None)
 
 
 @dataclass(frozen=True)
 class HeadLoss:
     """The cross-entropy to shares of classes, which are the batch's targets (batch, classes); mean over the batch."""
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of features."""
-        return soft_cross_entropy(net(batch.inputs), batch.targets)
+        return fl.losses.soft_cross_entropy(net(batch.inputs), batch.targets)
 
 
-def _new_head(server: Server) -> nn.Module:
+def _new_head(server: fl.Server) -> nn.Module:
     """A head like the clients', with the run's initial weights."""
-    return head_of(client_net(server))
+    return fl.heads.head_of(fl.heads.client_net(server))
 
 
-def with_header(client: Client, message: Message) -> nn.Module:
+def with_header(client: fl.Client, message: fl.Message) -> nn.Module:
     """The client's network, its head replaced by the header, if it was sent one."""
     if "head" in message:
-        load(head_of(client.model), message["head"])
+        fl.load(fl.heads.head_of(client.model), message["head"])
     return client.model

@@ -52,33 +52,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Need,
-    Server,
-    SharesWeights,
-    Sharing,
-    Weights,
-    above,
-    at_least,
-    distillation,
-    learnt_of,
-    load,
-    mean,
-    on_client,
-    pick,
-    require,
-)
+from potluck import fl
 
 Divergence = Literal["kl", "mse"]
 
@@ -92,12 +66,12 @@ class State:
         history: the last M, by the number of the round that made them.
     """
 
-    pool: GroupWeights
-    history: dict[str, GroupWeights]
+    pool: fl.GroupWeights
+    history: dict[str, fl.GroupWeights]
 
 
 @dataclass(frozen=True)
-class FedGKD(SharesWeights[State]):
+class FedGKD(fl.SharesWeights[State]):
     """Hyper-parameters of FedGKD.
 
     Attributes:
@@ -115,71 +89,75 @@ class FedGKD(SharesWeights[State]):
         "three models teach": {"buffer": 3, "temperature": 2.0},
     }
 
-    training: LocalTraining = LocalTraining()
-    gamma: Annotated[float, at_least(0)] = 0.1
-    temperature: Annotated[float, above(0)] = 1.0
-    buffer: Annotated[int, at_least(1)] = 5
+    training: fl.LocalTraining = fl.LocalTraining()
+    gamma: Annotated[float, fl.at_least(0)] = 0.1
+    temperature: Annotated[float, fl.above(0)] = 1.0
+    buffer: Annotated[int, fl.at_least(1)] = 5
     divergence: Divergence = "kl"
-    sharing: Sharing = Sharing()
+    sharing: fl.Sharing = fl.Sharing()
 
     def __post_init__(self) -> None:
         softens = self.divergence == "kl" or self.temperature == 1
-        require(softens, "temperature", "1 where divergence is 'mse', which compares plain logits", self.temperature)
+        fl.require(softens, "temperature", "1 where divergence is 'mse', which compares plain logits", self.temperature)
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server), {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         teacher = mean_of(state.history) if self.buffer > 1 and self.gamma else {}
         sent = self.sharing.send(state.pool, cohort, server, teacher=lambda member: self._owned(teacher, member))
         pool = self.sharing.merge(state.pool, cohort.stream(self.local_update, sent), server.roster)
         history = {**state.history, str(server.round): pool}
         return State(pool, {number: history[number] for number in sorted(history, key=int)[-self.buffer :]})
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         taught = message.get("teacher", {} if self.buffer == 1 and client.round > 1 else None)
         objective, read = client.objective, dict[str, nn.Module]()
         if self.gamma and taught is not None:
             objective = TaughtLoss(client.criterion, self.gamma, self.temperature, self.divergence)
-            teacher = load(load(client.twin(), learnt_of(client.model)), taught, partial=True)
+            teacher = fl.load(fl.load(client.twin(), fl.learnt_of(client.model)), taught, partial=True)
             read = {"teacher": (yield from self.sharing.ready(client, teacher))}
-        yield Fit(client.model, objective, client.train, self.training, frozen=read)
+        yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)
 
-    def _owned(self, teacher: GroupWeights, member: Member) -> Weights | None:
+    def _owned(self, teacher: fl.GroupWeights, member: fl.Member) -> fl.Weights | None:
         """Of the teacher, the layers that a client owns; its buffers only if they are averaged."""
         if not teacher:
             return None
-        owned = pick(teacher[self.sharing.group(member)], member.shapes)
+        owned = fl.weights.pick(teacher[self.sharing.group(member)], member.shapes)
         shared = self.sharing.buffers == "average"
         return {name: tensor for name, tensor in owned.items() if shared or name in member.parameters}
 
 
-def mean_of(history: dict[str, GroupWeights]) -> GroupWeights:
+def mean_of(history: dict[str, fl.GroupWeights]) -> fl.GroupWeights:
     """w-bar^t: by group and layer, the plain mean of all models that are held; nothing if there are none."""
     pools, shares = [history[number] for number in sorted(history, key=int)], [1.0] * len(history)
     first = pools[0] if pools else {}
-    return {g: {n: mean([pool[g][n] for pool in pools], shares) for n in first[g]} for g in first}
+    return {g: {n: fl.weights.mean([pool[g][n] for pool in pools], shares) for n in first[g]} for g in first}
 
 
 @dataclass(frozen=True)
 class TaughtLoss:
     """The task's loss + gamma T^2 KL(z-bar || z), softened by T; or + gamma MSE(z, z-bar)."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     gamma: float
     temperature: float
     divergence: Divergence
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         logits = net(batch.inputs)
         with torch.no_grad():
             taught = extras["teacher"](batch.inputs)
-        gap = F.mse_loss(logits, taught) if self.divergence == "mse" else distillation(logits, taught, self.temperature)
+        gap = (
+            F.mse_loss(logits, taught)
+            if self.divergence == "mse"
+            else fl.losses.distillation(logits, taught, self.temperature)
+        )
         return self.criterion(logits, batch.targets) + self.gamma * gap

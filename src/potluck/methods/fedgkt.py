@@ -50,52 +50,19 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Examples,
-    Extras,
-    Fit,
-    Labels,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Schema,
-    Server,
-    ServerTraining,
-    StagedNet,
-    UpTo,
-    Weights,
-    above,
-    at_least,
-    distillation,
-    feature_shape,
-    floats,
-    learnt_of,
-    load,
-    on_client,
-    require,
-    staged,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """W_s, and by client the logits that it made of the client's examples."""
 
-    net: Weights
+    net: fl.Weights
     logits: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class FedGKT(Method[State]):
+class FedGKT(fl.Method[State]):
     """Hyper-parameters of FedGKT.
 
     Attributes:
@@ -105,51 +72,51 @@ class FedGKT(Method[State]):
         temperature: T, of both.
     """
 
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining()
-    alpha: Annotated[float, at_least(0)] = 1.0
-    temperature: Annotated[float, above(0)] = 3.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining()
+    alpha: Annotated[float, fl.at_least(0)] = 1.0
+    temperature: Annotated[float, fl.above(0)] = 3.0
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SPLIT_MODEL})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.SPLIT_MODEL})
 
-    def init(self, server: Server) -> State:
-        read = feature_shape(server, None, "s_in")
+    def init(self, server: fl.Server) -> State:
+        read = fl.features.feature_shape(server, None, "s_in")
         for id, member in server.roster.items():
-            found = feature_shape(server, member.architecture, "s_in")
+            found = fl.features.feature_shape(server, member.architecture, "s_in")
             expected = f"the shape {tuple(read)}, which the server's network reads, so use models with one stem"
-            require(found == read, f"features of client {id}, {member.architecture}", expected, tuple(found))
-        return State(learnt_of(tail(server.build())), {})
+            fl.require(found == read, f"features of client {id}, {member.architecture}", expected, tuple(found))
+        return State(fl.learnt_of(tail(server.build())), {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.train_edge, {i: Message(logits=state.logits.get(str(i))) for i in cohort.ids})
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.train_edge, {i: fl.Message(logits=state.logits.get(str(i))) for i in cohort.ids})
         net = tail(server.build(), state.net)
         objective = TransferLoss(nn.functional.cross_entropy, self.alpha, self.temperature)  # eq. 6
-        server.fit(Fit(net, objective, lesson(*replies.values()), self.server_training))
-        logits = {str(i): server.predict(Predict(net, lesson(reply))) for i, reply in replies.items()}
-        return State(learnt_of(net), state.logits | logits)
+        server.fit(fl.Fit(net, objective, lesson(*replies.values()), self.server_training))
+        logits = {str(i): server.predict(fl.Predict(net, lesson(reply))) for i, reply in replies.items()}
+        return State(fl.learnt_of(net), state.logits | logits)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        n, classes = UpTo(member.examples, member.examples), server.num_classes
-        features = floats(n, *feature_shape(server, member.architecture, "s_in"))
-        return Schema(features=features, logits=floats(n, classes), labels=Labels(n, classes))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        n, classes = fl.schema.UpTo(member.examples, member.examples), server.num_classes
+        features = fl.schema.floats(n, *fl.features.feature_shape(server, member.architecture, "s_in"))
+        return fl.Schema(features=features, logits=fl.schema.floats(n, classes), labels=fl.schema.Labels(n, classes))
 
-    @on_client
-    def train_edge(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def train_edge(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         taught, data, objective = message.get("logits"), client.train, client.objective
         if taught is not None:
             data = client.train.unaugmented().with_columns(teacher=taught)
             objective = TransferLoss(client.criterion, self.alpha, self.temperature)  # eq. 7
-        yield Fit(client.model, objective, data, self.training)
-        features, logits = yield Predict(client.model, client.train, parts=("extracted", "outputs"))
-        return Message(features=features, logits=logits, labels=client.train.labels)
+        yield fl.Fit(client.model, objective, data, self.training)
+        features, logits = yield fl.Predict(client.model, client.train, parts=("extracted", "outputs"))
+        return fl.Message(features=features, logits=logits, labels=client.train.labels)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(net=state.net)
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        return fl.Message(net=state.net)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        own, net = staged(client.model), tail(client.build(), message["net"])
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
+        own, net = fl.staged(client.model), tail(client.build(), message["net"])
         extractor = dict([*own.named_stages().items()][: own.extractor_stages])
         return net.with_stages({**extractor, **net.named_stages()}, own.extractor_stages)
 
@@ -158,28 +125,28 @@ class FedGKT(Method[State]):
 class TransferLoss:
     """Eq. 6, 7: the loss by labels + alpha T^2 KL(teacher || net), softened by T."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     alpha: float
     temperature: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         logits = net(batch.inputs)
-        gap = distillation(logits, batch.columns["teacher"], self.temperature)
+        gap = fl.losses.distillation(logits, batch.columns["teacher"], self.temperature)
         return self.criterion(logits, batch.targets) + self.alpha * gap
 
 
-def lesson(*replies: Message) -> Examples:
+def lesson(*replies: fl.Message) -> fl.Examples:
     """What the server learns from clients: all their features, with the labels and the clients' logits."""
     names = ("features", "labels", "logits")
     features, labels, logits = (torch.cat([reply[name] for reply in replies]) for name in names)
-    return Examples(features, labels).with_columns(teacher=logits)
+    return fl.Examples(features, labels).with_columns(teacher=logits)
 
 
-def tail(net: nn.Module, weights: Weights | None = None) -> StagedNet:
+def tail(net: nn.Module, weights: fl.Weights | None = None) -> fl.StagedNet:
     """The layers behind a net's extractor, under the names that they have in it; with these weights, if given."""
-    whole = staged(net)
+    whole = fl.staged(net)
     behind = dict([*whole.named_stages().items()][whole.extractor_stages :])
     found = whole.with_stages(behind, extractor_stages=0)
     if weights is not None:
-        load(found, weights)
+        fl.load(found, weights)
     return found

@@ -55,37 +55,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Examples,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Probabilities,
-    Reconcile,
-    Replies,
-    Schema,
-    Server,
-    at_least,
-    consensus,
-    drawn_rows,
-    keep_statistics,
-    on_client,
-    parameters_of,
-    public_of,
-    soft_cross_entropy,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -94,7 +64,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedH2L(Method[State]):
+class FedH2L(fl.Method[State]):
     """Hyper-parameters of FedH2L.
 
     Attributes:
@@ -114,60 +84,60 @@ class FedH2L(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    mutual: LocalTraining = LocalTraining(batch_size=64)
-    public_examples: Annotated[int, at_least(1)] = 1000
-    strength: Annotated[float, at_least(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    mutual: fl.LocalTraining = fl.LocalTraining(batch_size=64)
+    public_examples: Annotated[int, fl.at_least(1)] = 1000
+    strength: Annotated[float, fl.at_least(0)] = 1.0
     weighting: Literal["sum", "mean"] = "sum"
     conflicts: Literal["project", "keep"] = "project"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.PUBLIC_LABELS, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.PUBLIC_LABELS, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State()
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        rows = drawn_rows(server, self.public_examples)
-        told = cohort.ask(self.learn_and_predict, Message(rows=rows))
-        cohort.ask(self.learn_from_peers, {i: Message(peers=self._peers(i, told)) for i in told})
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        rows = fl.public.drawn_rows(server, self.public_examples)
+        told = cohort.ask(self.learn_and_predict, fl.Message(rows=rows))
+        cohort.ask(self.learn_from_peers, {i: fl.Message(peers=self._peers(i, told)) for i in told})
         return state
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "learn_and_predict":
-            return Schema(predictions=Probabilities(len(message["rows"]), server.num_classes))
-        return Schema()
+            return fl.Schema(predictions=fl.schema.Probabilities(len(message["rows"]), server.num_classes))
+        return fl.Schema()
 
-    @on_client
-    def learn_and_predict(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, client.objective, client.train, self.training)
+    @fl.on_client
+    def learn_and_predict(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         client.state["rows"] = message["rows"]
-        logits = yield Predict(client.model, public_of(client).take(message["rows"]))
-        return Message(predictions=logits.softmax(1))
+        logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))
+        return fl.Message(predictions=logits.softmax(1))
 
-    @on_client
-    def learn_from_peers(self, client: Client, message: Message) -> ClientWork:
-        seeds = public_of(client).take(client.state.pop("rows")).unaugmented()
+    @fl.on_client
+    def learn_from_peers(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        seeds = fl.public.public_of(client).take(client.state.pop("rows")).unaugmented()
         peers = message.get("peers")
         if peers is None:
             peers = torch.zeros(len(seeds), client.num_classes)
         loss, seeds = SeedLoss(client.criterion, self.strength), seeds.with_columns(peers=peers)
         if self.conflicts == "keep":
-            yield Fit(client.model, loss, seeds, self.mutual)
-            return Message()
-        whole = Reconcile(frozenset(parameters_of(client.model)), "exact", granularity="whole")
+            yield fl.Fit(client.model, loss, seeds, self.mutual)
+            return fl.Message()
+        whole = fl.projection.Reconcile(frozenset(fl.parameters_of(client.model)), "exact", granularity="whole")
         losses, data = (OwnLoss(client.criterion), loss), _beside(seeds, client)
-        report = yield Fit(client.model, losses, data, self.mutual, combine=whole)
+        report = yield fl.Fit(client.model, losses, data, self.mutual, combine=whole)
         client.note(**report.combined)
-        return Message()
+        return fl.Message()
 
-    def _peers(self, id: ClientId, told: Replies) -> Tensor | None:
+    def _peers(self, id: fl.ClientId, told: fl.Replies) -> Tensor | None:
         """What the others predict, (rows, classes): the sum or the mean of their probabilities; None without others."""
         others = [reply["predictions"] for other, reply in told.items() if other != id]
         if not others:
             return None
-        return consensus(others, self.combine) * (len(others) if self.weighting == "sum" else 1)
+        return fl.public.consensus(others, self.combine) * (len(others) if self.weighting == "sum" else 1)
 
 
 @dataclass(frozen=True)
@@ -178,13 +148,13 @@ class SeedLoss:
     which have no gradient.
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     strength: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of seeds."""
         logits = net(batch.inputs)
-        return self.criterion(logits, batch.targets) + self.strength * soft_cross_entropy(
+        return self.criterion(logits, batch.targets) + self.strength * fl.losses.soft_cross_entropy(
             logits, batch.columns["peers"]
         )
 
@@ -193,15 +163,15 @@ class SeedLoss:
 class OwnLoss:
     """The task's loss on the own examples that go with a batch of seeds."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of the batch's columns "inputs" and "targets"."""
-        with keep_statistics(net):
+        with fl.batchnorm.keep_statistics(net):
             return self.criterion(net(batch.columns["inputs"]), batch.columns["targets"])
 
 
-def _beside(seeds: Examples, client: Client) -> Examples:
+def _beside(seeds: fl.Examples, client: fl.Client) -> fl.Examples:
     """The seeds, each with one of the client's examples as columns, all of which occur equally often but for one."""
     order = torch.randperm(len(client.train), generator=client.rng)
     own = client.train.batch(order.repeat(len(seeds) // len(order) + 1)[: len(seeds)])

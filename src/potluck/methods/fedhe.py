@@ -56,33 +56,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    ClassCounts,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Observed,
-    Replies,
-    Schema,
-    Server,
-    UpTo,
-    at_least,
-    averages,
-    distance,
-    floats,
-    means_by_class,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -101,7 +75,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedHe(Method[State]):
+class FedHe(fl.Method[State]):
     """Hyper-parameters of FedHe.
 
     Attributes:
@@ -121,47 +95,47 @@ class FedHe(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    alpha: Annotated[float, at_least(0)] = 1.0
-    warmup: Annotated[int, at_least(0)] = 1
-    memory: Annotated[int, at_least(1)] = 10
+    training: fl.LocalTraining = fl.LocalTraining()
+    alpha: Annotated[float, fl.at_least(0)] = 1.0
+    warmup: Annotated[int, fl.at_least(0)] = 1
+    memory: Annotated[int, fl.at_least(1)] = 10
     weighting: Literal["uniform", "samples"] = "uniform"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         classes = server.num_classes
         return State(torch.zeros(classes, classes), torch.zeros(classes, dtype=torch.int64), 0)
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         table = {"means": state.means, "known": state.counts > 0}
         ready = state.reports >= self.warmup * len(server.roster)
-        replies = cohort.ask(self.local_update, Message(logits=table if ready else None))
+        replies = cohort.ask(self.local_update, fl.Message(logits=table if ready else None))
         means, counts = self._with_reports(state, replies)
         reports, span = state.reports + len(replies), self.memory * len(server.roster)
         if reports // span > state.reports // span:
             counts = counts.clamp(max=1)  # Q_c <- Q_c / m_c, m_c <- 1
         return State(means, counts, reports)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        present = UpTo(server.num_classes)
-        counts = ClassCounts(server.num_classes, member.examples, present)
-        return Schema(counts=counts, logits=floats(present, server.num_classes))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        present = fl.schema.UpTo(server.num_classes)
+        counts = fl.schema.ClassCounts(server.num_classes, member.examples, present)
+        return fl.Schema(counts=counts, logits=fl.schema.floats(present, server.num_classes))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         table = message.get("logits") if self.alpha else None
         loss = LogitLoss(client.criterion, self.alpha)
-        report = yield Fit(
+        report = yield fl.Fit(
             client.model, loss, client.train, self.training, extras={"logits": table}, keep=len(client.train)
         )
         logits, labels = report.kept["logits"], report.kept["labels"]
         counts = labels.bincount(minlength=client.num_classes)
-        return Message(counts=counts, logits=means_by_class(logits, labels))
+        return fl.Message(counts=counts, logits=fl.prototypes.means_by_class(logits, labels))
 
-    def _with_reports(self, state: State, replies: Replies) -> tuple[Tensor, Tensor]:
+    def _with_reports(self, state: State, replies: fl.Replies) -> tuple[Tensor, Tensor]:
         """Q and m after a round's reports."""
         counts = torch.stack(replies.entries("counts"))  # (clients, classes)
         if self.weighting == "uniform":
@@ -172,7 +146,7 @@ class FedHe(Method[State]):
             "labels": rows[:, 1],
             "counts": counts[rows[:, 0], rows[:, 1]],
         }
-        new, added = averages(reported, len(state.counts), self.combine)["means"], counts.sum(0)
+        new, added = fl.prototypes.averages(reported, len(state.counts), self.combine)["means"], counts.sum(0)
         total = state.counts + added
         share = (added / total.clamp(min=1)).to(new.dtype)
         return state.means.lerp(new, share[:, None]), total
@@ -185,13 +159,13 @@ class LogitLoss:
     The extras' table "logits" has Q; without one there is no second term.
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     alpha: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> tuple[Tensor, fl.Observed]:
         """Of one batch of examples with classes."""
         z, labels, table = net(batch.inputs), batch.targets, extras["logits"]
         loss = self.criterion(z, labels)
         if table is not None:
-            loss = loss + self.alpha * distance(z, labels, table)
+            loss = loss + self.alpha * fl.prototypes.distance(z, labels, table)
         return loss, {"logits": z, "labels": labels}

@@ -83,36 +83,7 @@ Departures from the paper
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Examples,
-    FeatureLoss,
-    FeaturePrivacy,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Need,
-    ObservingLoss,
-    PairStore,
-    Reconcile,
-    ReleasesFeatures,
-    Schema,
-    Server,
-    Sharing,
-    at_least,
-    drawn,
-    expected_pairs,
-    intermediate_names,
-    on_client,
-    parameters_of,
-    require,
-    signatures,
-    with_pairs,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -124,13 +95,13 @@ class State:
         signatures: by architecture, the signature of its features.
     """
 
-    pool: GroupWeights
-    features: PairStore
+    pool: fl.GroupWeights
+    features: fl.features.PairStore
     signatures: dict[str, str]
 
 
 @dataclass(frozen=True)
-class FedIN(ReleasesFeatures[State]):
+class FedIN(fl.privacy.ReleasesFeatures[State]):
     """Hyper-parameters of FedIN.
 
     Attributes:
@@ -166,60 +137,63 @@ class FedIN(ReleasesFeatures[State]):
         "more batches": {"feature_batches": 4, "outside": "unit"},
     }
 
-    training: LocalTraining = LocalTraining()
-    mu: Annotated[float, at_least(0)] = 0.1
+    training: fl.LocalTraining = fl.LocalTraining()
+    mu: Annotated[float, fl.at_least(0)] = 0.1
     feature_training: bool = True
     optimization: Literal["joint", "sequential"] = "joint"
     rule: Literal["simplified", "exact"] = "simplified"
-    multiplier: Annotated[float, at_least(0)] = 1.0
+    multiplier: Annotated[float, fl.at_least(0)] = 1.0
     granularity: Literal["tensor", "whole", "kernel"] = "tensor"
     outside: Literal["half", "unit"] = "half"
-    feature_batch: Annotated[int, at_least(2)] = 16
-    feature_batches: Annotated[int, at_least(1)] = 1
-    noise: Annotated[float, at_least(0)] = 0.0
+    feature_batch: Annotated[int, fl.at_least(2)] = 16
+    feature_batches: Annotated[int, fl.at_least(1)] = 1
+    noise: Annotated[float, fl.at_least(0)] = 0.0
     noise_multiplies: Literal["deviation", "variance"] = "deviation"
     noise_sigma: Literal["batch", "channel", "feature"] = "batch"
-    privacy: FeaturePrivacy | None = None
-    store_capacity: Annotated[int, at_least(2)] = 5000
-    sharing: Sharing = Sharing(weighting="uniform")
+    privacy: fl.privacy.FeaturePrivacy | None = None
+    store_capacity: Annotated[int, fl.at_least(2)] = 5000
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         several = not self.noise or self.training.batch_size > 1
         expected = "'batch' where training.batch_size is 1"
-        require(several or self.noise_sigma == "batch", "noise_sigma", expected, self.noise_sigma)
+        fl.require(several or self.noise_sigma == "batch", "noise_sigma", expected, self.noise_sigma)
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL}
 
-    def init(self, server: Server) -> State:
-        return State(self.sharing.initial(server), {}, signatures(server))
+    def init(self, server: fl.Server) -> State:
+        return State(self.sharing.initial(server), {}, fl.features.signatures(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         features, kinds = state.features, state.signatures
-        S = drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
+        S = fl.features.drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
         sent = self.sharing.send(state.pool, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         for id, reply in cohort.stream(self.local_update, sent):  # l. 6
             means.add(id, reply)  # l. 3
-            features = with_pairs(features, reply.get("features"), self.store_capacity)  # l. 4
+            features = fl.features.with_pairs(features, reply.get("features"), self.store_capacity)  # l. 4
             del reply
         return State(means.over(state.pool, "weights", "buffers"), features, kinds)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        pairs = expected_pairs(server, member, self.feature_batch) if self.feature_training else None
-        return Schema(**self.sharing.expected(member, message), features=pairs)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        pairs = fl.features.expected_pairs(server, member, self.feature_batch) if self.feature_training else None
+        return fl.Schema(**self.sharing.expected(member, message), features=pairs)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)  # l. 14-15
-        model, S, anchor = client.model, message.get("features"), parameters_of(client.model)
+        model, S, anchor = client.model, message.get("features"), fl.parameters_of(client.model)
         pairs = self.released(client, self.feature_batch)
-        inner = intermediate_names(model) & anchor.keys()
+        inner = fl.contract.intermediate_names(model) & anchor.keys()
         noise = (self.noise, self.noise_multiplies, self.noise_sigma)
-        l_local, l_in = ObservingLoss(client.criterion, self.mu, *noise), FeatureLoss(self.feature_batch)
+        l_local, l_in = (
+            fl.features.ObservingLoss(client.criterion, self.mu, *noise),
+            fl.features.FeatureLoss(self.feature_batch),
+        )
         joint = S is not None and self.optimization == "joint"  # l. 9
-        report = yield Fit(
+        report = yield fl.Fit(
             model,
             [l_local, l_in] if joint else l_local,  # l. 16, 18 | l. 10
             client.train,
@@ -230,11 +204,11 @@ class FedIN(ReleasesFeatures[State]):
         )
         client.note(**report.combined)
         if S and inner and not joint:  # the ablation "w/o Opt": as many steps on the features alone
-            data = Examples(S["s_in"], S["s_out"])
+            data = fl.Examples(S["s_in"], S["s_out"])
             training = replace(self.training, steps=report.steps, batch_size=self.feature_batch)
-            yield Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)), name="features")
+            yield fl.Fit(model, l_in, data, training, {"features": S}, trainable=tuple(sorted(inner)), name="features")
         return self.sharing.reply(client, features=pairs or report.kept or None)  # l. 20
 
-    def rule_on(self, inner: frozenset[str]) -> Reconcile:
+    def rule_on(self, inner: frozenset[str]) -> fl.projection.Reconcile:
         """Eq. 13, 14 / 12, 13: what becomes of G_local and G_IN on the intermediate layers, and elsewhere."""
-        return Reconcile(inner, self.rule, self.multiplier, self.granularity, self.outside)
+        return fl.projection.Reconcile(inner, self.rule, self.multiplier, self.granularity, self.outside)

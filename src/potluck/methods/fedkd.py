@@ -65,40 +65,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Factored,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    Weights,
-    at_least,
-    at_most,
-    distillation,
-    factored,
-    factored_like,
-    learnt_of,
-    load,
-    mean_where_present,
-    minus,
-    multiplied,
-    on_client,
-    outline,
-    split,
-    staged,
-)
+from potluck import fl
 
 _SMALLEST = 1e-6
 
@@ -114,14 +81,14 @@ class State:
         version: how many updates there have been.
     """
 
-    common: Weights
-    update: Factored
+    common: fl.Weights
+    update: fl.lowrank.Factored
     holders: Tensor
     version: int
 
 
 @dataclass(frozen=True)
-class FedKD(Method[State]):
+class FedKD(fl.Method[State]):
     """Hyper-parameters of FedKD.
 
     Attributes:
@@ -141,67 +108,72 @@ class FedKD(Method[State]):
         "uncompressed": {"energy_start": 1.0, "energy_end": 1.0},
     }
 
-    training: LocalTraining = LocalTraining()
-    distillation: Annotated[float, at_least(0)] = 1.0
-    hidden: Annotated[float, at_least(0)] = 1.0
-    energy_start: Annotated[float, at_least(0), at_most(1)] = 0.95
-    energy_end: Annotated[float, at_least(0), at_most(1)] = 0.98
-    growth: Annotated[int, at_least(1)] = 100
+    training: fl.LocalTraining = fl.LocalTraining()
+    distillation: Annotated[float, fl.at_least(0)] = 1.0
+    hidden: Annotated[float, fl.at_least(0)] = 1.0
+    energy_start: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.95
+    energy_end: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.98
+    growth: Annotated[int, fl.at_least(1)] = 100
     gradients: Literal["own", "joint"] = "own"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES, Need.SPLIT_MODEL} if self.hidden else {Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.CLASSES, fl.Need.SPLIT_MODEL} if self.hidden else {fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(server.build(draw="common")), factored({}, 1.0), torch.zeros(0, dtype=torch.int64), 0)
+    def init(self, server: fl.Server) -> State:
+        return State(
+            fl.learnt_of(server.build(draw="common")),
+            fl.lowrank.factored({}, 1.0),
+            torch.zeros(0, dtype=torch.int64),
+            0,
+        )
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.local_update, {id: self._message(state, id) for id in cohort.ids})
-        updates = {id: multiplied(reply["update"], state.common) for id, reply in replies.items()}
-        mean = mean_where_present([*updates.values()], [1.0] * len(updates), {}, self.combine)
-        update = factored(mean, self.energy(server.round))
+        updates = {id: fl.lowrank.multiplied(reply["update"], state.common) for id, reply in replies.items()}
+        mean = fl.weights.mean_where_present([*updates.values()], [1.0] * len(updates), {}, self.combine)
+        update = fl.lowrank.factored(mean, self.energy(server.round))
         holders = torch.tensor([id for id, found in updates.items() if found], dtype=torch.int64)
         return State(changed(state.common, update), update, holders, state.version + 1)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(update=factored_like(server.about(None, outline)))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(update=fl.lowrank.factored_like(server.about(None, fl.weights.outline)))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         before = held(client, message)
         if before is None:
-            return Message(update=factored({}, 1.0))
+            return fl.Message(update=fl.lowrank.factored({}, 1.0))
         client.state.update(common=before, version=message["version"])
-        nets = {"own": client.model, "common": load(client.build(), before)}
+        nets = {"own": client.model, "common": fl.load(client.build(), before)}
         if self.hidden:
-            d_t, d_s = (staged(net).num_features for net in nets.values())
+            d_t, d_s = (fl.staged(net).num_features for net in nets.values())
             nets["link"] = client.module("link", partial(nn.Linear, d_s, d_t, bias=False))
         loss = AdaptiveLosses(client.criterion, self.distillation, self.hidden, self.gradients == "joint")
-        yield Fit(nn.ModuleDict(nets), loss, client.train, self.training)
-        update = minus(learnt_of(nets["common"]), before)
-        return Message(update=factored(update, self.energy(client.round)))
+        yield fl.Fit(nn.ModuleDict(nets), loss, client.train, self.training)
+        update = fl.weights.minus(fl.learnt_of(nets["common"]), before)
+        return fl.Message(update=fl.lowrank.factored(update, self.energy(client.round)))
 
     def energy(self, round: int) -> float:
         """T(t): the share of energy that is kept in this round, counted from 1."""
         return self.energy_start + min(1.0, round / self.growth) * (self.energy_end - self.energy_start)
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)
 
-    def _message(self, state: State, id: ClientId) -> Message:
+    def _message(self, state: State, id: fl.ClientId) -> fl.Message:
         """The last update for a client that has what came before it, the whole mentee for any other."""
         if id in state.holders.tolist():
-            return Message(update=state.update, version=state.version)
-        return Message(common=state.common, version=state.version)
+            return fl.Message(update=state.update, version=state.version)
+        return fl.Message(common=state.common, version=state.version)
 
 
-def changed(common: Weights, update: Factored) -> Weights:
+def changed(common: fl.Weights, update: fl.lowrank.Factored) -> fl.Weights:
     """The mentee after an update; what the update lacks stays."""
-    return common | {name: common[name] + tensor for name, tensor in multiplied(update, common).items()}
+    return common | {name: common[name] + tensor for name, tensor in fl.lowrank.multiplied(update, common).items()}
 
 
-def held(client: Client, message: Message) -> Weights | None:
+def held(client: fl.Client, message: fl.Message) -> fl.Weights | None:
     """The mentee of the version that is stated; None if the client holds another one than the update belongs to."""
     if "update" not in message:
         return message["common"]
@@ -225,12 +197,12 @@ class AdaptiveLosses:
         joint: whether nothing is a constant, so that each net follows both losses.
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     distillation: float
     hidden: float
     joint: bool
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; both nets predict before either steps."""
         (z_t, h_t), (z_s, h_s) = (self._seen(net.get_submodule(name), batch.inputs) for name in ("own", "common"))
         task_t, task_s = (self.criterion(z, batch.targets) for z in (z_t, z_s))
@@ -242,7 +214,7 @@ class AdaptiveLosses:
 
     def _loss(self, logits: Tensor, taught: Tensor, task: Tensor, other: Tensor, gap: Tensor) -> Tensor:
         quality = (task + self._read(other)).clamp(min=_SMALLEST)
-        divergence = distillation(logits, taught, teacher_learns=self.joint)
+        divergence = fl.losses.distillation(logits, taught, teacher_learns=self.joint)
         return task + (self.distillation * divergence + self.hidden * gap) / quality
 
     def _read(self, other: Tensor) -> Tensor:
@@ -252,6 +224,6 @@ class AdaptiveLosses:
         """Logits and, if they are compared, features; the logits again if not."""
         if not self.hidden:
             return (logits := net(inputs)), logits
-        parts = split(net)
+        parts = fl.split(net)
         features = parts.intermediate(parts.extractor(inputs))
         return parts.classifier(features), features

@@ -58,33 +58,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    MutualLoss,
-    Need,
-    Predict,
-    Schema,
-    Server,
-    ServerTraining,
-    Weights,
-    at_least,
-    drawn_rows,
-    learnt_of,
-    like,
-    load,
-    on_client,
-    public_of,
-    require,
-    soft_labels_loss,
-    soft_lesson,
-)
+from potluck import fl
 
 Ensemble = Literal["mean", "max", "vote"]
 
@@ -93,11 +67,11 @@ Ensemble = Literal["mean", "max", "vote"]
 class State:
     """theta_g, with its buffers."""
 
-    common: Weights
+    common: fl.Weights
 
 
 @dataclass(frozen=True)
-class FedKEMF(Method[State]):
+class FedKEMF(fl.Method[State]):
     """Hyper-parameters of FedKEMF.
 
     Attributes:
@@ -117,52 +91,55 @@ class FedKEMF(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
-    public_examples: Annotated[int, at_least(1)] = 5000
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
+    public_examples: Annotated[int, fl.at_least(1)] = 5000
     ensemble: Ensemble = "mean"
     mutual: bool = True
     order: Literal["sequential", "simultaneous"] = "sequential"
 
     def __post_init__(self) -> None:
         meet = self.mutual or self.order == "sequential"
-        require(meet, "order", "'sequential' without mutual learning, where neither waits for the other", self.order)
+        fl.require(meet, "order", "'sequential' without mutual learning, where neither waits for the other", self.order)
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(server.build(draw="common")))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(server.build(draw="common")))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, Message(common=state.common))
-        rows = drawn_rows(server, self.public_examples)
-        teachers = (load(server.build(), common) for common in replies.entries("common"))
-        logits = [server.predict(Predict(teacher, public_of(server).take(rows))) for teacher in teachers]
-        lesson = soft_lesson(server, {"rows": rows, "labels": fused(torch.stack(logits), self.ensemble)})
-        student = load(server.build(), state.common)
-        report = server.fit(Fit(student, soft_labels_loss, lesson, self.server_training))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
+        rows = fl.public.drawn_rows(server, self.public_examples)
+        teachers = (fl.load(server.build(), common) for common in replies.entries("common"))
+        logits = [server.predict(fl.Predict(teacher, fl.public.public_of(server).take(rows))) for teacher in teachers]
+        lesson = fl.public.soft_lesson(server, {"rows": rows, "labels": fused(torch.stack(logits), self.ensemble)})
+        student = fl.load(server.build(), state.common)
+        report = server.fit(fl.Fit(student, fl.public.soft_labels_loss, lesson, self.server_training))
         server.note(distillation_loss=report.loss)
-        return State(learnt_of(student))
+        return State(fl.learnt_of(student))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(common=like(message["common"]))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(common=fl.schema.like(message["common"]))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        common = load(client.build(), message["common"])
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        common = fl.load(client.build(), message["common"])
         if not self.mutual:
             for name, net in (("own", client.model), ("common", common)):
-                yield Fit(net, client.objective, client.train, self.training, name=name)
-            return Message(common=learnt_of(common))
+                yield fl.Fit(net, client.objective, client.train, self.training, name=name)
+            return fl.Message(common=fl.learnt_of(common))
         pair = nn.ModuleDict({"own": client.model, "common": common})
-        losses = [MutualLoss("own", "common", client.criterion), MutualLoss("common", "own", client.criterion)]
+        losses = [
+            fl.teaching.MutualLoss("own", "common", client.criterion),
+            fl.teaching.MutualLoss("common", "own", client.criterion),
+        ]
         turns = [("own.",), ("common.",)] if self.order == "sequential" else None
-        yield Fit(pair, losses, client.train, self.training, turns=turns)
-        return Message(common=learnt_of(common))
+        yield fl.Fit(pair, losses, client.train, self.training, turns=turns)
+        return fl.Message(common=fl.learnt_of(common))
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)
 
 
 def fused(logits: Tensor, ensemble: Ensemble) -> Tensor:

@@ -77,44 +77,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    ClassCounts,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Examples,
-    Extras,
-    Fit,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Rows,
-    Schema,
-    Server,
-    ServerTraining,
-    UpTo,
-    Weights,
-    at_least,
-    averages,
-    floats,
-    keep_statistics,
-    kl_to_standard,
-    learnt_of,
-    load,
-    means_by_class,
-    on_client,
-    one_each,
-    public_of,
-    reported,
-    require,
-    split,
-    staged,
-)
+from potluck import fl
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
@@ -130,14 +93,14 @@ class State:
         pairs: "images" (known, ...) and "vectors" (known, latent); empty before the first round.
     """
 
-    alignment: Weights
+    alignment: fl.Weights
     known: Tensor
-    generator: Weights = field(default_factory=dict[str, Tensor])
+    generator: fl.Weights = field(default_factory=dict[str, Tensor])
     pairs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 @dataclass(frozen=True)
-class FedKTL(Method[State]):
+class FedKTL(fl.Method[State]):
     """Hyper-parameters of FedKTL.
 
     Attributes:
@@ -160,105 +123,116 @@ class FedKTL(Method[State]):
         "no margin": {"margin": 0.0},
     }
 
-    training: LocalTraining = LocalTraining()
-    generator_training: ServerTraining = LocalTraining(epochs=20, batch_size=128)
-    server_training: ServerTraining = LocalTraining(lr=0.01, epochs=100, batch_size=100)
+    training: fl.LocalTraining = fl.LocalTraining()
+    generator_training: fl.ServerTraining = fl.LocalTraining(epochs=20, batch_size=128)
+    server_training: fl.ServerTraining = fl.LocalTraining(lr=0.01, epochs=100, batch_size=100)
     centres: Literal["means", "learnt"] = "means"
-    transfer: Annotated[float, at_least(0)] = 50.0
-    centring: Annotated[float, at_least(0)] = 1.0
-    scale: Annotated[float, at_least(0)] = 64.0
-    margin: Annotated[float, at_least(0)] = 0.5
-    latent: Annotated[int, at_least(1)] = 64
-    hidden: Annotated[int, at_least(1)] = 400
-    kl_weight: Annotated[float, at_least(0)] = 0.1
+    transfer: Annotated[float, fl.at_least(0)] = 50.0
+    centring: Annotated[float, fl.at_least(0)] = 1.0
+    scale: Annotated[float, fl.at_least(0)] = 64.0
+    margin: Annotated[float, fl.at_least(0)] = 0.5
+    latent: Annotated[int, fl.at_least(1)] = 64
+    hidden: Annotated[int, fl.at_least(1)] = 400
+    kl_weight: Annotated[float, fl.at_least(0)] = 0.1
 
     def __post_init__(self) -> None:
         size = self.server_training.batch_size
-        require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
+        fl.require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         lasts = self.training.persist and self.transfer > 0
-        require(not lasts, "training.persist", "False unless transfer is 0, since h' begins anew in every round", lasts)
+        fl.require(
+            not lasts, "training.persist", "False unless transfer is 0, since h' begins anew in every round", lasts
+        )
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES, Need.SPLIT_MODEL, Need.REAL_INPUTS})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES, fl.Need.SPLIT_MODEL, fl.Need.REAL_INPUTS})
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(self._alignment(server)), torch.zeros(server.num_classes, dtype=torch.bool))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(self._alignment(server)), torch.zeros(server.num_classes, dtype=torch.bool))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         sent = state.pairs if self.transfer else {}
-        rows = reported(cohort.ask(self.local_update, Message(pairs=sent or None)))
+        rows = fl.prototypes.reported(cohort.ask(self.local_update, fl.Message(pairs=sent or None)))
         alignment, known = self._alignment(server, state.alignment), state.known.clone()
         known[rows["labels"]] = True
         self._align(alignment, rows, server)
         generator = state.generator or self._new_generator(server)
         vectors = alignment.centres.weight.detach()[known]
-        images = server.predict(Predict(self._decoder(server, generator), Examples(vectors, vectors)))
-        return State(learnt_of(alignment), known, generator, {"images": images, "vectors": vectors})
+        images = server.predict(fl.Predict(self._decoder(server, generator), fl.Examples(vectors, vectors)))
+        return State(fl.learnt_of(alignment), known, generator, {"images": images, "vectors": vectors})
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        present = UpTo(server.num_classes)
-        counts = ClassCounts(server.num_classes, member.examples, present)
-        return Schema(counts=counts, prototypes=floats(present, server.num_classes))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        present = fl.schema.UpTo(server.num_classes)
+        counts = fl.schema.ClassCounts(server.num_classes, member.examples, present)
+        return fl.Schema(counts=counts, prototypes=fl.schema.floats(present, server.num_classes))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net, data, pairs = nn.ModuleDict({"model": client.model}), client.train, message.get("pairs")
         if pairs is not None:
-            sizes = staged(client.model).num_features, pairs["vectors"].shape[1]
+            sizes = fl.staged(client.model).num_features, pairs["vectors"].shape[1]
             net["projector"] = client.module("projector", partial(nn.Linear, *sizes), keep=False)
             order = torch.randperm(len(pairs["vectors"]), generator=client.rng)
             data = data.with_columns(pair=order.repeat(len(data) // len(order) + 1)[: len(data)])
         loss = TransferLoss(client.criterion, self.scale, self.margin, self.transfer)
-        yield Fit(net, loss, data, self.training, {"pairs": pairs})
-        outputs = yield Predict(client.model, client.train)
+        yield fl.Fit(net, loss, data, self.training, {"pairs": pairs})
+        outputs = yield fl.Predict(client.model, client.train)
         labels = client.train.labels
-        prototypes = F.normalize(means_by_class(F.normalize(outputs), labels))
-        return Message(counts=labels.bincount(minlength=client.num_classes), prototypes=prototypes)
+        prototypes = F.normalize(fl.prototypes.means_by_class(F.normalize(outputs), labels))
+        return fl.Message(counts=labels.bincount(minlength=client.num_classes), prototypes=prototypes)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return ByAngle(client.model, self.scale)
 
-    def _align(self, net: "Alignment", rows: Rows, server: Server) -> None:
+    def _align(self, net: "Alignment", rows: fl.prototypes.Rows, server: fl.Server) -> None:
         """Train F and Q on the prototypes of a round."""
-        data = Examples(F.normalize(rows["values"]), rows["labels"])
+        data = fl.Examples(F.normalize(rows["values"]), rows["labels"])
         self._centre(net, data, server)
         if len(data) > 1:
-            server.note(alignment=server.fit(Fit(net, AlignmentLoss(self.centring), data, self.server_training)).loss)
+            server.note(
+                alignment=server.fit(fl.Fit(net, AlignmentLoss(self.centring), data, self.server_training)).loss
+            )
             self._centre(net, data, server)
 
-    def _centre(self, net: "Alignment", data: Examples, server: Server) -> None:
+    def _centre(self, net: "Alignment", data: fl.Examples, server: fl.Server) -> None:
         """Move Q, of the classes that the prototypes are of, to the means of F(P), unless Q are only learnt."""
         if self.centres == "means":
-            table = averages(one_each(server.predict(Predict(net, data)), data.labels), server.num_classes)
+            table = fl.prototypes.averages(
+                fl.prototypes.one_each(server.predict(fl.Predict(net, data)), data.labels), server.num_classes
+            )
             with torch.no_grad():
                 net.centres.weight[table["known"]] = table["means"][table["known"]]
 
-    def _alignment(self, server: Server, weights: Weights | None = None) -> "Alignment":
+    def _alignment(self, server: fl.Server, weights: fl.Weights | None = None) -> "Alignment":
         """F and Q with these weights, or new ones."""
         net = server.module("alignment", partial(Alignment, server.num_classes, self.latent))
         assert isinstance(net, Alignment)
         if weights is not None:
-            load(net, weights)
+            fl.load(net, weights)
         return net
 
-    def _new_generator(self, server: Server) -> Weights:
+    def _new_generator(self, server: fl.Server) -> fl.Weights:
         """G, trained on the public data."""
         encoder = server.module(
             "encoder", partial(_layers, math.prod(server.input_shape), self.hidden, 2 * self.latent)
         )
         coder = nn.ModuleDict({"encoder": encoder, "decoder": self._decoder(server)})
         report = server.fit(
-            Fit(coder, AutoencoderLoss(self.kl_weight), public_of(server).unaugmented(), self.generator_training)
+            fl.Fit(
+                coder,
+                AutoencoderLoss(self.kl_weight),
+                fl.public.public_of(server).unaugmented(),
+                self.generator_training,
+            )
         )
         server.note(generator=report.loss)
-        return learnt_of(coder["decoder"])
+        return fl.learnt_of(coder["decoder"])
 
-    def _decoder(self, server: Server, weights: Weights | None = None) -> nn.Module:
+    def _decoder(self, server: fl.Server, weights: fl.Weights | None = None) -> nn.Module:
         """G with these weights, or a new one."""
         shape = server.input_shape
         net = server.module("generator", partial(_layers, self.latent, self.hidden, math.prod(shape), shape))
-        return net if weights is None else load(net, weights)
+        return net if weights is None else fl.load(net, weights)
 
 
 def cosines(outputs: Tensor) -> Tensor:
@@ -288,12 +262,12 @@ class ByAngle(nn.Module):
 class TransferLoss:
     """The own task's loss by angles + transfer MSE(h'(f(I)), q), of the extras' "pairs" that the batch names."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     scale: float
     margin: float
     transfer: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         model, pairs = net.get_submodule("model"), extras["pairs"]
         cosine = cosines(model(batch.inputs))
@@ -304,8 +278,8 @@ class TransferLoss:
         if pairs is None:
             return loss
         images, vectors = (pairs[name][batch.columns["pair"]] for name in ("images", "vectors"))
-        parts = split(model)
-        with keep_statistics(model):
+        parts = fl.split(model)
+        with fl.batchnorm.keep_statistics(model):
             features = parts.intermediate(parts.extractor(images))
         return loss + self.transfer * F.mse_loss(net.get_submodule("projector")(features), vectors)
 
@@ -331,7 +305,7 @@ class AlignmentLoss:
 
     centring: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of prototypes and their classes."""
         assert isinstance(net, Alignment)
         found = net(batch.inputs)
@@ -360,12 +334,12 @@ class AutoencoderLoss:
 
     kl_weight: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of inputs, whose targets are not read."""
         encoder, decoder = (net.get_submodule(name) for name in ("encoder", "decoder"))
         m, s = encoder(batch.inputs).chunk(2, 1)
         gaps = batch.inputs - decoder(m + (s / 2).exp() * torch.randn_like(s))
-        return (gaps.flatten(1).square().sum(1) / 2 + self.kl_weight * kl_to_standard(m, s).sum(1)).mean()
+        return (gaps.flatten(1).square().sum(1) / 2 + self.kl_weight * fl.cvae.kl_to_standard(m, s).sum(1)).mean()
 
 
 def _layers(inputs: int, hidden: int, outputs: int, shape: Sequence[int] = (-1,)) -> nn.Module:

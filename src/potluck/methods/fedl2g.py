@@ -62,37 +62,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from potluck import (
-    COMMON_WIDTH,
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Examples,
-    Extras,
-    Fit,
-    Gradient,
-    Labels,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    UpTo,
-    above,
-    at_least,
-    averages,
-    call_with,
-    common_width,
-    floats,
-    on_client,
-    one_each,
-    split,
-)
+from potluck import fl
 
 Guided = Literal["logits", "features"]
 
@@ -105,7 +75,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedL2G(Method[State]):
+class FedL2G(fl.Method[State]):
     """Hyper-parameters of FedL2G.
 
     Attributes:
@@ -125,51 +95,53 @@ class FedL2G(Method[State]):
         "warm-up": {"warm_up": 1},
     }
 
-    training: LocalTraining = LocalTraining()
+    training: fl.LocalTraining = fl.LocalTraining()
     guided: Guided = "logits"
-    strength: Annotated[float, at_least(0)] = 1.0
-    server_rate: Annotated[float, at_least(0)] = 0.1
-    study_rate: Annotated[float, above(0)] = 0.01
-    study: Annotated[int, at_least(2)] = 16
-    quiz: Annotated[int, at_least(2)] = 16
-    warm_up: Annotated[int, at_least(0)] = 0
-    combine: Mean = Mean()
+    strength: Annotated[float, fl.at_least(0)] = 1.0
+    server_rate: Annotated[float, fl.at_least(0)] = 0.1
+    study_rate: Annotated[float, fl.above(0)] = 0.01
+    study: Annotated[int, fl.at_least(2)] = 16
+    quiz: Annotated[int, fl.at_least(2)] = 16
+    warm_up: Annotated[int, fl.at_least(0)] = 0
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES} | ({Need.SPLIT_MODEL, COMMON_WIDTH} if self.guided == "features" else set()))
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset(
+            {fl.Need.CLASSES} | ({fl.Need.SPLIT_MODEL, fl.heads.COMMON_WIDTH} if self.guided == "features" else set())
+        )
 
-    def init(self, server: Server) -> State:
-        width = common_width(server) if self.guided == "features" else server.num_classes
+    def init(self, server: fl.Server) -> State:
+        width = fl.features.common_width(server) if self.guided == "features" else server.num_classes
         vectors = server.module("guide", partial(nn.Embedding, server.num_classes, width))
         return State(vectors.get_parameter("weight").detach())
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, Message(guide=state.guide))
-        rows = one_each(torch.cat(replies.entries("gradients")), torch.cat(replies.entries("studied")))
-        mean = averages(rows, server.num_classes, self.combine)["means"]
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.local_update, fl.Message(guide=state.guide))
+        rows = fl.prototypes.one_each(torch.cat(replies.entries("gradients")), torch.cat(replies.entries("studied")))
+        mean = fl.prototypes.averages(rows, server.num_classes, self.combine)["means"]
         return State(state.guide - self.server_rate * mean)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        rows = UpTo(server.num_classes, least=0)
-        gradients = floats(rows, message["guide"].shape[1])
-        return Schema(studied=Labels(rows, server.num_classes, present=rows), gradients=gradients)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        rows = fl.schema.UpTo(server.num_classes, least=0)
+        gradients = fl.schema.floats(rows, message["guide"].shape[1])
+        return fl.Schema(studied=fl.schema.Labels(rows, server.num_classes, present=rows), gradients=gradients)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         guide, loss = message["guide"], GuidedLoss(client.criterion, self.guided, self.strength)
         own, quiz = self._divided(client)
         if client.round > self.warm_up:
-            yield Fit(client.model, loss, own, self.training, {"guide": guide})
+            yield fl.Fit(client.model, loss, own, self.training, {"guide": guide})
         if not len(quiz):
-            return Message(studied=torch.empty(0, dtype=torch.int64), gradients=guide[:0])
+            return fl.Message(studied=torch.empty(0, dtype=torch.int64), gradients=guide[:0])
         study = own.take(torch.randperm(len(own), generator=client.rng)[: self.study])
         pair = nn.ModuleDict({"model": client.model, "guide": nn.Embedding.from_pretrained(guide, freeze=False)})
         asked = {"quiz": quiz.batch(torch.arange(len(quiz)))}
-        found = yield Gradient(pair, QuizLoss(loss, self.study_rate), study, asked, batch_size=self.study)
+        found = yield fl.Gradient(pair, QuizLoss(loss, self.study_rate), study, asked, batch_size=self.study)
         studied = study.labels.unique()
-        return Message(studied=studied, gradients=found["guide.weight"][studied])
+        return fl.Message(studied=studied, gradients=found["guide.weight"][studied])
 
-    def _divided(self, client: Client) -> tuple[Examples, Examples]:
+    def _divided(self, client: fl.Client) -> tuple[fl.Examples, fl.Examples]:
         """The examples that the client trains with, and the quiz, which may be empty."""
         whole = len(client.train)
         size = min(self.quiz, whole // 2)
@@ -186,16 +158,16 @@ class FedL2G(Method[State]):
 class GuidedLoss:
     """The task's loss + strength MSE(z, v_y), the mean over batch and width; v are the extras' "guide"."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     guided: Guided
     strength: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         if self.guided == "logits":
             logits = guided = net(batch.inputs)
         else:
-            parts = split(net)
+            parts = fl.split(net)
             guided = parts.intermediate(parts.extractor(batch.inputs))
             logits = parts.classifier(guided)
         return self.criterion(logits, batch.targets) + self.strength * F.mse_loss(
@@ -210,18 +182,18 @@ class QuizLoss:
     lesson: GuidedLoss
     rate: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch to study; the net's "model" has no gradient and stays as it is."""
         model, guide = Taught(net.get_submodule("model"), self.lesson), net.get_parameter("guide.weight")
         weights = {name: w.detach().requires_grad_() for name, w in model.named_parameters() if w.requires_grad}
         with sdpa_kernel(SDPBackend.MATH):  # other kernels of attention have no second derivative
-            loss = call_with(model, weights, batch, {"guide": guide})
+            loss = fl.call_with(model, weights, batch, {"guide": guide})
             wanted = list(weights.values())
             gradients = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
             steps = zip(weights.items(), gradients, strict=True)
             after = {name: weight.detach() - self.rate * gradient for (name, weight), gradient in steps}
-            quiz: Batch = extras["quiz"]
-            outputs = call_with(model, after, quiz, None)
+            quiz: fl.Batch = extras["quiz"]
+            outputs = fl.call_with(model, after, quiz, None)
         return self.lesson.criterion(outputs, quiz.targets)
 
 
@@ -232,6 +204,6 @@ class Taught(nn.Module):
         super().__init__()
         self.net, self.objective = net, objective
 
-    def forward(self, batch: Batch, extras: Extras | None) -> Tensor:
+    def forward(self, batch: fl.Batch, extras: fl.Extras | None) -> Tensor:
         """The objective's loss, or the net's outputs if there are no extras."""
         return self.net(batch.inputs) if extras is None else self.objective(self.net, batch, extras)

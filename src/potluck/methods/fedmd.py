@@ -47,28 +47,7 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    at_least,
-    drawn_rows,
-    floats,
-    on_client,
-    predict_rows,
-    public_of,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -77,7 +56,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedMD(Method[State]):
+class FedMD(fl.Method[State]):
     """Hyper-parameters of FedMD.
 
     Attributes:
@@ -99,59 +78,59 @@ class FedMD(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    digestion: LocalTraining = LocalTraining(batch_size=128)
-    public_examples: Annotated[int, at_least(1)] = 5000
+    training: fl.LocalTraining = fl.LocalTraining()
+    digestion: fl.LocalTraining = fl.LocalTraining(batch_size=128)
+    public_examples: Annotated[int, fl.at_least(1)] = 5000
     digest_loss: Literal["l1", "mse"] = "l1"
     pretrain: bool = True
     public_labels: bool = False
-    public_training: LocalTraining = LocalTraining(epochs=20, batch_size=128)
-    combine: Mean = Mean()
+    public_training: fl.LocalTraining = fl.LocalTraining(epochs=20, batch_size=128)
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        labels = {Need.PUBLIC_LABELS} if self.public_labels else set[Need]()
-        return frozenset({Need.PUBLIC_DATA, Need.ONE_OUTPUT} | labels)
+    def needs(self) -> frozenset[fl.Need]:
+        labels = {fl.Need.PUBLIC_LABELS} if self.public_labels else set[fl.Need]()
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.ONE_OUTPUT} | labels)
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State()
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        rows = drawn_rows(server, self.public_examples)
-        scored = cohort.ask(self.score_public, Message(rows=rows))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        rows = fl.public.drawn_rows(server, self.public_examples)
+        scored = cohort.ask(self.score_public, fl.Message(rows=rows))
         consensus = self.combine(scored.entries("logits"), [1.0] * len(scored))
-        cohort.ask(self.digest_and_revisit, {i: Message(consensus=consensus) for i in scored})
+        cohort.ask(self.digest_and_revisit, {i: fl.Message(consensus=consensus) for i in scored})
         return state
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "score_public":
-            return Schema(logits=floats(len(message["rows"]), server.num_classes))
-        return Schema()
+            return fl.Schema(logits=fl.schema.floats(len(message["rows"]), server.num_classes))
+        return fl.Schema()
 
-    @on_client
-    def score_public(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def score_public(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         if self.public_labels and not client.state.get("taught"):
             once = replace(self.public_training, persist=False)  # no later fit would read its optimiser
-            yield Fit(client.model, client.objective, public_of(client), once, name="public")
+            yield fl.Fit(client.model, client.objective, fl.public.public_of(client), once, name="public")
             client.state["taught"] = True
         pretraining = self.training if self.pretrain else None
-        logits = yield from predict_rows(client, message["rows"], pretraining)
-        return Message(logits=logits)
+        logits = yield from fl.public.predict_rows(client, message["rows"], pretraining)
+        return fl.Message(logits=logits)
 
-    @on_client
-    def digest_and_revisit(self, client: Client, message: Message) -> ClientWork:
-        rows = public_of(client).take(client.state.pop("rows")).unaugmented()
+    @fl.on_client
+    def digest_and_revisit(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        rows = fl.public.public_of(client).take(client.state.pop("rows")).unaugmented()
         lesson = rows.with_columns(consensus=message["consensus"])
-        yield Fit(client.model, DIGEST[self.digest_loss], lesson, self.digestion, name="digest")
-        yield Fit(client.model, client.objective, client.train, self.training, name="train")
-        return Message()
+        yield fl.Fit(client.model, DIGEST[self.digest_loss], lesson, self.digestion, name="digest")
+        yield fl.Fit(client.model, client.objective, client.train, self.training, name="train")
+        return fl.Message()
 
 
-def digest_l1(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+def digest_l1(net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
     """Mean absolute difference to the consensus logits."""
     return F.l1_loss(net(batch.inputs), batch.columns["consensus"])
 
 
-def digest_mse(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+def digest_mse(net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
     """Mean squared difference to the consensus logits."""
     return F.mse_loss(net(batch.inputs), batch.columns["consensus"])
 

@@ -63,53 +63,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Examples,
-    Extras,
-    Fit,
-    GroupWeights,
-    InputGenerator,
-    Labels,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    Need,
-    Replies,
-    Schema,
-    Server,
-    ServerTraining,
-    UpTo,
-    Weights,
-    above,
-    at_least,
-    call_with,
-    floats,
-    learnt_of,
-    likeness,
-    load,
-    measure_statistics,
-    on_client,
-    require,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's models by architecture, the weights of G, and by client id what each client has last sent."""
 
-    pool: GroupWeights
-    generator: Weights
-    knowledge: dict[str, Weights]
+    pool: fl.GroupWeights
+    generator: fl.Weights
+    knowledge: dict[str, fl.Weights]
 
 
 @dataclass(frozen=True)
-class FedMK(Method[State]):
+class FedMK(fl.Method[State]):
     """Hyper-parameters of FedMK.
 
     Attributes:
@@ -136,83 +103,85 @@ class FedMK(Method[State]):
         "several inner steps": {"inner_steps": 3},
     }
 
-    training: LocalTraining = LocalTraining(lr=0.01, steps=50, batch_size=64)
-    server_training: ServerTraining = LocalTraining(steps=100, batch_size=32)
-    generator_training: ServerTraining = LocalTraining(steps=20, batch_size=32)
-    speed: Annotated[float, above(0)] = 10.0
-    per_class: Annotated[int, at_least(2)] = 10
-    inner_steps: Annotated[int, at_least(1)] = 1
-    inner_lr: Annotated[float, above(0)] = 0.1
-    smoothing: Annotated[float, at_least(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining(lr=0.01, steps=50, batch_size=64)
+    server_training: fl.ServerTraining = fl.LocalTraining(steps=100, batch_size=32)
+    generator_training: fl.ServerTraining = fl.LocalTraining(steps=20, batch_size=32)
+    speed: Annotated[float, fl.above(0)] = 10.0
+    per_class: Annotated[int, fl.at_least(2)] = 10
+    inner_steps: Annotated[int, fl.at_least(1)] = 1
+    inner_lr: Annotated[float, fl.above(0)] = 0.1
+    smoothing: Annotated[float, fl.at_least(0)] = 1.0
     initial: Literal["shared", "noise"] = "shared"
-    pseudo: Annotated[float, at_least(0)] = 1.0
-    diversity: Annotated[float, at_least(0)] = 1.0
-    noise: Annotated[int, at_least(1)] = 100
-    width: Annotated[int, at_least(1)] = 64
+    pseudo: Annotated[float, fl.at_least(0)] = 1.0
+    diversity: Annotated[float, fl.at_least(0)] = 1.0
+    noise: Annotated[int, fl.at_least(1)] = 100
+    width: Annotated[int, fl.at_least(1)] = 64
 
     def __post_init__(self) -> None:
         for name in ("server_training", "generator_training"):
             size = getattr(self, name).batch_size
-            require(size >= 2, f"{name}.batch_size", "at least 2, which have batch statistics", size)
+            fl.require(size >= 2, f"{name}.batch_size", "at least 2, which have batch statistics", size)
         lasts = self.training.persist
-        require(not lasts, "training.persist", "False, since every round trains other inputs than it is of", lasts)
+        fl.require(not lasts, "training.persist", "False, since every round trains other inputs than it is of", lasts)
 
     @property
     def keeps_model(self) -> bool:
         return False
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES, Need.REAL_INPUTS})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.CLASSES, fl.Need.REAL_INPUTS})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         names = sorted({member.architecture for member in server.roster.values()})
-        pool = {name: learnt_of(server.build(name)) for name in names}
-        return State(pool, learnt_of(self._generator(server)), {})
+        pool = {name: fl.learnt_of(server.build(name)) for name in names}
+        return State(pool, fl.learnt_of(self._generator(server)), {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.condense, {id: self._sent(state, id, server) for id in cohort.ids})
-        data = Examples(torch.cat(replies.entries("inputs")), torch.cat(replies.entries("labels")))
-        generator = load(self._generator(server), state.generator)
-        models = {p: load(server.build(p), weights) for p, weights in sorted(state.pool.items())}
+        data = fl.Examples(torch.cat(replies.entries("inputs")), torch.cat(replies.entries("labels")))
+        generator = fl.load(self._generator(server), state.generator)
+        models = {p: fl.load(server.build(p), weights) for p, weights in sorted(state.pool.items())}
         objective = KnowledgeLoss(self.pseudo if state.knowledge else 0.0)  # in the first round G has learnt nothing
         for model in models.values():
-            server.fit(Fit(model, objective, data, self.server_training, frozen={"generator": generator}))
-        frozen, labels = {"models": nn.ModuleList(models.values())}, Examples(data.targets, data.targets)
-        server.fit(Fit(generator, RecognitionLoss(self.diversity), labels, self.generator_training, frozen=frozen))
+            server.fit(fl.Fit(model, objective, data, self.server_training, frozen={"generator": generator}))
+        frozen, labels = {"models": nn.ModuleList(models.values())}, fl.Examples(data.targets, data.targets)
+        server.fit(fl.Fit(generator, RecognitionLoss(self.diversity), labels, self.generator_training, frozen=frozen))
         knowledge = {**state.knowledge, **received(replies)}
-        return State({p: learnt_of(net) for p, net in models.items()}, learnt_of(generator), knowledge)
+        return State({p: fl.learnt_of(net) for p, net in models.items()}, fl.learnt_of(generator), knowledge)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        n = UpTo(self.per_class * server.num_classes)
-        return Schema(inputs=floats(n, *server.input_shape), labels=Labels(n, server.num_classes))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        n = fl.schema.UpTo(self.per_class * server.num_classes)
+        return fl.Schema(
+            inputs=fl.schema.floats(n, *server.input_shape), labels=fl.schema.Labels(n, server.num_classes)
+        )
 
-    @on_client
-    def condense(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def condense(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         labels = client.train.labels.unique().repeat_interleave(self.per_class)
         inputs = torch.randn(len(labels), *client.train.input_shape, generator=client.rng)
         for label in labels.unique():
             if (found := message["inputs"][message["labels"] == label]).numel():
                 inputs[labels == label] = found
-        knowledge = Knowledge(inputs, labels, load(client.model, message["weights"]))
+        knowledge = Knowledge(inputs, labels, fl.load(client.model, message["weights"]))
         objective = CondensationLoss(self.inner_steps, self.inner_lr, self.smoothing)
         training = replace(self.training, lr=self.speed * self.training.lr)
-        yield Fit(knowledge, objective, client.train, training)
-        return Message(inputs=knowledge.inputs.detach(), labels=labels)
+        yield fl.Fit(knowledge, objective, client.train, training)
+        return fl.Message(inputs=knowledge.inputs.detach(), labels=labels)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(weights=state.pool[server.roster[client_id].architecture])
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        return fl.Message(weights=state.pool[server.roster[client_id].architecture])
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        net = load(client.model, message["weights"])
-        measure_statistics(net, (batch.inputs for batch in client.train.batches(64, client.rng)))
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
+        net = fl.load(client.model, message["weights"])
+        fl.batchnorm.measure_statistics(net, (batch.inputs for batch in client.train.batches(64, client.rng)))
         return net
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         names = list(state.pool)
-        return load(server.build(names[0]), state.pool[names[0]]) if len(names) == 1 else None
+        return fl.load(server.build(names[0]), state.pool[names[0]]) if len(names) == 1 else None
 
-    def _sent(self, state: State, id: ClientId, server: Server) -> Message:
+    def _sent(self, state: State, id: fl.ClientId, server: fl.Server) -> fl.Message:
         """The client's model, and of each class what another client has sent of it, or else it itself."""
         weights = state.pool[server.roster[id].architecture]
         others = [state.knowledge[i] for i in sorted(state.knowledge, key=int) if i != str(id)]
@@ -223,19 +192,19 @@ class FedMK(Method[State]):
                 drawn = holders[int(torch.randint(len(holders), (1,), generator=server.rng))]
                 inputs.append(drawn["inputs"][drawn["labels"] == label])
                 labels.append(drawn["labels"][drawn["labels"] == label])
-        return Message(weights=weights, inputs=torch.cat(inputs), labels=torch.cat(labels))
+        return fl.Message(weights=weights, inputs=torch.cat(inputs), labels=torch.cat(labels))
 
-    def _generator(self, server: Server) -> nn.Module:
+    def _generator(self, server: fl.Server) -> nn.Module:
         shape, classes = server.input_shape, server.num_classes
-        return server.module("generator", lambda: InputGenerator(classes, self.noise, shape, self.width))
+        return server.module("generator", lambda: fl.inputs.InputGenerator(classes, self.noise, shape, self.width))
 
 
-def holding(label: int, knowledge: list[Weights]) -> list[Weights]:
+def holding(label: int, knowledge: list[fl.Weights]) -> list[fl.Weights]:
     """What has inputs of this class."""
     return [one for one in knowledge if (one["labels"] == label).any()]
 
 
-def received(replies: Replies) -> dict[str, Weights]:
+def received(replies: fl.Replies) -> dict[str, fl.Weights]:
     """What clients sent, by id as text."""
     return {str(id): {"inputs": reply["inputs"], "labels": reply["labels"]} for id, reply in replies.items()}
 
@@ -259,15 +228,15 @@ class CondensationLoss:
     lr: float
     smoothing: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of the client's examples."""
         assert isinstance(net, Knowledge)
         weights = {name: weight.detach().clone().requires_grad_() for name, weight in net.model.named_parameters()}
         for _ in range(self.steps):
-            fitted = F.cross_entropy(call_with(net.model, weights, net.inputs), net.labels)
+            fitted = F.cross_entropy(fl.call_with(net.model, weights, net.inputs), net.labels)
             gradients = torch.autograd.grad(fitted, list(weights.values()), create_graph=True)
             weights = {name: w - self.lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
-        losses = F.cross_entropy(call_with(net.model, weights, batch.inputs), batch.targets, reduction="none")
+        losses = F.cross_entropy(fl.call_with(net.model, weights, batch.inputs), batch.targets, reduction="none")
         for name, weight in net.model.named_parameters():
             weight.copy_(weights[name].detach())
         shares = 2 * torch.sigmoid(-self.smoothing * losses.detach())
@@ -280,7 +249,7 @@ class KnowledgeLoss:
 
     pseudo: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of uploads."""
         inputs, labels, _ = batch
         if not self.pseudo:
@@ -297,9 +266,9 @@ class RecognitionLoss:
 
     diversity: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of labels."""
-        assert isinstance(net, InputGenerator)
+        assert isinstance(net, fl.inputs.InputGenerator)
         x, noise = net.drawn(batch.targets)
         missed = torch.stack([F.cross_entropy(model(x), batch.targets) for model in extras["models"]])
-        return missed.mean() + self.diversity * likeness(x.flatten(1), noise)
+        return missed.mean() + self.diversity * fl.generator.likeness(x.flatten(1), noise)

@@ -53,41 +53,18 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Need,
-    Server,
-    SharesWeights,
-    Sharing,
-    StagedNet,
-    above,
-    at_least,
-    distillation,
-    learnt_of,
-    load,
-    on_client,
-    staged,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedMLB(SharesWeights[State]):
+class FedMLB(fl.SharesWeights[State]):
     """Hyper-parameters of FedMLB.
 
     Attributes:
@@ -102,35 +79,35 @@ class FedMLB(SharesWeights[State]):
 
     variants = {"constant teacher": {"teacher_learns": False}}
 
-    training: LocalTraining = LocalTraining()
-    lambda1: Annotated[float, at_least(0)] = 1.0
-    lambda2: Annotated[float, at_least(0)] = 1.0
-    lambda3: Annotated[float, at_least(0)] = 1.0
-    temperature: Annotated[float, above(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    lambda1: Annotated[float, fl.at_least(0)] = 1.0
+    lambda2: Annotated[float, fl.at_least(0)] = 1.0
+    lambda3: Annotated[float, fl.at_least(0)] = 1.0
+    temperature: Annotated[float, fl.above(0)] = 1.0
     teacher_learns: bool = True
-    sharing: Sharing = Sharing()
+    sharing: fl.Sharing = fl.Sharing()
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         read = dict[str, nn.Module]()
         if self.lambda2 or self.lambda3:
-            sent = load(client.twin(), learnt_of(client.model))
+            sent = fl.load(client.twin(), fl.learnt_of(client.model))
             read = {"global": (yield from self.sharing.ready(client, sent))}
         objective = BranchedLoss(
             client.criterion, self.lambda1, self.lambda2, self.lambda3, self.temperature, self.teacher_learns
         )
-        yield Fit(client.model, objective, client.train, self.training, frozen=read)
+        yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)
 
 
@@ -141,27 +118,27 @@ class BranchedLoss:
     The extras have the frozen net as "global"; it is not read if the last two weights are zero.
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     lambda1: float
     lambda2: float
     lambda3: float
     temperature: float
     teacher_learns: bool
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
-        features = levels(staged(net), batch.inputs)
-        logits = own_path(staged(net), features)
+        features = levels(fl.staged(net), batch.inputs)
+        logits = own_path(fl.staged(net), features)
         loss = self.lambda1 * self.criterion(logits, batch.targets)
         if not (self.lambda2 or self.lambda3):
             return loss
-        hybrids = hybrid_paths(staged(extras["global"]), features)
+        hybrids = hybrid_paths(fl.staged(extras["global"]), features)
         errors = [self.criterion(hybrid, batch.targets) for hybrid in hybrids]
         taught = [online_distillation(logits, hybrid, self.temperature, self.teacher_learns) for hybrid in hybrids]
         return loss + self.lambda2 * torch.stack(errors).mean() + self.lambda3 * torch.stack(taught).mean()
 
 
-def levels(net: StagedNet, x: Tensor) -> list[Tensor]:
+def levels(net: fl.StagedNet, x: Tensor) -> list[Tensor]:
     """What each stage of a net puts out, in order."""
     found = list[Tensor]()
     for stage in net.stages:
@@ -170,16 +147,16 @@ def levels(net: StagedNet, x: Tensor) -> list[Tensor]:
     return found
 
 
-def own_path(net: StagedNet, features: list[Tensor]) -> Tensor:
+def own_path(net: fl.StagedNet, features: list[Tensor]) -> Tensor:
     """Logits (batch, classes) of the net that made the features."""
     return net.head(net.pool(features[-1]))
 
 
-def hybrid_paths(common: StagedNet, features: list[Tensor]) -> list[Tensor]:
+def hybrid_paths(common: fl.StagedNet, features: list[Tensor]) -> list[Tensor]:
     """By level, the logits (batch, classes) of its features after the remaining stages and the head of `common`."""
     return [common.head(common.pool(common.stages[m:](h))) for m, h in enumerate(features, start=1)]
 
 
 def online_distillation(logits: Tensor, hybrid: Tensor, temperature: float, teacher_learns: bool) -> Tensor:
     """KL(q_H || q_L) of softened predictions, without a temperature's square; the mean over the batch."""
-    return distillation(logits, hybrid, temperature, teacher_learns=teacher_learns) / temperature**2
+    return fl.losses.distillation(logits, hybrid, temperature, teacher_learns=teacher_learns) / temperature**2

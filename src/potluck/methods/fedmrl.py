@@ -58,47 +58,18 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    Weights,
-    at_least,
-    count,
-    feature_shape,
-    learnt_of,
-    like,
-    load,
-    mean_of,
-    on_client,
-    require,
-    split,
-    staged,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """theta, with its buffers."""
 
-    common: Weights
+    common: fl.Weights
 
 
 @dataclass(frozen=True)
-class FedMRL(Method[State]):
+class FedMRL(fl.Method[State]):
     """Hyper-parameters of FedMRL.
 
     Attributes:
@@ -115,42 +86,42 @@ class FedMRL(Method[State]):
         "lasting optimisers": {"training.persist": True},
     }
 
-    training: LocalTraining = LocalTraining()
-    common_weight: Annotated[float, at_least(0)] = 1.0
-    own_weight: Annotated[float, at_least(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    common_weight: Annotated[float, fl.at_least(0)] = 1.0
+    own_weight: Annotated[float, fl.at_least(0)] = 1.0
     weighting: Literal["samples", "uniform"] = "samples"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SPLIT_MODEL})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.SPLIT_MODEL})
 
-    def init(self, server: Server) -> State:
-        read = feature_shape(server, None, "s_out")[-1]
+    def init(self, server: fl.Server) -> State:
+        read = fl.features.feature_shape(server, None, "s_out")[-1]
         for id, member in server.roster.items():
-            found = feature_shape(server, member.architecture, "s_out")[-1]
+            found = fl.features.feature_shape(server, member.architecture, "s_out")[-1]
             expected = f"at least {read}, the width of the server's; name a narrower federation.server_model"
-            require(found >= read, f"features of client {id}, {member.architecture}", expected, found)
-        return State(learnt_of(server.build(draw="common")))
+            fl.require(found >= read, f"features of client {id}, {member.architecture}", expected, found)
+        return State(fl.learnt_of(server.build(draw="common")))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, Message(common=state.common))
-        return State(mean_of(replies, "common", self.weighting, self.combine))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
+        return State(fl.means.mean_of(replies, "common", self.weighting, self.combine))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(common=like(message["common"]), examples=count(member.examples))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(common=fl.schema.like(message["common"]), examples=fl.schema.count(member.examples))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net = joined(client, message["common"])
         loss = MatryoshkaLoss(client.criterion, self.common_weight, self.own_weight)
-        yield Fit(net, loss, client.train, self.training)
-        return Message(common=learnt_of(net.common), examples=len(client.train))
+        yield fl.Fit(net, loss, client.train, self.training)
+        return fl.Message(common=fl.learnt_of(net.common), examples=len(client.train))
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(common=state.common)
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        return fl.Message(common=state.common)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return joined(client, message["common"])
 
 
@@ -174,16 +145,16 @@ class Matryoshka(nn.Module):
 
 def both_heads(net: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Of a `Matryoshka`, logits of the common head, from the leading part of what is mixed, and of the client's."""
-    common, own = (split(net.get_submodule(name)) for name in ("common", "own"))
+    common, own = (fl.split(net.get_submodule(name)) for name in ("common", "own"))
     seen = [parts.intermediate(parts.extractor(inputs)) for parts in (common, own)]
     mixed = net.get_submodule("projector")(torch.cat(seen, -1))
     return common.classifier(mixed[..., : seen[0].shape[-1]]), own.classifier(mixed)
 
 
-def joined(client: Client, common: Weights) -> Matryoshka:
+def joined(client: fl.Client, common: fl.Weights) -> Matryoshka:
     """The client's network and projector, and the common network with these weights."""
-    small = load(client.build(), common)
-    d1, d2 = (staged(net).num_features for net in (small, client.model))
+    small = fl.load(client.build(), common)
+    d1, d2 = (fl.staged(net).num_features for net in (small, client.model))
     return Matryoshka(small, client.model, client.module("projector", partial(nn.Linear, d1 + d2, d2)))
 
 
@@ -191,11 +162,11 @@ def joined(client: Client, common: Weights) -> Matryoshka:
 class MatryoshkaLoss:
     """m^G times the common head's loss by labels + m^F times that of the client's own."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     common_weight: float
     own_weight: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         common, own = (self.criterion(logits, batch.targets) for logits in both_heads(net, batch.inputs))
         return self.common_weight * common + self.own_weight * own

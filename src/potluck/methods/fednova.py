@@ -49,40 +49,18 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Schema,
-    Server,
-    SharesWeights,
-    Sharing,
-    count,
-    effective_steps,
-    like,
-    minus,
-    number,
-    on_client,
-    parameters_of,
-    plus,
-    require,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedNova(SharesWeights[State]):
+class FedNova(fl.SharesWeights[State]):
     """Hyper-parameters of FedNova.
 
     Attributes:
@@ -90,41 +68,41 @@ class FedNova(SharesWeights[State]):
         sharing: who averages with whom, with which weights p_i.
     """
 
-    training: LocalTraining = LocalTraining()
-    sharing: Sharing = Sharing()
+    training: fl.LocalTraining = fl.LocalTraining()
+    sharing: fl.Sharing = fl.Sharing()
 
     def __post_init__(self) -> None:
         optimizer = self.training.optimizer
         known = "'sgd', 'adam' or 'adamw', whose |a_i| is known"
-        require(optimizer in ("sgd", "adam", "adamw"), "training.optimizer", known, optimizer)
+        fl.require(optimizer in ("sgd", "adam", "adamw"), "training.optimizer", known, optimizer)
         lasts = self.training.persist and self.training.momentum > 0
-        require(
+        fl.require(
             not lasts, "training.persist", "False with momentum, which |a_i| counts from zero in every round", lasts
         )
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         means = self.sharing.means(replies, server.roster, "d", "steps", "buffers")
         d, tau = means.of("d"), means.of("steps")  # sum p_i d_i and tau_eff, by layer
         step = {group: {name: tau[group][name] * d[group][name] for name in d[group]} for group in d}
-        moved = {g: plus(x, step.get(g, {}), -1.0) for g, x in state.pool.items()}  # x - tau_eff sum p_i d_i
+        moved = {g: fl.weights.plus(x, step.get(g, {}), -1.0) for g, x in state.pool.items()}  # x - tau_eff sum p_i d_i
         return State(means.over(moved, "buffers"))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        sent, d = self.sharing.expected(member, message), like(message["weights"])
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        sent, d = self.sharing.expected(member, message), fl.schema.like(message["weights"])
         most, momentum = self.training.steps or self.training.epochs * member.examples, self.training.momentum
-        steps = number(0.5, most / (1 - momentum)) if momentum else count(most)
-        return Schema(**{**sent, "weights": None, "d": d, "steps": steps})
+        steps = fl.schema.number(0.5, most / (1 - momentum)) if momentum else fl.schema.count(most)
+        return fl.Schema(**{**sent, "weights": None, "d": d, "steps": steps})
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        x = parameters_of(client.model)
-        report = yield Fit(client.model, client.objective, client.train, self.training)
-        a = effective_steps(report.steps, self.training.momentum)
-        d = {name: gap / a for name, gap in minus(x, parameters_of(client.model)).items()}
+        x = fl.parameters_of(client.model)
+        report = yield fl.Fit(client.model, client.objective, client.train, self.training)
+        a = fl.normalised.effective_steps(report.steps, self.training.momentum)
+        d = {name: gap / a for name, gap in fl.weights.minus(x, fl.parameters_of(client.model)).items()}
         return self.sharing.reply(client, weights=None, d=d, steps=a)

@@ -49,39 +49,18 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Need,
-    Server,
-    SharesWeights,
-    Sharing,
-    above,
-    at_least,
-    distillation,
-    learnt_of,
-    load,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedNTD(SharesWeights[State]):
+class FedNTD(fl.SharesWeights[State]):
     """Hyper-parameters of FedNTD.
 
     Attributes:
@@ -93,30 +72,30 @@ class FedNTD(SharesWeights[State]):
 
     variants = {"temperature of the code's class": {"temperature": 3.0}}
 
-    training: LocalTraining = LocalTraining()
-    beta: Annotated[float, at_least(0)] = 1.0
-    temperature: Annotated[float, above(0)] = 1.0
-    sharing: Sharing = Sharing()
+    training: fl.LocalTraining = fl.LocalTraining()
+    beta: Annotated[float, fl.at_least(0)] = 1.0
+    temperature: Annotated[float, fl.above(0)] = 1.0
+    sharing: fl.Sharing = fl.Sharing()
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         objective, read = client.objective, dict[str, nn.Module]()
         if self.beta:
             objective = NotTrueLoss(client.criterion, self.beta, self.temperature)
-            sent = load(client.twin(), learnt_of(client.model))
+            sent = fl.load(client.twin(), fl.learnt_of(client.model))
             read = {"global": (yield from self.sharing.ready(client, sent))}
-        yield Fit(client.model, objective, client.train, self.training, frozen=read)
+        yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)
 
 
@@ -124,11 +103,11 @@ class FedNTD(SharesWeights[State]):
 class NotTrueLoss:
     """The task's loss + beta L_NTD."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     beta: float
     temperature: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         logits = net(batch.inputs)
         with torch.no_grad():
@@ -146,7 +125,7 @@ def not_true_distillation(logits: Tensor, taught: Tensor, labels: Tensor, temper
         labels: the true classes, int64 (batch,).
         temperature: tau.
     """
-    return distillation(not_true(logits, labels), not_true(taught, labels), temperature)
+    return fl.losses.distillation(not_true(logits, labels), not_true(taught, labels), temperature)
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:

@@ -70,53 +70,18 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from potluck import (
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    ConfigError,
-    EnsembleLoss,
-    Examples,
-    Fit,
-    Kind,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    MutualLoss,
-    Need,
-    Replies,
-    Schema,
-    Server,
-    ServerTraining,
-    Weights,
-    at_least,
-    at_most,
-    by_batch_statistics,
-    count,
-    layout,
-    learnt_of,
-    like,
-    load,
-    mean_where_present,
-    noise_examples,
-    on_client,
-    outline,
-    require,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """theta_g, with its buffers."""
 
-    common: Weights
+    common: fl.Weights
 
 
 @dataclass(frozen=True)
-class FedORION(Method[State]):
+class FedORION(fl.Method[State]):
     """Hyper-parameters of FedORION.
 
     Attributes:
@@ -149,104 +114,106 @@ class FedORION(Method[State]):
         "lasting optimisers": {"training.persist": True},
     }
 
-    training: LocalTraining = LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
-    server_training: ServerTraining = LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
+    training: fl.LocalTraining = fl.LocalTraining("sgd", lr=0.01, epochs=10, batch_size=32, momentum=0.9)
+    server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     selective: bool = True
     mutual: bool = True
     aggregation: bool = True
     distillation: bool = True
-    mutual_from: Annotated[float, at_least(0), at_most(1)] = 0.0
+    mutual_from: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.0
     order: Literal["sequential", "simultaneous"] = "sequential"
-    noise: Kind = "gaussian"
-    noise_batches: Annotated[int, at_least(1)] | None = None
-    combine: Mean = Mean()
+    noise: fl.noise.Kind = "gaussian"
+    noise_batches: Annotated[int, fl.at_least(1)] | None = None
+    combine: fl.Mean = fl.Mean()
 
     def __post_init__(self) -> None:
         size = self.server_training.batch_size
-        require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
+        fl.require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         everyone = "0 with selective=false, by which every client learns mutually"
-        require(self.selective or self.mutual_from == 0, "mutual_from", everyone, self.mutual_from)
+        fl.require(self.selective or self.mutual_from == 0, "mutual_from", everyone, self.mutual_from)
         unlabelled = "false with mutual=false, by which no client trains the global model on labels"
-        require(self.mutual or not self.selective, "selective", unlabelled, self.selective)
+        fl.require(self.mutual or not self.selective, "selective", unlabelled, self.selective)
         if not (self.aggregation or self.distillation):
-            raise ConfigError("aggregation, distillation: expected one of them, found neither; theta_g would not learn")
+            raise fl.ConfigError(
+                "aggregation, distillation: expected one of them, found neither; theta_g would not learn"
+            )
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES, Need.REAL_INPUTS})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.CLASSES, fl.Need.REAL_INPUTS})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         if self.distillation:
             self._noise(server)  # refuses inputs that are no images before anybody trains
-        return State(learnt_of(server.build(draw="" if self.selective else "common")))
+        return State(fl.learnt_of(server.build(draw="" if self.selective else "common")))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, Message(common=state.common))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
         common = state.common
         if self.aggregation:  # Alg. 1, server, l. 1: the plain mean
-            common = mean_where_present(replies.entries("common"), [1.0] * len(replies), {}, self.combine)
+            common = fl.weights.mean_where_present(replies.entries("common"), [1.0] * len(replies), {}, self.combine)
         return State(self._distilled(common, replies, server) if self.distillation else common)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        common, examples = like(message["common"]), count(member.examples)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        common, examples = fl.schema.like(message["common"]), fl.schema.count(member.examples)
         if self.common_alone(member, server):
-            return Schema(common=common, examples=examples)
-        own = like(server.about(member.architecture, outline)) if self.distillation else None
-        return Schema(own=own, common=common if self.aggregation else None, examples=examples)
+            return fl.Schema(common=common, examples=examples)
+        own = fl.schema.like(server.about(member.architecture, fl.weights.outline)) if self.distillation else None
+        return fl.Schema(own=own, common=common if self.aggregation else None, examples=examples)
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        own, common, examples = client.model, load(client.build(), message["common"]), len(client.train)
-        if self._skips(client.capacity, layout(own) == layout(common)):
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        own, common, examples = client.model, fl.load(client.build(), message["common"]), len(client.train)
+        if self._skips(client.capacity, fl.weights.layout(own) == fl.weights.layout(common)):
             client.keeps_model = False  # it holds the global model only
-            yield Fit(common, client.objective, client.train, self.training)
-            return Message(common=learnt_of(common), examples=examples)
-        l_cm = MutualLoss("own", "common", client.criterion)  # eq. 1
-        l_gm = MutualLoss("common", "own", client.criterion if self.mutual else None)  # eq. 2
+            yield fl.Fit(common, client.objective, client.train, self.training)
+            return fl.Message(common=fl.learnt_of(common), examples=examples)
+        l_cm = fl.teaching.MutualLoss("own", "common", client.criterion)  # eq. 1
+        l_gm = fl.teaching.MutualLoss("common", "own", client.criterion if self.mutual else None)  # eq. 2
         pair = nn.ModuleDict({"own": own, "common": common})
         turns = [("own.",), ("common.",)] if self.order == "sequential" else None
-        yield Fit(pair, [l_cm, l_gm], client.train, self.training, turns=turns)
-        sent_own = learnt_of(own) if self.distillation else None
-        return Message(own=sent_own, common=learnt_of(common) if self.aggregation else None, examples=examples)
+        yield fl.Fit(pair, [l_cm, l_gm], client.train, self.training, turns=turns)
+        sent_own = fl.learnt_of(own) if self.distillation else None
+        return fl.Message(own=sent_own, common=fl.learnt_of(common) if self.aggregation else None, examples=examples)
 
-    def common_alone(self, member: Member, server: Server) -> bool:
+    def common_alone(self, member: fl.Member, server: fl.Server) -> bool:
         """Whether a client holds the global model only."""
-        own, common = (server.about(name, layout) for name in (member.architecture, None))
+        own, common = (server.about(name, fl.weights.layout) for name in (member.architecture, None))
         return self._skips(member.capacity, own == common)
 
     def _skips(self, capacity: float, same: bool) -> bool:
         """Whether a client skips mutual learning: it is weak, or its own model has the architecture of theta_g."""
         return capacity < self.mutual_from or (self.selective and same)
 
-    def _distilled(self, common: Weights, replies: Replies, server: Server) -> Weights:
+    def _distilled(self, common: fl.Weights, replies: fl.Replies, server: fl.Server) -> fl.Weights:
         """Alg. 1, server, l. 2-6."""
-        student, loss = load(server.build(), common), EnsembleLoss(keep=self.aggregation)  # L_KD, eq. 3
+        student, loss = fl.load(server.build(), common), fl.teaching.EnsembleLoss(keep=self.aggregation)  # L_KD, eq. 3
         teachers = nn.ModuleList(teacher(server, id, reply) for id, reply in replies.items())
         shares, frozen = {"shares": replies.entries("examples")}, {"teachers": teachers}
-        report = server.fit(Fit(student, loss, self._noise(server), self.server_training, shares, frozen=frozen))
+        report = server.fit(fl.Fit(student, loss, self._noise(server), self.server_training, shares, frozen=frozen))
         server.note(distillation_loss=report.loss)
-        return learnt_of(student)
+        return fl.learnt_of(student)
 
-    def _noise(self, server: Server) -> Examples:
+    def _noise(self, server: fl.Server) -> fl.Examples:
         """As many inputs of noise as an epoch of the server has."""
         size = self.server_training.batch_size
         examples = sum(member.examples for member in server.roster.values())
         batches = ceil(examples / size) if self.noise_batches is None else self.noise_batches
-        return noise_examples(self.noise, batches * size, server.input_shape)
+        return fl.noise.noise_examples(self.noise, batches * size, server.input_shape)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(common=state.common if self.common_alone(server.roster[client_id], server) else None)
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        return fl.Message(common=state.common if self.common_alone(server.roster[client_id], server) else None)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         common = message.get("common")
-        return client.model if common is None else load(client.build(), common)
+        return client.model if common is None else fl.load(client.build(), common)
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)
 
 
-def teacher(server: Server, id: ClientId, reply: Message) -> nn.Module:
+def teacher(server: fl.Server, id: fl.ClientId, reply: fl.Message) -> nn.Module:
     """A client's model, or its copy of the global one where it holds no other, ready to predict on noise."""
     own = reply.get("own")
     architecture = None if own is None else server.roster[id].architecture
-    return by_batch_statistics(load(server.build(architecture), reply["common"] if own is None else own))
+    return fl.teaching.by_batch_statistics(fl.load(server.build(architecture), reply["common"] if own is None else own))

@@ -57,42 +57,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Message,
-    Observed,
-    PredictsByPrototypes,
-    PrototypeLoss,
-    Server,
-    Table,
-    at_least,
-    averages,
-    common_width,
-    means_by_class,
-    measured,
-    on_client,
-    reported,
-    split,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """C^(j), the average prototype of each class."""
 
-    prototypes: Table
+    prototypes: fl.prototypes.Table
 
 
 @dataclass(frozen=True)
-class FedProto(PredictsByPrototypes[State]):
+class FedProto(fl.prototypes.PredictsByPrototypes[State]):
     """Hyper-parameters of FedProto.
 
     Attributes:
@@ -112,40 +88,40 @@ class FedProto(PredictsByPrototypes[State]):
         "head": {"prediction": "head"},
     }
 
-    training: LocalTraining = LocalTraining()
-    strength: Annotated[float, at_least(0)] = 1.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    strength: Annotated[float, fl.at_least(0)] = 1.0
     weighting: Literal["uniform", "samples"] = "uniform"
     distance: Literal["examples", "means"] = "examples"
     report: Literal["during", "after"] = "during"
     prediction: Literal["nearest", "head"] = "nearest"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         classes = server.num_classes
-        means = torch.zeros(classes, common_width(server))
+        means = torch.zeros(classes, fl.features.common_width(server))
         return State({"means": means, "known": torch.zeros(classes, dtype=torch.bool)})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.local_update, self.known(state))
-        rows, old = reported(replies), state.prototypes
+        rows, old = fl.prototypes.reported(replies), state.prototypes
         if self.weighting == "uniform":
             rows["counts"] = torch.ones_like(rows["counts"])
-        new = averages(rows, server.num_classes, self.combine)  # eq. 6
+        new = fl.prototypes.averages(rows, server.num_classes, self.combine)  # eq. 6
         means = torch.where(new["known"][:, None], new["means"], old["means"])
         return State({"means": means, "known": new["known"] | old["known"]})
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        kind = PrototypeLoss if self.distance == "examples" else MeansLoss
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        kind = fl.prototypes.PrototypeLoss if self.distance == "examples" else MeansLoss
         tables = {"features": message.get("prototypes") if self.strength else None, "logits": None}
         keep = len(client.train) if self.report == "during" else 0
         loss = kind(client.criterion, self.strength)
-        fitted = yield Fit(client.model, loss, client.train, self.training, tables, keep=keep)
+        fitted = yield fl.Fit(client.model, loss, client.train, self.training, tables, keep=keep)
         if self.report == "after":
-            return Message(**(yield from measured(client)))
+            return fl.Message(**(yield from fl.prototypes.measured(client)))
         features, labels = fitted.kept["features"], fitted.kept["labels"]
         counts = labels.bincount(minlength=client.num_classes)
-        return Message(counts=counts, prototypes=means_by_class(features, labels))
+        return fl.Message(counts=counts, prototypes=fl.prototypes.means_by_class(features, labels))
 
 
 @dataclass(frozen=True)
@@ -156,12 +132,12 @@ class MeansLoss:
     labels are observed.
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     strength: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> tuple[Tensor, fl.Observed]:
         """Of one batch of examples with classes."""
-        labels, parts, table = batch.targets, split(net), extras["features"]
+        labels, parts, table = batch.targets, fl.split(net), extras["features"]
         h = parts.intermediate(parts.extractor(batch.inputs))
         loss, observed = self.criterion(parts.classifier(h), labels), {"features": h, "labels": labels}
         if table is None:

@@ -48,37 +48,18 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Server,
-    SharesWeights,
-    Sharing,
-    Weights,
-    at_least,
-    on_client,
-    parameters_of,
-    squared_distance,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class FedProx(SharesWeights[State]):
+class FedProx(fl.SharesWeights[State]):
     """Hyper-parameters of FedProx.
 
     Attributes:
@@ -90,27 +71,27 @@ class FedProx(SharesWeights[State]):
 
     variants = {"decoupled": {"coupled": False}}
 
-    training: LocalTraining = LocalTraining()
-    mu: Annotated[float, at_least(0)] = 0.1
+    training: fl.LocalTraining = fl.LocalTraining()
+    mu: Annotated[float, fl.at_least(0)] = 0.1
     coupled: bool = True
-    sharing: Sharing = Sharing()
+    sharing: fl.Sharing = fl.Sharing()
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))  # Alg. 2, l. 2-3
         return State(self.sharing.merge(state.pool, replies, server.roster))  # l. 6
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         objective = ProximalLoss(client.criterion, self.mu if self.coupled else 0.0)
-        sent, pull = {"sent": parameters_of(client.model)}, None if self.coupled else self.pulled
-        yield Fit(client.model, objective, client.train, self.training, extras=sent, after_step=pull)  # l. 4
+        sent, pull = {"sent": fl.parameters_of(client.model)}, None if self.coupled else self.pulled
+        yield fl.Fit(client.model, objective, client.train, self.training, extras=sent, after_step=pull)  # l. 4
         return self.sharing.reply(client)  # l. 5
 
-    def pulled(self, weights: Weights, extras: Extras, lr: float) -> Weights:
+    def pulled(self, weights: fl.Weights, extras: fl.Extras, lr: float) -> fl.Weights:
         """argmin_v |v - w|^2 / (2 eta) + (mu / 2) |v - w^t|^2 = w + eta mu / (1 + eta mu) (w^t - w)."""
         share = lr * self.mu / (1 + lr * self.mu)
         return {name: w.lerp(extras["sent"][name], share) for name, w in weights.items()}
@@ -120,10 +101,10 @@ class FedProx(SharesWeights[State]):
 class ProximalLoss:
     """Eq. 2: h_k(w; w^t) = F_k(w) + (mu / 2) |w - w^t|^2."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     mu: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; without mu it is the task's loss, bit for bit."""
         loss = self.criterion(net(batch.inputs), batch.targets)
-        return loss + self.mu / 2 * squared_distance(net, extras["sent"]) if self.mu else loss
+        return loss + self.mu / 2 * fl.losses.squared_distance(net, extras["sent"]) if self.mu else loss

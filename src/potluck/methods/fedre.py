@@ -42,21 +42,7 @@ from dataclasses import dataclass
 
 import torch
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    Member,
-    Message,
-    Probabilities,
-    Schema,
-    Server,
-    feature_shape,
-    floats,
-    measured,
-    on_client,
-)
+from potluck import fl
 from potluck.methods.fedgh import FedGH, State, with_header
 
 
@@ -70,21 +56,23 @@ class FedRE(FedGH):
         clients_adopt: whether clients replace their heads by the server's; else they train alone.
     """
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.local_update, self.header(state))
         r, y = (torch.cat(replies.entries(name)) for name in ("representation", "shares"))
         return self.taught(state, r, y, server)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        shape = feature_shape(server, member.architecture, "s_out")
-        return Schema(representation=floats(1, *shape), shares=Probabilities(1, server.num_classes))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        shape = fl.features.feature_shape(server, member.architecture, "s_out")
+        return fl.Schema(
+            representation=fl.schema.floats(1, *shape), shares=fl.schema.Probabilities(1, server.num_classes)
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(with_header(client, message), client.objective, client.train, self.training)
-        found = yield from measured(client)
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(with_header(client, message), client.objective, client.train, self.training)
+        found = yield from fl.prototypes.measured(client)
         present = found["counts"].nonzero().flatten()
         w = (1 - torch.rand(len(present), generator=client.rng)).to(found["prototypes"])  # above 0
         w = w / w.sum()
         y = w.new_zeros(client.num_classes).index_put((present,), w)
-        return Message(representation=(w @ found["prototypes"])[None], shares=y[None])
+        return fl.Message(representation=(w @ found["prototypes"])[None], shares=y[None])

@@ -49,19 +49,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from potluck import (
-    Channels,
-    Client,
-    Message,
-    Narrowing,
-    Server,
-    SubModel,
-    frozen_names,
-    load,
-    require,
-    select,
-    weights_of,
-)
+from potluck import fl
 from potluck.methods.heterofl import HeteroFL
 
 
@@ -72,21 +60,21 @@ class FedRolex(HeteroFL):
     def __post_init__(self) -> None:
         super().__post_init__()
         expected, lasts = "False, since the window moves on to other channels than it is of", self.training.persist
-        require(not lasts, "training.persist", expected, lasts)
+        fl.require(not lasts, "training.persist", expected, lasts)
 
-    def submodel(self, server: Server, rate: float) -> SubModel:
-        channels = server.about(None, Narrowing.to(server.build(width=rate)))
+    def submodel(self, server: fl.Server, rate: float) -> fl.submodels.SubModel:
+        channels = server.about(None, fl.channels.Narrowing.to(server.build(width=rate)))
         return window(channels, server.round)
 
-    def narrow_net(self, client: Client, message: Message) -> nn.Module:
+    def narrow_net(self, client: fl.Client, message: fl.Message) -> nn.Module:
         net = super().narrow_net(client, message)
-        if frozen := frozen_names(net):  # what is frozen is not sent: the client rolls its own
-            channels = Narrowing.to(net)(client.build(), client.train.input_shape)
-            rolled = select(weights_of(client.build()), window(channels, client.round))
-            load(net, {name: rolled[name] for name in frozen}, partial=True)
+        if frozen := fl.weights.frozen_names(net):  # what is frozen is not sent: the client rolls its own
+            channels = fl.channels.Narrowing.to(net)(client.build(), client.train.input_shape)
+            rolled = fl.submodels.select(fl.weights.weights_of(client.build()), window(channels, client.round))
+            fl.load(net, {name: rolled[name] for name in frozen}, partial=True)
         return net
 
 
-def window(channels: Channels, number: int) -> SubModel:
+def window(channels: fl.slicing.Channels, number: int) -> fl.submodels.SubModel:
     """S_n in round `number`, from 1; before the first that of the first."""
     return channels.rolling(max(number - 1, 0))

@@ -62,52 +62,20 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    CoverageMean,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    Sharing,
-    SubModel,
-    Weights,
-    at_least,
-    at_most,
-    leading,
-    like,
-    load,
-    on_client,
-    outline,
-    packed,
-    parameters_of,
-    put,
-    put_back,
-    select,
-    unpacked,
-    whole,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The average of all layers, and by client, packed, the masks of its last training and of the next."""
 
-    weights: Weights
-    before: dict[str, Weights]
-    masks: dict[str, Weights]
+    weights: fl.Weights
+    before: dict[str, fl.Weights]
+    masks: dict[str, fl.Weights]
 
 
 @dataclass(frozen=True)
-class FedSelect(Method[State]):
+class FedSelect(fl.Method[State]):
     """Hyper-parameters of FedSelect.
 
     Attributes:
@@ -125,73 +93,90 @@ class FedSelect(Method[State]):
         "lasting optimisers": {"training.persist": True},
     }
 
-    training: LocalTraining = LocalTraining()
-    rate: Annotated[float, at_least(0), at_most(1)] = 0.25
-    limit: Annotated[float, at_least(0), at_most(1)] = 0.8
-    grow_every: Annotated[int, at_least(1)] = 3
+    training: fl.LocalTraining = fl.LocalTraining()
+    rate: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.25
+    limit: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.8
+    grow_every: Annotated[int, fl.at_least(1)] = 3
     evaluated: Literal["merged", "trained"] = "merged"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.NESTED_LAYERS, Need.SHARED_LAYERS})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.NESTED_LAYERS, fl.Need.SHARED_LAYERS})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         trained = {name for member in server.roster.values() for name in member.parameters}
-        pool = Sharing().initial(server)["all"]
+        pool = fl.Sharing().initial(server)["all"]
         return State({name: tensor for name, tensor in pool.items() if name in trained}, {}, {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         sent = {i: message_of(state, server.roster[i]) for i in cohort.ids}
         shared = {i: shared_of(sent[i]["masks"], server.roster[i]) for i in cohort.ids}
-        means, before, masks = CoverageMean(state.weights, self.combine), dict(state.before), dict(state.masks)
+        means, before, masks = (
+            fl.submodels.CoverageMean(state.weights, self.combine),
+            dict(state.before),
+            dict(state.masks),
+        )
         for i, reply in self.combine.arriving(cohort.stream(self.local_update, sent)):
             means.add(reply["weights"], shared[i])
             before[str(i)], masks[str(i)] = sent[i]["masks"], either(sent[i]["masks"], reply["masks"])
             del reply  # before the next comes
         return State(means.weights(), before, masks)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        own, shared = server.about(member.architecture, outline), shared_of(message["masks"], member)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        own, shared = server.about(member.architecture, fl.weights.outline), shared_of(message["masks"], member)
         rows = {n: own[n].new_empty(int(at.sum())) if isinstance(at, Tensor) else own[n] for n, at in shared.items()}
-        return Schema(weights=like(rows), masks=like(message["masks"]))
+        return fl.Schema(weights=fl.schema.like(rows), masks=fl.schema.like(message["masks"]))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        start = parameters_of(merged(client, message))
-        masks = {name: unpacked(bits, start[name].shape) for name, bits in message["masks"].items()}
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        start = fl.parameters_of(merged(client, message))
+        masks = {name: fl.submodels.unpacked(bits, start[name].shape) for name, bits in message["masks"].items()}
         yield from self._passes(client, masks)
-        trained = parameters_of(client.model)
-        shared = select(trained, {**whole(trained), **{name: ~mask for name, mask in masks.items()}})
+        trained = fl.parameters_of(client.model)
+        shared = fl.submodels.select(
+            trained, {**fl.submodels.whole(trained), **{name: ~mask for name, mask in masks.items()}}
+        )
         following = self._following(client, masks, start, trained)
-        return Message(weights=shared, masks={name: packed(mask) for name, mask in following.items()})
+        return fl.Message(weights=shared, masks={name: fl.submodels.packed(mask) for name, mask in following.items()})
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         took_part = str(client_id) in state.masks
-        return Message() if took_part and self.evaluated == "trained" else message_of(state, server.roster[client_id])
+        return (
+            fl.Message() if took_part and self.evaluated == "trained" else message_of(state, server.roster[client_id])
+        )
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return merged(client, message) if "weights" in message else client.model
 
-    def _passes(self, client: Client, masks: Weights) -> Iterator[Fit]:
+    def _passes(self, client: fl.Client, masks: fl.Weights) -> Iterator[fl.Fit]:
         """Local training: in every epoch a pass that moves the client's own weights, and one that moves the others."""
         if not any(bool(mask.any()) for mask in masks.values()):
-            yield Fit(client.model, client.objective, client.train, self.training, name="shared")
+            yield fl.Fit(client.model, client.objective, client.train, self.training, name="shared")
             return
-        nothing = {name: torch.zeros_like(w, dtype=torch.bool) for name, w in parameters_of(client.model).items()}
+        nothing = {name: torch.zeros_like(w, dtype=torch.bool) for name, w in fl.parameters_of(client.model).items()}
         own = {**nothing, **masks}
         shared = {name: ~mask for name, mask in own.items()}
         training = replace(self.training, epochs=1)  # or as many steps as it has
         for _ in range(self.training.epochs if self.training.steps is None else 1):
             for name, moving in (("own", own), ("shared", shared)):
-                extras = {"moving": moving, "start": parameters_of(client.model)}
-                yield Fit(
-                    client.model, client.objective, client.train, training, extras, after_step=put_back, name=name
+                extras = {"moving": moving, "start": fl.parameters_of(client.model)}
+                yield fl.Fit(
+                    client.model,
+                    client.objective,
+                    client.train,
+                    training,
+                    extras,
+                    after_step=fl.moving.put_back,
+                    name=name,
                 )
 
-    def _following(self, client: Client, masks: Weights, start: Weights, trained: Weights) -> Weights:
+    def _following(self, client: fl.Client, masks: fl.Weights, start: fl.Weights, trained: fl.Weights) -> fl.Weights:
         """The masks of the client's next round; it notes its rounds, and where its weights were at the last growth."""
-        rounds, snapshot = client.state.get("rounds", 0), client.state.get("snapshot", select(start, whole(masks)))
+        rounds, snapshot = (
+            client.state.get("rounds", 0),
+            client.state.get("snapshot", fl.submodels.select(start, fl.submodels.whole(masks))),
+        )
         if rounds and rounds % self.grow_every == 0:
             masks = {name: self.grown(mask, (trained[name] - snapshot[name]).abs()) for name, mask in masks.items()}
             snapshot = {name: trained[name] for name in masks}
@@ -210,31 +195,33 @@ class FedSelect(Method[State]):
         return more.view(mask.shape)
 
 
-def maskable(member: Member) -> list[str]:
+def maskable(member: fl.Member) -> list[str]:
     """Names of the weights that can become a client's own."""
     return sorted(name for name in member.parameters if "weight" in name)
 
 
-def message_of(state: State, member: Member) -> Message:
+def message_of(state: State, member: fl.Member) -> fl.Message:
     """The average where a client shared its weights in its last training, its mask of then, and the one of the next."""
-    none = {name: packed(torch.zeros(member.shapes[name], dtype=torch.bool)) for name in maskable(member)}
+    none = {name: fl.submodels.packed(torch.zeros(member.shapes[name], dtype=torch.bool)) for name in maskable(member)}
     before, masks = (held.get(str(member.id), none) for held in (state.before, state.masks))
-    return Message(weights=select(state.weights, shared_of(before, member)), before=before, masks=masks)
+    return fl.Message(weights=fl.submodels.select(state.weights, shared_of(before, member)), before=before, masks=masks)
 
 
-def shared_of(masks: Weights, member: Member) -> SubModel:
+def shared_of(masks: fl.Weights, member: fl.Member) -> fl.submodels.SubModel:
     """Where the weights lie that a client shares, by its packed masks."""
-    places = {name: ~unpacked(bits, member.shapes[name]) for name, bits in masks.items()}
-    return {**leading({name: member.shapes[name] for name in sorted(member.parameters)}), **places}
+    places = {name: ~fl.submodels.unpacked(bits, member.shapes[name]) for name, bits in masks.items()}
+    return {**fl.submodels.leading({name: member.shapes[name] for name in sorted(member.parameters)}), **places}
 
 
-def merged(client: Client, message: Message) -> nn.Module:
+def merged(client: fl.Client, message: fl.Message) -> nn.Module:
     """The client's model after it took over the average where its weights were not its own in its last training."""
-    own = parameters_of(client.model)
-    places = {name: ~unpacked(bits, own[name].shape) for name, bits in message["before"].items()}
-    return load(client.model, put(message["weights"], {**whole(own), **places}, own), partial=True)
+    own = fl.parameters_of(client.model)
+    places = {name: ~fl.submodels.unpacked(bits, own[name].shape) for name, bits in message["before"].items()}
+    return fl.load(
+        client.model, fl.submodels.put(message["weights"], {**fl.submodels.whole(own), **places}, own), partial=True
+    )
 
 
-def either(one: Weights, other: Weights) -> Weights:
+def either(one: fl.Weights, other: fl.Weights) -> fl.Weights:
     """Packed masks of what is in one of two."""
     return {name: bits | other[name] for name, bits in one.items()}

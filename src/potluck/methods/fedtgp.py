@@ -67,34 +67,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Examples,
-    Extras,
-    Fit,
-    LocalTraining,
-    Message,
-    PredictsByPrototypes,
-    PrototypeLoss,
-    Rows,
-    Server,
-    ServerTraining,
-    Table,
-    Weights,
-    above,
-    at_least,
-    averages,
-    common_width,
-    learnt_of,
-    load,
-    measured,
-    on_client,
-    one_each,
-    reported,
-)
+from potluck import fl
 
 Margin = Literal["nearest", "farthest", "none"]
 
@@ -103,12 +76,12 @@ Margin = Literal["nearest", "farthest", "none"]
 class State:
     """theta_F, and the prototypes P that it makes; "known" are the classes that anybody has reported."""
 
-    network: Weights
-    prototypes: Table
+    network: fl.Weights
+    prototypes: fl.prototypes.Table
 
 
 @dataclass(frozen=True)
-class FedTGP(PredictsByPrototypes[State]):
+class FedTGP(fl.prototypes.PredictsByPrototypes[State]):
     """Hyper-parameters of FedTGP.
 
     Attributes:
@@ -126,36 +99,36 @@ class FedTGP(PredictsByPrototypes[State]):
         "head": {"prediction": "head"},
     }
 
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining("sgd", lr=0.01, epochs=100, batch_size=10)
-    strength: Annotated[float, at_least(0)] = 10.0
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.01, epochs=100, batch_size=10)
+    strength: Annotated[float, fl.at_least(0)] = 10.0
     margin: Margin = "nearest"
-    threshold: Annotated[float, above(0)] = 100.0
+    threshold: Annotated[float, fl.above(0)] = 100.0
     prediction: Literal["nearest", "head"] = "nearest"
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         network = server.module("prototypes", _network(server))
         known = torch.zeros(server.num_classes, dtype=torch.bool)
-        return State(learnt_of(network), _table(network, known))
+        return State(fl.learnt_of(network), _table(network, known))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        rows = reported(cohort.ask(self.local_update, self.known(state)))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        rows = fl.prototypes.reported(cohort.ask(self.local_update, self.known(state)))
         m = min(margin_of(rows, server.num_classes, self.margin), self.threshold)
         server.note(margin=m)
         network = server.module("prototypes", _network(server))
-        load(network, state.network)
-        data = Examples(rows["values"], rows["labels"])
-        server.fit(Fit(network, MarginLoss(m), data, self.server_training))
+        fl.load(network, state.network)
+        data = fl.Examples(rows["values"], rows["labels"])
+        server.fit(fl.Fit(network, MarginLoss(m), data, self.server_training))
         known = state.prototypes["known"].clone()
         known[rows["labels"]] = True
-        return State(learnt_of(network), _table(network, known))
+        return State(fl.learnt_of(network), _table(network, known))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        loss = PrototypeLoss(client.criterion, self.strength)
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        loss = fl.prototypes.PrototypeLoss(client.criterion, self.strength)
         tables = {"features": message.get("prototypes") if self.strength else None, "logits": None}
-        yield Fit(client.model, loss, client.train, self.training, tables)
-        return Message(**(yield from measured(client)))
+        yield fl.Fit(client.model, loss, client.train, self.training, tables)
+        return fl.Message(**(yield from fl.prototypes.measured(client)))
 
 
 class Prototypes(nn.Module):
@@ -177,7 +150,7 @@ class MarginLoss:
 
     margin: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         prototypes = net()
         distances = torch.linalg.vector_norm(batch.inputs[:, None] - prototypes, dim=2)
@@ -185,9 +158,9 @@ class MarginLoss:
         return F.cross_entropy(-(distances + self.margin * own), batch.targets)
 
 
-def margin_of(rows: Rows, classes: int, margin: Margin) -> float:
+def margin_of(rows: fl.prototypes.Rows, classes: int, margin: Margin) -> float:
     """The distance that the clients' prototypes ask for; 0 if they are of fewer than two classes."""
-    centres = averages(one_each(rows["values"], rows["labels"]), classes)
+    centres = fl.prototypes.averages(fl.prototypes.one_each(rows["values"], rows["labels"]), classes)
     q = centres["means"][centres["known"]]
     if margin == "none" or len(q) < 2:
         return 0.0
@@ -197,12 +170,12 @@ def margin_of(rows: Rows, classes: int, margin: Margin) -> float:
     return float(distances.fill_diagonal_(torch.inf).min(1).values.max())
 
 
-def _network(server: Server) -> Callable[[], Prototypes]:
+def _network(server: fl.Server) -> Callable[[], Prototypes]:
     """What makes a new theta_F."""
-    return partial(Prototypes, server.num_classes, common_width(server))
+    return partial(Prototypes, server.num_classes, fl.features.common_width(server))
 
 
-def _table(network: nn.Module, known: Tensor) -> Table:
+def _table(network: nn.Module, known: Tensor) -> fl.prototypes.Table:
     """P, zero for classes that are not known."""
     with torch.no_grad():
         return {"means": network() * known[:, None], "known": known}

@@ -57,35 +57,7 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated
 
-from potluck import (
-    ClassCounts,
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Need,
-    PrototypeLoss,
-    Rows,
-    Schema,
-    Server,
-    SharesWeights,
-    Sharing,
-    UpTo,
-    at_least,
-    averages,
-    feature_shape,
-    floats,
-    means_by_class,
-    on_client,
-    one_each,
-    signatures,
-    stored,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -99,14 +71,14 @@ class State:
         pool: the server's weights, if weights are shared.
     """
 
-    features: dict[str, Rows]
-    logits: Rows
+    features: dict[str, fl.prototypes.Rows]
+    logits: fl.prototypes.Rows
     widths: dict[str, str]
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class Felo(SharesWeights[State]):
+class Felo(fl.SharesWeights[State]):
     """Hyper-parameters of Felo.
 
     Attributes:
@@ -129,57 +101,60 @@ class Felo(SharesWeights[State]):
         },
     }
 
-    training: LocalTraining = LocalTraining()
-    alpha: Annotated[float, at_least(0)] = 0.5
-    warmup_rounds: Annotated[int, at_least(0)] = 1
-    feature_capacity: Annotated[int, at_least(1)] = 5000
-    logit_capacity: Annotated[int, at_least(1)] = 50000
-    sharing: Sharing = Sharing(scope="none")
-    combine: Mean = Mean()
+    training: fl.LocalTraining = fl.LocalTraining()
+    alpha: Annotated[float, fl.at_least(0)] = 0.5
+    warmup_rounds: Annotated[int, fl.at_least(0)] = 1
+    feature_capacity: Annotated[int, fl.at_least(1)] = 5000
+    logit_capacity: Annotated[int, fl.at_least(1)] = 50000
+    sharing: fl.Sharing = fl.Sharing(scope="none")
+    combine: fl.Mean = fl.Mean()
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
 
-    def init(self, server: Server) -> State:
-        return State({}, {}, signatures(server, "s_out"), self.sharing.initial(server))
+    def init(self, server: fl.Server) -> State:
+        return State({}, {}, fl.features.signatures(server, "s_out"), self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         classes, widths, ready = server.num_classes, state.widths, server.round > self.warmup_rounds
         features, logits = dict(state.features), state.logits
-        H = {width: averages(rows, classes, self.combine) for width, rows in features.items() if ready}
-        Z = averages(logits, classes, self.combine) if ready and logits else None
+        H = {width: fl.prototypes.averages(rows, classes, self.combine) for width, rows in features.items() if ready}
+        Z = fl.prototypes.averages(logits, classes, self.combine) if ready and logits else None
         sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(widths[m.architecture]), logits=Z)
         replies = cohort.ask(self.local_update, sent)
         for id, reply in replies.items():
             width, labels = widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
             new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
-            features[width] = stored(features.get(width), new, self.feature_capacity)
-            logits = stored(logits, one_each(reply["logits"], labels), self.logit_capacity)
+            features[width] = fl.prototypes.stored(features.get(width), new, self.feature_capacity)
+            logits = fl.prototypes.stored(logits, fl.prototypes.one_each(reply["logits"], labels), self.logit_capacity)
         return State(features, logits, widths, self.sharing.merge(state.pool, replies, server.roster))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        present, shape = UpTo(server.num_classes), feature_shape(server, member.architecture, "s_out")
-        return Schema(
-            counts=ClassCounts(server.num_classes, member.examples, present),
-            features=floats(present, *shape),
-            logits=floats(present, server.num_classes),
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        present, shape = (
+            fl.schema.UpTo(server.num_classes),
+            fl.features.feature_shape(server, member.architecture, "s_out"),
+        )
+        return fl.Schema(
+            counts=fl.schema.ClassCounts(server.num_classes, member.examples, present),
+            features=fl.schema.floats(present, *shape),
+            logits=fl.schema.floats(present, server.num_classes),
             **self.sharing.expected(member, message),
         )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        loss = PrototypeLoss(client.criterion, self.alpha)
+        loss = fl.prototypes.PrototypeLoss(client.criterion, self.alpha)
         tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
-        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
+        report = yield fl.Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
         features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
         return self.sharing.reply(
             client,
             counts=labels.bincount(minlength=client.num_classes),
-            features=means_by_class(features, labels),
-            logits=means_by_class(logits, labels),
+            features=fl.prototypes.means_by_class(features, labels),
+            logits=fl.prototypes.means_by_class(logits, labels),
         )

@@ -58,47 +58,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Measure,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    SubModel,
-    Weights,
-    above,
-    at_least,
-    at_most,
-    buffers_of,
-    call_with,
-    like,
-    load,
-    mean_where_covered,
-    minus,
-    norms_of,
-    on_client,
-    packed,
-    parameters_of,
-    plus,
-    put,
-    require,
-    select,
-    unpacked,
-    whole,
-    zeros_like,
-)
+from potluck import fl
 
 Masks = Literal["learnt", "followed", "fixed"]
 Threshold = Literal["global", "stage", "layer"]
@@ -108,11 +68,11 @@ Threshold = Literal["global", "stage", "layer"]
 class State:
     """The global network's weights."""
 
-    weights: Weights
+    weights: fl.Weights
 
 
 @dataclass(frozen=True)
-class FIARSE(Method[State]):
+class FIARSE(fl.Method[State]):
     """Hyper-parameters of FIARSE. A client's density is its capacity.
 
     Attributes:
@@ -137,81 +97,81 @@ class FIARSE(Method[State]):
     }
     default_capacities = (1.0, 0.25, 0.0625, 0.015625)
 
-    training: LocalTraining = LocalTraining()
+    training: fl.LocalTraining = fl.LocalTraining()
     threshold: Threshold = "global"
     masks: Masks = "learnt"
-    server_lr: Annotated[float, at_least(0)] = 1.0
-    ladder: tuple[Annotated[float, above(0), at_most(1)], ...] = ()
-    grow_every: Annotated[int, at_least(1)] = 10
-    combine: Mean = Mean()
+    server_lr: Annotated[float, fl.at_least(0)] = 1.0
+    ladder: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = ()
+    grow_every: Annotated[int, fl.at_least(1)] = 10
+    combine: fl.Mean = fl.Mean()
 
     def __post_init__(self) -> None:
         rises = all(low < high for low, high in pairwise(self.ladder))
-        require(rises, "ladder", "densities that rise", self.ladder)
+        fl.require(rises, "ladder", "densities that rise", self.ladder)
 
     @property
     def keeps_model(self) -> bool:
         """Every round starts from what is sent."""
         return False
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.ONE_ARCHITECTURE})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.ONE_ARCHITECTURE})
 
-    def init(self, server: Server) -> State:
-        return State(parameters_of(server.build()))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.parameters_of(server.build()))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         densities = {i: self.density(server.roster[i], server) for i in cohort.ids}
         submodels = {gamma: self.submodel(state.weights, gamma, server) for gamma in densities.values()}
         sent = {gamma: message_of(state.weights, submodel) for gamma, submodel in submodels.items()}
         replies = cohort.stream(self.local_update, {i: sent[gamma] for i, gamma in densities.items()})
         held = {i: submodels[gamma] for i, gamma in densities.items()}
-        averaged = mean_where_covered(replies, held, state.weights, self.combine)
+        averaged = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine)
         if self.server_lr == 1:
             return State(averaged)
-        return State(plus(state.weights, minus(averaged, state.weights), self.server_lr))
+        return State(fl.weights.plus(state.weights, fl.weights.minus(averaged, state.weights), self.server_lr))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(weights=like(message["weights"]))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(weights=fl.schema.like(message["weights"]))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net, masks = sparse_net(client, message)
-        own = parameters_of(net)
+        own = fl.parameters_of(net)
         theta = self.least({name: own[name][mask].abs() for name, mask in masks.items()}, 1.0)
         extras = {"kept": masks, "thresholds": theta}
-        yield Fit(net, MaskedLoss(client.criterion, self.masks), client.train, self.training, extras=extras)
-        trained = parameters_of(net)
-        return Message(weights=select(trained, {**whole(trained), **masks}))
+        yield fl.Fit(net, MaskedLoss(client.criterion, self.masks), client.train, self.training, extras=extras)
+        trained = fl.parameters_of(net)
+        return fl.Message(weights=fl.submodels.select(trained, {**fl.submodels.whole(trained), **masks}))
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         gamma = self.density(server.roster[client_id], server)
         return message_of(state.weights, self.submodel(state.weights, gamma, server))
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Measure, Any, nn.Module]:
         net, _ = sparse_net(client, message)
-        yield Measure(net, client.train, self.training.batch_size)
+        yield fl.Measure(net, client.train, self.training.batch_size)
         return net
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         net = server.build()
-        return None if buffers_of(net) else load(net, state.weights)
+        return None if fl.buffers_of(net) else fl.load(net, state.weights)
 
-    def density(self, member: Member, server: Server) -> float:
+    def density(self, member: fl.Member, server: fl.Server) -> float:
         """gamma_k in this round."""
         if not self.ladder:
             return member.capacity
         step = max(server.round - 1, 0) // self.grow_every
         return max(member.capacity, self.ladder[min(step, len(self.ladder) - 1)])
 
-    def submodel(self, weights: Weights, density: float, server: Server) -> SubModel:
+    def submodel(self, weights: fl.Weights, density: float, server: fl.Server) -> fl.submodels.SubModel:
         """The largest weights, as masks by name; weights of one size come together."""
         sizes = {name: weights[name].abs() for name in server.about(None, maskable)}
         theta = self.least(sizes, density)
-        return {**whole(weights), **{name: size >= theta[name] for name, size in sizes.items()}}
+        return {**fl.submodels.whole(weights), **{name: size >= theta[name] for name, size in sizes.items()}}
 
-    def least(self, sizes: Weights, density: float) -> Weights:
+    def least(self, sizes: fl.Weights, density: float) -> fl.Weights:
         """By name, the smallest of this share of the sizes, the largest, in all that shares the weight's threshold."""
         group = {name: compared_with(name, self.threshold) for name in sizes}
         compared: dict[str, list[Tensor]] = {}
@@ -225,14 +185,14 @@ class FIARSE(Method[State]):
 class MaskedLoss:
     """f(x * m(x)): the task's loss of the net whose small weights are left out."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     masks: Masks
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         own, thresholds = dict(net.named_parameters()), extras["thresholds"]
         large = {n: masked(own[n], kept, thresholds[n], self.masks) for n, kept in extras["kept"].items()}
-        return self.criterion(call_with(net, large, batch.inputs), batch.targets)
+        return self.criterion(fl.call_with(net, large, batch.inputs), batch.targets)
 
 
 def masked(x: Tensor, kept: Tensor, theta: Tensor, masks: Masks) -> Tensor:
@@ -262,19 +222,19 @@ def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:
 
 def maskable(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
     """Names of the trained weights that are not those of norms."""
-    of_norms = {id(parameter) for norm in norms_of(net) for parameter in norm.parameters()}
+    of_norms = {id(parameter) for norm in fl.batchnorm.norms_of(net) for parameter in norm.parameters()}
     return tuple(name for name, p in net.named_parameters() if p.requires_grad and id(p) not in of_norms)
 
 
-def message_of(weights: Weights, submodel: SubModel) -> Message:
+def message_of(weights: fl.Weights, submodel: fl.submodels.SubModel) -> fl.Message:
     """A sub-model, and where it lies."""
-    masks = {name: packed(place) for name, place in submodel.items() if isinstance(place, Tensor)}
-    return Message(weights=select(weights, submodel), masks=masks)
+    masks = {name: fl.submodels.packed(place) for name, place in submodel.items() if isinstance(place, Tensor)}
+    return fl.Message(weights=fl.submodels.select(weights, submodel), masks=masks)
 
 
-def sparse_net(client: Client, message: Message) -> tuple[nn.Module, Weights]:
+def sparse_net(client: fl.Client, message: fl.Message) -> tuple[nn.Module, fl.Weights]:
     """On the client, the net of the weights that were sent, and 0 for the others; and the masks by name."""
-    nothing = zeros_like(parameters_of(client.model))
-    masks = {name: unpacked(bits, nothing[name].shape) for name, bits in message["masks"].items()}
-    dense = put(message["weights"], {**whole(nothing), **masks}, nothing)
-    return load(client.model, dense, partial=True), masks
+    nothing = fl.weights.zeros_like(fl.parameters_of(client.model))
+    masks = {name: fl.submodels.unpacked(bits, nothing[name].shape) for name, bits in message["masks"].items()}
+    dense = fl.submodels.put(message["weights"], {**fl.submodels.whole(nothing), **masks}, nothing)
+    return fl.load(client.model, dense, partial=True), masks

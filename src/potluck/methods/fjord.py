@@ -54,42 +54,19 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Need,
-    Nested,
-    NestedWidths,
-    Schema,
-    Server,
-    Weights,
-    above,
-    at_most,
-    count,
-    distillation,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The global network, and BatchNorm statistics for each width, named "WIDTH/NAME"."""
 
-    weights: Weights
-    statistics: Weights
+    weights: fl.Weights
+    statistics: fl.Weights
 
 
 @dataclass(frozen=True)
-class FjORD(NestedWidths[State]):
+class FjORD(fl.nested.NestedWidths[State]):
     """Hyper-parameters of FjORD: those of `WidthSlices`, see departure 6, and its own.
 
     Attributes:
@@ -97,10 +74,10 @@ class FjORD(NestedWidths[State]):
         combine: how the clients' values of a weight, or of a statistic, become one.
     """
 
-    training: LocalTraining = LocalTraining()
-    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.8, 0.6, 0.4, 0.2)
+    training: fl.LocalTraining = fl.LocalTraining()
+    levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.8, 0.6, 0.4, 0.2)
     distil: bool = True
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
     default_capacities = (1.0, 0.8, 0.6, 0.4, 0.2)
     variants = {
@@ -108,26 +85,26 @@ class FjORD(NestedWidths[State]):
         "median": {"combine.rule": "median"},
     }
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | ({Need.CLASSES} if self.distil else set())
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | ({fl.Need.CLASSES} if self.distil else set())
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)
         return State(*self.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
         replies = cohort.stream(self.local_update, self.send(state, rates, server))
         return State(*self.merge(state, replies, rates, server, lambda reply: float(reply["examples"])))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(**self.expected(message), examples=count(member.examples))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(**self.expected(message), examples=fl.schema.count(member.examples))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         nets = self.receive(client, message)
         objective = OrderedDropout(client.criterion, self.distil)
-        yield Fit(nets, objective, client.train, self.training, trainable=("0.",))
+        yield fl.Fit(nets, objective, client.train, self.training, trainable=("0.",))
         return self.reply(nets, message, len(client.train))
 
 
@@ -135,15 +112,15 @@ class FjORD(NestedWidths[State]):
 class OrderedDropout:
     """The loss of one batch by labels, and with distillation that of the drawn network by the widest one."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     distil: bool
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of the nested networks; the width is drawn from torch's generator, as Dropout draws."""
-        assert isinstance(net, Nested)
+        assert isinstance(net, fl.nested.Nested)
         drawn = int(torch.randint(len(net), ())) if len(net) > 1 else 0
         if not self.distil:
             return self.criterion(net.at(drawn, batch.inputs), batch.targets)
         teacher = net.at(0, batch.inputs)
         loss = self.criterion(teacher, batch.targets)
-        return loss + distillation(net.at(drawn, batch.inputs), teacher) if drawn else loss
+        return loss + fl.losses.distillation(net.at(drawn, batch.inputs), teacher) if drawn else loss

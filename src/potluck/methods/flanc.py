@@ -58,39 +58,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    ConfigError,
-    CoverageMean,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Schema,
-    Server,
-    StagedNet,
-    Weights,
-    WidthSlices,
-    above,
-    at_least,
-    at_most,
-    buffers_of,
-    by_width,
-    leading,
-    level_within,
-    like,
-    load,
-    of_width,
-    on_client,
-    parameters_of,
-)
+from potluck import fl
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 BANK = ".bank.weight"
@@ -101,9 +69,9 @@ LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 class State:
     """The banks; the other weights and BatchNorm statistics of each width, named "WIDTH/NAME"."""
 
-    banks: Weights
-    weights: Weights
-    statistics: Weights
+    banks: fl.Weights
+    weights: fl.Weights
+    statistics: fl.Weights
 
 
 class Composed(nn.Module):
@@ -138,7 +106,7 @@ class Composed(nn.Module):
 
 
 @dataclass(frozen=True)
-class FLANC(WidthSlices[State]):
+class FLANC(fl.width.WidthSlices[State]):
     """Hyper-parameters of FLANC: those of `WidthSlices`, see departure 6, and its own.
 
     Attributes:
@@ -149,12 +117,12 @@ class FLANC(WidthSlices[State]):
         combine: how the clients' values of a number become one.
     """
 
-    training: LocalTraining = LocalTraining()
-    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.75, 0.5, 0.25)
-    filters: Annotated[float, above(0)] = 0.25
-    channels: Annotated[float, above(0), at_most(1)] = 0.125
-    penalty: Annotated[float, at_least(0)] = 10.0
-    combine: Mean = Mean()
+    training: fl.LocalTraining = fl.LocalTraining()
+    levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.75, 0.5, 0.25)
+    filters: Annotated[float, fl.above(0)] = 0.25
+    channels: Annotated[float, fl.above(0), fl.at_most(1)] = 0.125
+    penalty: Annotated[float, fl.at_least(0)] = 10.0
+    combine: fl.Mean = fl.Mean()
 
     default_capacities = (1.0, 0.75, 0.5, 0.25)
     variants = {
@@ -163,23 +131,23 @@ class FLANC(WidthSlices[State]):
         "median": {"combine.rule": "median"},
     }
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)
         banks, nets = self.new_banks(server.build(), server.rng), dict[float, nn.Module]()
         for level in sorted(set(self.levels)):
             try:
                 net = nets[level] = composed(server.build(width=level), banks)
-            except ConfigError as error:
-                raise ConfigError(f"flanc: at width {level:g} {error}; choose other levels, or channels") from error
+            except fl.ConfigError as error:
+                raise fl.ConfigError(f"flanc: at width {level:g} {error}; choose other levels, or channels") from error
             for layer in layers_of(net).values():
                 spread = math.sqrt(2 / len(layer.coefficients.weight))
                 nn.init.normal_(layer.coefficients.weight, std=spread, generator=server.rng)
-        weights = by_width((level, own_weights(net, banks)) for level, net in nets.items())
-        return State(banks, weights, by_width((level, buffers_of(net)) for level, net in nets.items()))
+        weights = fl.nested.by_width((level, own_weights(net, banks)) for level, net in nets.items())
+        return State(banks, weights, fl.nested.by_width((level, fl.buffers_of(net)) for level, net in nets.items()))
 
-    def new_banks(self, net: nn.Module, generator: torch.Generator) -> Weights:
+    def new_banks(self, net: nn.Module, generator: torch.Generator) -> fl.Weights:
         """The banks for a full network, those of one block with rows that are orthonormal together."""
-        banks = Weights()
+        banks = fl.Weights()
         for block in blocks(net):
             channels = max(round(self.channels * next(iter(block.values())).in_channels), 1)
             shapes = {
@@ -193,49 +161,55 @@ class FLANC(WidthSlices[State]):
                 banks |= dict(zip(names, rows.chunk(len(names)), strict=True))
         return {f"{name}{BANK}": bank.clone() for name, bank in banks.items()}
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
         sent = {rate: self.message(state, rate) for rate in set(rates.values())}
         replies = cohort.stream(self.local_update, {i: sent[rate] for i, rate in rates.items()})
-        means = [CoverageMean(keep, self.combine) for keep in (state.banks, state.weights, state.statistics)]
+        means = [
+            fl.submodels.CoverageMean(keep, self.combine) for keep in (state.banks, state.weights, state.statistics)
+        ]
         for i, reply in self.combine.arriving(replies):
-            own = [by_width([(rates[i], found)]) for found in (reply["weights"], reply.get("tracked", {}))]
+            own = [fl.nested.by_width([(rates[i], found)]) for found in (reply["weights"], reply.get("tracked", {}))]
             for mean, tensors in zip(means, [reply["banks"], *own], strict=True):
-                mean.add(tensors, leading({name: tensor.shape for name, tensor in tensors.items()}))
+                mean.add(tensors, fl.submodels.leading({name: tensor.shape for name, tensor in tensors.items()}))
             del reply  # before the next comes
         return State(*(mean.weights() for mean in means))
 
-    def message(self, state: State, rate: float) -> Message:
+    def message(self, state: State, rate: float) -> fl.Message:
         """The network of this width."""
-        statistics = of_width(state.statistics, rate) or None
-        return Message(banks=state.banks, weights=of_width(state.weights, rate), statistics=statistics, rate=rate)
+        statistics = fl.nested.of_width(state.statistics, rate) or None
+        return fl.Message(
+            banks=state.banks, weights=fl.nested.of_width(state.weights, rate), statistics=statistics, rate=rate
+        )
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        tracked = like(message["statistics"]) if "statistics" in message else None
-        return Schema(banks=like(message["banks"]), weights=like(message["weights"]), tracked=tracked)
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        tracked = fl.schema.like(message["statistics"]) if "statistics" in message else None
+        return fl.Schema(
+            banks=fl.schema.like(message["banks"]), weights=fl.schema.like(message["weights"]), tracked=tracked
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net = self.net(client, message)
-        yield Fit(net, OrthogonalLoss(client.criterion, self.penalty), client.train, self.training)
-        trained = parameters_of(net)
+        yield fl.Fit(net, OrthogonalLoss(client.criterion, self.penalty), client.train, self.training)
+        trained = fl.parameters_of(net)
         banks, weights = ({name: trained[name] for name in message[entry]} for entry in ("banks", "weights"))
-        return Message(banks=banks, weights=weights, tracked=buffers_of(net) or None)
+        return fl.Message(banks=banks, weights=weights, tracked=fl.buffers_of(net) or None)
 
-    def net(self, party: Client | Server, message: Message) -> nn.Module:
+    def net(self, party: fl.Client | fl.Server, message: fl.Message) -> nn.Module:
         """The network of a message."""
         net = composed(party.build(width=message["rate"]), message["banks"])
-        return load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
+        return fl.load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return self.message(state, level_within(self.levels, server.roster[client_id].capacity))
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        return self.message(state, fl.width.level_within(self.levels, server.roster[client_id].capacity))
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         """The composed network of the client's width."""
         return self.net(client, message)
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         return self.net(server, self.message(state, max(self.levels)))
 
 
@@ -243,10 +217,10 @@ class FLANC(WidthSlices[State]):
 class OrthogonalLoss:
     """The task's loss + lambda sum_B MSE(B B^T, I)."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     penalty: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         loss = self.criterion(net(batch.inputs), batch.targets)
         for layer in layers_of(net).values() if self.penalty else ():
@@ -261,7 +235,7 @@ class OrthogonalLoss:
 def blocks(net: nn.Module) -> list[dict[str, Convolution]]:
     """The convolutions to compose, by name, those of one block together."""
     modules, found = dict(net.named_modules()), dict[str, dict[str, Convolution]]()
-    head = {*net.head.modules()} if isinstance(net, StagedNet) else set[nn.Module]()
+    head = {*net.head.modules()} if isinstance(net, fl.StagedNet) else set[nn.Module]()
     convolutions = [(name, module) for name, module in modules.items() if isinstance(module, Convolution)]
     for name, layer in convolutions[1:]:
         plain = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and layer.groups == 1 and layer not in head
@@ -283,7 +257,7 @@ def composed(net: nn.Module, banks: Mapping[str, Tensor]) -> nn.Module:
         layer = net.get_submodule(name)
         assert isinstance(layer, Convolution)
         if layer.in_channels % bank.shape[1]:
-            raise ConfigError(
+            raise fl.ConfigError(
                 f"{name} has {layer.in_channels} input channels, which cannot be divided into groups of"
                 f" {bank.shape[1]}, as its bank's filters read"
             )
@@ -300,9 +274,9 @@ def layers_of(net: nn.Module) -> dict[str, Composed]:
     return {name: layer for name, layer in net.named_modules() if isinstance(layer, Composed)}
 
 
-def own_weights(net: nn.Module, banks: Mapping[str, Tensor]) -> Weights:
+def own_weights(net: nn.Module, banks: Mapping[str, Tensor]) -> fl.Weights:
     """What is trained of a composed network beside the banks, once under its first name."""
-    trained = parameters_of(net)
+    trained = fl.parameters_of(net)
     return {name: trained[name] for name, _ in net.named_parameters() if name in trained and name not in banks}
 
 

@@ -49,44 +49,18 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    Weights,
-    at_least,
-    at_most,
-    count,
-    distillation,
-    learnt_of,
-    like,
-    load,
-    mean_of,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """theta_g, with its buffers."""
 
-    common: Weights
+    common: fl.Weights
 
 
 @dataclass(frozen=True)
-class FML(Method[State]):
+class FML(fl.Method[State]):
     """Hyper-parameters of FML.
 
     Attributes:
@@ -103,34 +77,34 @@ class FML(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    alpha: Annotated[float, at_least(0), at_most(1)] = 0.5
-    beta: Annotated[float, at_least(0), at_most(1)] = 0.5
+    training: fl.LocalTraining = fl.LocalTraining()
+    alpha: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
+    beta: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(server.build(draw="common")))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(server.build(draw="common")))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, Message(common=state.common))
-        return State(mean_of(replies, "common", self.weighting, self.combine))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
+        return State(fl.means.mean_of(replies, "common", self.weighting, self.combine))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(common=like(message["common"]), examples=count(member.examples))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(common=fl.schema.like(message["common"]), examples=fl.schema.count(member.examples))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        common = load(client.build(), message["common"])
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        common = fl.load(client.build(), message["common"])
         pair = nn.ModuleDict({"own": client.model, "common": common})
-        yield Fit(pair, MutualLosses(client.criterion, self.alpha, self.beta), client.train, self.training)
-        return Message(common=learnt_of(common), examples=len(client.train))
+        yield fl.Fit(pair, MutualLosses(client.criterion, self.alpha, self.beta), client.train, self.training)
+        return fl.Message(common=fl.learnt_of(common), examples=len(client.train))
 
-    def global_model(self, state: State, server: Server) -> nn.Module:
-        return load(server.build(), state.common)
+    def global_model(self, state: State, server: fl.Server) -> nn.Module:
+        return fl.load(server.build(), state.common)
 
 
 @dataclass(frozen=True)
@@ -141,15 +115,15 @@ class MutualLosses:
     L_meme = beta CE(p_meme, y) + (1 - beta) KL(p_own || p_meme).
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     alpha: float
     beta: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; both nets predict before either steps."""
         z_own, z_meme = (net.get_submodule(name)(batch.inputs) for name in ("own", "common"))
         own = self._loss(z_own, z_meme, batch.targets, self.alpha)
         return own + self._loss(z_meme, z_own, batch.targets, self.beta)
 
     def _loss(self, logits: Tensor, taught: Tensor, targets: Tensor, share: float) -> Tensor:
-        return share * self.criterion(logits, targets) + (1 - share) * distillation(logits, taught)
+        return share * self.criterion(logits, targets) + (1 - share) * fl.losses.distillation(logits, taught)

@@ -51,50 +51,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Extras,
-    Fit,
-    Mean,
-    Measure,
-    Member,
-    Message,
-    Need,
-    Schema,
-    Server,
-    Weights,
-    WidthSlices,
-    booleans,
-    buffers_of,
-    classifier_of,
-    count,
-    like,
-    load,
-    masked_cross_entropy,
-    mean_statistics,
-    mean_where_covered,
-    on_client,
-    outline,
-    parameters_of,
-    require,
-    select,
-    with_scaler,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The global network: its weights, and BatchNorm statistics measured for them."""
 
-    weights: Weights
-    statistics: Weights
+    weights: fl.Weights
+    statistics: fl.Weights
 
 
 @dataclass(frozen=True)
-class HeteroFL(WidthSlices[State]):
+class HeteroFL(fl.width.WidthSlices[State]):
     """Hyper-parameters of HeteroFL: those of `WidthSlices`, see departure 3, and its own.
 
     Attributes:
@@ -106,7 +75,7 @@ class HeteroFL(WidthSlices[State]):
 
     leave_out: tuple[float, ...] = ()
     mask: bool = True
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
     variants = {
         "dynamic": {"assignment": "dynamic"},
@@ -118,57 +87,66 @@ class HeteroFL(WidthSlices[State]):
     def __post_init__(self) -> None:
         super().__post_init__()
         some = set(self.leave_out) < set(self.levels)
-        require(some, "leave_out", f"some of the levels {self.levels}, not all", self.leave_out)
+        fl.require(some, "leave_out", f"some of the levels {self.levels}, not all", self.leave_out)
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | ({Need.CLASSES} if self.mask else set())
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | ({fl.Need.CLASSES} if self.mask else set())
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)
-        server.about(None, classifier_of)  # refuses a network whose classifier is not known, before anything trains,
+        server.about(
+            None, fl.contract.classifier_of
+        )  # refuses a network whose classifier is not known, before anything trains,
         for rate in self.levels:
             self.submodel(server, rate)  # and one that cannot be cut to a level
         net = server.build()
-        return State(parameters_of(net), buffers_of(net))
+        return State(fl.parameters_of(net), fl.buffers_of(net))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
         slices = {r: self.submodel(server, r) for r in set(rates.values())}
-        narrow = {r: select(state.weights, slices[r]) for r in slices}
-        replies = cohort.stream(self.local_update, {i: Message(weights=narrow[r], rate=r) for i, r in rates.items()})
+        narrow = {r: fl.submodels.select(state.weights, slices[r]) for r in slices}
+        replies = cohort.stream(self.local_update, {i: fl.Message(weights=narrow[r], rate=r) for i, r in rates.items()})
         held = {i: slices[r] for i, r in rates.items() if r not in self.leave_out}
-        head = server.about(None, classifier_of)
-        weights = mean_where_covered(
+        head = server.about(None, fl.contract.classifier_of)
+        weights = fl.submodels.mean_where_covered(
             replies, held, state.weights, self.combine, rows=lambda reply: dict.fromkeys(head, reply["labels"])
         )
-        measured = cohort.ask(self.measure, {i: Message(weights=weights) for i in rates if i not in replies.failures})
-        return State(weights, mean_statistics(measured, state.statistics))
+        measured = cohort.ask(
+            self.measure, {i: fl.Message(weights=weights) for i in rates if i not in replies.failures}
+        )
+        return State(weights, fl.width.mean_statistics(measured, state.statistics))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "local_update":
-            return Schema(weights=like(message["weights"]), labels=booleans(server.num_classes))
-        statistics = {name: t for name, t in server.about(None, outline).items() if name not in message["weights"]}
-        return Schema(statistics=like(statistics) if statistics else None, batches=count(member.examples, least=0))
+            return fl.Schema(weights=fl.schema.like(message["weights"]), labels=fl.schema.booleans(server.num_classes))
+        statistics = {
+            name: t for name, t in server.about(None, fl.weights.outline).items() if name not in message["weights"]
+        }
+        return fl.Schema(
+            statistics=fl.schema.like(statistics) if statistics else None,
+            batches=fl.schema.count(member.examples, least=0),
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        net = with_scaler(self.narrow_net(client, message), message["rate"], client.train.input_shape)
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        net = fl.width.with_scaler(self.narrow_net(client, message), message["rate"], client.train.input_shape)
         present = torch.bincount(client.train.labels, minlength=client.num_classes) > 0
         objective = masked if self.mask else client.objective
-        yield Fit(net, objective, client.train, self.training, extras={"present": present})
-        return Message(weights=parameters_of(net), labels=present)
+        yield fl.Fit(net, objective, client.train, self.training, extras={"present": present})
+        return fl.Message(weights=fl.parameters_of(net), labels=present)
 
-    @on_client
-    def measure(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def measure(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         """Static BatchNorm, section 4.1: statistics of the new global model on this client's data."""
-        net = load(client.build(), message["weights"], partial=True)
-        batches = yield Measure(net, client.train, self.training.batch_size)
-        return Message(statistics=buffers_of(net) or None, batches=batches)
+        net = fl.load(client.build(), message["weights"], partial=True)
+        batches = yield fl.Measure(net, client.train, self.training.batch_size)
+        return fl.Message(statistics=fl.buffers_of(net) or None, batches=batches)
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return load(server.build(), {**state.weights, **state.statistics})
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
+        return fl.load(server.build(), {**state.weights, **state.statistics})
 
 
-def masked(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+def masked(net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
     """Section 4.2: cross-entropy over the labels that the client holds."""
-    return masked_cross_entropy(net(batch.inputs), batch.targets, extras["present"])
+    return fl.losses.masked_cross_entropy(net(batch.inputs), batch.targets, extras["present"])

@@ -66,47 +66,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Blocks,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Examples,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Schema,
-    Server,
-    ServerTraining,
-    Sharing,
-    StagedNet,
-    Weights,
-    above,
-    at_least,
-    at_most,
-    blocks,
-    buffers_of,
-    in_stages,
-    leading_names,
-    leading_share,
-    learnt_of,
-    level_within,
-    like,
-    load,
-    on_client,
-    parameters_of,
-    require,
-    warn_below,
-)
+from potluck import fl
 from potluck.methods.depthfl import ExitsLoss
 
 
@@ -114,13 +74,13 @@ from potluck.methods.depthfl import ExitsLoss
 class State:
     """The whole network with all its exits: weights, BatchNorm statistics; and by matrix its hypernetwork."""
 
-    weights: Weights
-    buffers: Weights
-    hypernetworks: GroupWeights
+    weights: fl.Weights
+    buffers: fl.Weights
+    hypernetworks: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class HypeMeFed(Method[State]):
+class HypeMeFed(fl.Method[State]):
     """Hyper-parameters of HypeMeFed.
 
     Attributes:
@@ -141,40 +101,40 @@ class HypeMeFed(Method[State]):
 
     predicts_with_exits = True
     default_capacities = (1.0, 0.75, 0.5)
-    training: LocalTraining = LocalTraining()
-    server_training: ServerTraining = LocalTraining("adam", lr=0.0005, epochs=25, batch_size=1)
-    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.75, 0.5)
+    training: fl.LocalTraining = fl.LocalTraining()
+    server_training: fl.ServerTraining = fl.LocalTraining("adam", lr=0.0005, epochs=25, batch_size=1)
+    levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.75, 0.5)
     generate: bool = True
-    rank: Annotated[int, at_least(1)] = 100
-    hidden: Annotated[int, at_least(1)] = 512
-    combine: Mean = Mean()
+    rank: Annotated[int, fl.at_least(1)] = 100
+    hidden: Annotated[int, fl.at_least(1)] = 512
+    combine: fl.Mean = fl.Mean()
 
     def __post_init__(self) -> None:
-        require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
+        fl.require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
 
     @property
     def keeps_model(self) -> bool:
         return False
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES, Need.ONE_OUTPUT})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.ONE_ARCHITECTURE, fl.Need.SPLIT_MODEL, fl.Need.DEPTH_PREFIXES, fl.Need.ONE_OUTPUT})
 
-    def init(self, server: Server) -> State:
-        warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
+    def init(self, server: fl.Server) -> State:
+        fl.width.warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
         net = self.net(server, max(self.levels))
-        return State(parameters_of(net), buffers_of(net), {})
+        return State(fl.parameters_of(net), fl.buffers_of(net), {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.local_update, {i: self.inference_message(state, i, server) for i in cohort.ids})
         models = {i: dict(reply["weights"]) for i, reply in replies.items()}
         hypernetworks = self.completed([*models.values()], state, server) if self.generate else state.hypernetworks
-        means = Sharing(weighting="uniform", combine=self.combine).no_means(server.roster, "weights", "buffers")
+        means = fl.Sharing(weighting="uniform", combine=self.combine).no_means(server.roster, "weights", "buffers")
         for i, model in models.items():
-            means.add(i, Message(weights=model, buffers=replies[i].get("buffers")))
+            means.add(i, fl.Message(weights=model, buffers=replies[i].get("buffers")))
         weights = means.over({"all": state.weights}, "weights")["all"]
         return State(weights, means.over({"all": state.buffers}, "buffers")["all"], hypernetworks)
 
-    def completed(self, models: Sequence[Weights], state: State, server: Server) -> GroupWeights:
+    def completed(self, models: Sequence[fl.Weights], state: State, server: fl.Server) -> fl.GroupWeights:
         """The hypernetworks, trained on what the models have; and into these goes what they lack."""
         found = dict(state.hypernetworks)
         for target, source in server.about(None, self.sources).items():
@@ -185,24 +145,24 @@ class HypeMeFed(Method[State]):
             W_s, W_t = state.weights[source], state.weights[target]
             build = partial(Hypernetwork, as_matrix(W_s).shape, as_matrix(W_t).shape, self.hidden)
             net = server.module(f"hypernetwork {target}", build)
-            load(net, found.get(target, {}), partial=True)
-            server.fit(Fit(net, matched, self.lesson(having, source, target), self.server_training))
-            found[target] = learnt_of(net)
+            fl.load(net, found.get(target, {}), partial=True)
+            server.fit(fl.Fit(net, matched, self.lesson(having, source, target), self.server_training))
+            found[target] = fl.learnt_of(net)
             if lacking:
-                made = server.predict(Predict(net, self.lesson(lacking, source, source)))
+                made = server.predict(fl.Predict(net, self.lesson(lacking, source, source)))
                 for model, matrix in zip(lacking, made, strict=True):
                     model[target] = matrix.view_as(W_t)
         return found
 
-    def lesson(self, models: Sequence[Weights], source: str, target: str) -> Examples:
+    def lesson(self, models: Sequence[fl.Weights], source: str, target: str) -> fl.Examples:
         """Of each model, the factors of a matrix, and the matrix that is to follow from them."""
         inputs = [factors(as_matrix(model[source]), self.rank) for model in models]
-        return Examples(torch.stack(inputs), torch.stack([as_matrix(model[target]) for model in models]))
+        return fl.Examples(torch.stack(inputs), torch.stack([as_matrix(model[target]) for model in models]))
 
     def sources(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, str]:
         """By the name of each matrix that some level lacks, that of the one which it is generated from."""
-        weights = {name: tensor for name, tensor in parameters_of(net).items() if tensor.dim() > 1}
-        row, levels = block_names(in_stages(net)), self.names(net, input_shape).values()
+        weights = {name: tensor for name, tensor in fl.parameters_of(net).items() if tensor.dim() > 1}
+        row, levels = block_names(fl.contract.in_stages(net)), self.names(net, input_shape).values()
         ends = sorted({sum(block.startswith(names) for block in row) for names in levels})
         found = dict[str, str]()
         for end, next_end in pairwise(ends):
@@ -212,47 +172,49 @@ class HypeMeFed(Method[State]):
                 found |= {target: source for target, source in pairs.items() if source in weights}
         return found
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         buffers = message.get("buffers")
-        return Schema(weights=like(message["weights"]), buffers=None if buffers is None else like(buffers))
+        return fl.Schema(
+            weights=fl.schema.like(message["weights"]), buffers=None if buffers is None else fl.schema.like(buffers)
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net = self.inference_model(client, message)
-        yield Fit(net, ExitsLoss(client.criterion, 0.0), client.train, self.training)
-        return Message(weights=parameters_of(net), buffers=buffers_of(net) or None)
+        yield fl.Fit(net, ExitsLoss(client.criterion, 0.0), client.train, self.training)
+        return fl.Message(weights=fl.parameters_of(net), buffers=fl.buffers_of(net) or None)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        names = server.about(None, self.names)[level_within(self.levels, server.roster[client_id].capacity)]
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        names = server.about(None, self.names)[fl.width.level_within(self.levels, server.roster[client_id].capacity)]
         weights, buffers = (
             {name: tensor for name, tensor in whole.items() if name.startswith(names)}
             for whole in (state.weights, state.buffers)
         )
-        return Message(weights=weights, buffers=buffers or None)
+        return fl.Message(weights=weights, buffers=buffers or None)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        net = self.net(client, level_within(self.levels, client.capacity))
-        return load(net, {**message["weights"], **(message.get("buffers") or {})})
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
+        net = self.net(client, fl.width.level_within(self.levels, client.capacity))
+        return fl.load(net, {**message["weights"], **(message.get("buffers") or {})})
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return load(self.net(server, max(self.levels)), {**state.weights, **state.buffers})
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
+        return fl.load(self.net(server, max(self.levels)), {**state.weights, **state.buffers})
 
-    def net(self, party: Server | Client, level: float) -> StagedNet:
+    def net(self, party: fl.Server | fl.Client, level: float) -> fl.StagedNet:
         """The leading share of the network's blocks, with the exits behind them."""
-        full, data = (party.build(), party) if isinstance(party, Server) else (party.model, party.train)
-        return leading_share(party, in_stages(full), data.input_shape, level, self.levels)
+        full, data = (party.build(), party) if isinstance(party, fl.Server) else (party.model, party.train)
+        return fl.exits.leading_share(party, fl.contract.in_stages(full), data.input_shape, level, self.levels)
 
     def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
         """By level, what the names of its tensors begin with."""
-        return {level: leading_names(in_stages(net), level) for level in self.levels}
+        return {level: fl.exits.leading_names(fl.contract.in_stages(net), level) for level in self.levels}
 
 
-def block_names(net: StagedNet) -> list[str]:
+def block_names(net: fl.StagedNet) -> list[str]:
     """Block by block, what the names of its tensors begin with."""
-    found, counted = list[str](), blocks(net)
+    found, counted = list[str](), fl.contract.blocks(net)
     for name, stage in net.named_stages().items():
-        if isinstance(stage, Blocks):
+        if isinstance(stage, fl.contract.Blocks):
             found += [f"stages.{name}.{number}." for number in range(len(stage))]
         elif name in counted:
             found.append(f"stages.{name}.")
@@ -276,7 +238,7 @@ class Hypernetwork(nn.Module):
         return self.right(b).mT @ self.left(a)
 
 
-def matched(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+def matched(net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
     """How far the matrices that are generated are from those of the clients."""
     return F.mse_loss(net(batch.inputs), batch.targets)
 

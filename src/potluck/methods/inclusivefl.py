@@ -58,34 +58,7 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from potluck import (
-    Blocks,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Need,
-    Server,
-    SharesWeights,
-    Sharing,
-    Weights,
-    at_least,
-    at_most,
-    blocks,
-    mean,
-    mean_where_present,
-    minus,
-    on_client,
-    pick,
-    plus,
-    require,
-    staged,
-)
+from potluck import fl
 
 Rows = dict[str, list[str]]
 """Of one architecture, by row the blocks from the input on, each as what its tensors' names begin with."""
@@ -101,13 +74,13 @@ class State:
         updates: by size, g_i of the last round, if its momentum is still to be used.
     """
 
-    pool: GroupWeights
-    own: GroupWeights
-    updates: GroupWeights
+    pool: fl.GroupWeights
+    own: fl.GroupWeights
+    updates: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class InclusiveFL(SharesWeights[State]):
+class InclusiveFL(fl.SharesWeights[State]):
     """Hyper-parameters of InclusiveFL.
 
     Attributes:
@@ -124,83 +97,89 @@ class InclusiveFL(SharesWeights[State]):
         "by architecture": {"sharing.scope": "architecture"},
     }
 
-    training: LocalTraining = LocalTraining()
-    beta: Annotated[float, at_least(0), at_most(1)] = 0.2
+    training: fl.LocalTraining = fl.LocalTraining()
+    beta: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.2
     momentum: Literal["same", "previous"] = "same"
     shared: Literal["all", "lower"] = "all"
-    sharing: Sharing = Sharing()
+    sharing: fl.Sharing = fl.Sharing()
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
     @property
-    def by_size(self) -> Sharing:
+    def by_size(self) -> fl.Sharing:
         """How the clients of one size average."""
         return replace(self.sharing, scope="architecture")
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL}
 
-    def init(self, server: Server) -> State:
-        pool, own = self.sharing.initial(server), GroupWeights()
+    def init(self, server: fl.Server) -> State:
+        pool, own = self.sharing.initial(server), fl.GroupWeights()
         if self.shared == "lower":
             for size, member in sizes(server).items():
-                layers = pick(pool[self.sharing.group(member)], member.shapes)
+                layers = fl.weights.pick(pool[self.sharing.group(member)], member.shapes)
                 own[size] = {n: w for n, w in layers.items() if n.startswith(server.about(size, apart))}
         return State(pool, own, {})
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         models = self._models(state, server)
         replies = cohort.stream(self.local_update, self.by_size.send(models, cohort, server))
         means = self.by_size.means(replies, server.roster, "weights", "buffers")
         trained = means.of("weights")  # homogeneous aggregation
-        updates = {i: minus(weights, models[i]) for i, weights in trained.items()}  # g_i
+        updates = {i: fl.weights.minus(weights, models[i]) for i, weights in trained.items()}  # g_i
         known = updates if self.momentum == "same" else state.updates
         for i, g in updates.items():
             larger = next_larger(i, server)
             if larger is not None and larger in known:
                 m = momentum(g, server.about(i, rows), known[larger], server.about(larger, rows))
-                trained[i] = plus(trained[i], minus(m, g), self.beta)  # by beta m_i + (1 - beta) g_i
+                trained[i] = fl.weights.plus(
+                    trained[i], fl.weights.minus(m, g), self.beta
+                )  # by beta m_i + (1 - beta) g_i
         shares = {size: max(by_layer.values()) for size, by_layer in means.weights("weights").items()}
         found = means.over(trained, "buffers")
         kept = {size: {name: found.get(size, own)[name] for name in own} for size, own in state.own.items()}
         return State(self._shared(state, found, shares, server), kept, updates if self.momentum == "previous" else {})
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         return self.sharing.reply(client)
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         return self.by_size.message(self._models(state, server), server.roster[client_id])
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         return self.by_size.global_model(self._models(state, server), server)
 
-    def _models(self, state: State, server: Server) -> GroupWeights:
+    def _models(self, state: State, server: fl.Server) -> fl.GroupWeights:
         """By size, the weights that it picks its layers from."""
         groups = {size: self.sharing.group(member) for size, member in sizes(server).items()}
         return {size: {**state.pool[group], **state.own.get(size, {})} for size, group in groups.items()}
 
-    def _shared(self, state: State, found: GroupWeights, shares: Mapping[str, float], server: Server) -> GroupWeights:
+    def _shared(
+        self, state: State, found: fl.GroupWeights, shares: Mapping[str, float], server: fl.Server
+    ) -> fl.GroupWeights:
         """Heterogeneous aggregation: each layer's mean over the sizes that share it."""
-        pool: GroupWeights = {}
+        pool: fl.GroupWeights = {}
         for group, keep in state.pool.items():
             ours = [size for size in found if self.sharing.group(sizes(server)[size]) == group]
             layers = [{n: w for n, w in found[size].items() if n not in state.own.get(size, {})} for size in ours]
-            pool[group] = mean_where_present(layers, [shares[size] for size in ours], keep, self.sharing.combine)
+            pool[group] = fl.weights.mean_where_present(
+                layers, [shares[size] for size in ours], keep, self.sharing.combine
+            )
         return pool
 
 
-def sizes(server: Server) -> dict[str, Member]:
+def sizes(server: fl.Server) -> dict[str, fl.Member]:
     """One client of each architecture, from the smallest on."""
     members = {member.architecture: member for member in server.roster.values()}
     weight = {size: sum(shape.numel() for shape in member.shapes.values()) for size, member in members.items()}
     return {size: members[size] for size in sorted(members, key=lambda size: (weight[size], size))}
 
 
-def next_larger(size: str, server: Server) -> str | None:
+def next_larger(size: str, server: fl.Server) -> str | None:
     """The next larger architecture that has the top blocks of this one; None for the largest."""
     ordered, top = sizes(server), tuple(tops(server.about(size, rows)))
     needed = {name: shape for name, shape in ordered[size].shapes.items() if name.startswith(top)}
@@ -208,7 +187,7 @@ def next_larger(size: str, server: Server) -> str | None:
     return next((other for other in after if needed.items() <= ordered[other].shapes.items()), None)
 
 
-def momentum(g: Weights, own: Rows, larger: Weights, theirs: Rows) -> Weights:
+def momentum(g: fl.Weights, own: Rows, larger: fl.Weights, theirs: Rows) -> fl.Weights:
     """m_i of each tensor of the top blocks for which it is defined.
 
     Args:
@@ -217,22 +196,22 @@ def momentum(g: Weights, own: Rows, larger: Weights, theirs: Rows) -> Weights:
         larger: the update of the next larger size.
         theirs: its rows.
     """
-    found: Weights = {}
+    found: fl.Weights = {}
     for row, (*_, top) in own.items():
         above = list(dropwhile(lambda block, top=top: block != top, theirs.get(row, [])))
         for name in [name for name in g if name.startswith(top)]:
             layers = [larger.get(block + name.removeprefix(top)) for block in above]
             same = [layer for layer in layers if layer is not None and layer.shape == g[name].shape]
             if 0 < len(same) == len(above):
-                found[name] = mean(same, [1.0] * len(same))
+                found[name] = fl.weights.mean(same, [1.0] * len(same))
     return found
 
 
 def rows(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Rows:
     """A net's rows: the blocks of each stage made of `Blocks`, and all its other stages but its stem and last norms."""
-    found, counted = Rows(), blocks(staged(net))
-    for name, stage in staged(net).named_stages().items():
-        if isinstance(stage, Blocks):
+    found, counted = Rows(), fl.contract.blocks(fl.staged(net))
+    for name, stage in fl.staged(net).named_stages().items():
+        if isinstance(stage, fl.contract.Blocks):
             found[name] = [f"stages.{name}.{number}." for number in range(len(stage))]
         elif name in counted:
             found.setdefault("", []).append(f"stages.{name}.")
@@ -246,4 +225,4 @@ def tops(found: Rows) -> list[str]:
 
 def apart(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
     """What the names begin with of the layers that a size may keep to itself: its top blocks and its head."""
-    return (*tops(rows(net)), f"{staged(net).head_name}.")
+    return (*tops(rows(net)), f"{fl.staged(net).head_name}.")

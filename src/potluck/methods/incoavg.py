@@ -49,12 +49,12 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import InCo, Sharing
+from potluck import fl
 from potluck.methods.fedavg import FedAvg, State
 
 
 @dataclass(frozen=True)
-class InCoAvg(InCo[State], FedAvg):
+class InCoAvg(fl.crosslayer.InCo[State], FedAvg):
     """Hyper-parameters of InCoAvg: those of FedAvg, with equal weights as in the paper, and `inco`."""
 
     variants = {
@@ -66,4 +66,4 @@ class InCoAvg(InCo[State], FedAvg):
         "by architecture": {"sharing.scope": "architecture"},
     }
 
-    sharing: Sharing = Sharing(weighting="uniform")
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")

@@ -31,14 +31,14 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import InCo, Sharing
+from potluck import fl
 from potluck.methods.moon import MOON, State
 
 
 @dataclass(frozen=True)
-class InCoMOON(InCo[State], MOON):
+class InCoMOON(fl.crosslayer.InCo[State], MOON):
     """Hyper-parameters of InCoMOON: those of MOON, with equal weights as in the paper, and `inco`."""
 
     variants = {"by architecture": {"sharing.scope": "architecture"}}
 
-    sharing: Sharing = Sharing(weighting="uniform")
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")

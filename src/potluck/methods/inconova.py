@@ -32,14 +32,14 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import InCo, Sharing
+from potluck import fl
 from potluck.methods.fednova import FedNova, State
 
 
 @dataclass(frozen=True)
-class InCoNova(InCo[State], FedNova):
+class InCoNova(fl.crosslayer.InCo[State], FedNova):
     """Hyper-parameters of InCoNova: those of FedNova, with equal weights as in the paper, and `inco`."""
 
     variants = {"by architecture": {"sharing.scope": "architecture"}}
 
-    sharing: Sharing = Sharing(weighting="uniform")
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")

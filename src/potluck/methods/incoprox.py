@@ -30,14 +30,14 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import InCo, Sharing
+from potluck import fl
 from potluck.methods.fedprox import FedProx, State
 
 
 @dataclass(frozen=True)
-class InCoProx(InCo[State], FedProx):
+class InCoProx(fl.crosslayer.InCo[State], FedProx):
     """Hyper-parameters of InCoProx: those of FedProx, with equal weights as in the paper, and `inco`."""
 
     variants = {"by architecture": {"sharing.scope": "architecture"}}
 
-    sharing: Sharing = Sharing(weighting="uniform")
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")

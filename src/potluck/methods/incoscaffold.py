@@ -32,12 +32,12 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import InCo
+from potluck import fl
 from potluck.methods.scaffold import Scaffold, State
 
 
 @dataclass(frozen=True)
-class InCoScaffold(InCo[State], Scaffold):
+class InCoScaffold(fl.crosslayer.InCo[State], Scaffold):
     """Hyper-parameters of InCoScaffold: those of SCAFFOLD, and `inco`."""
 
     variants = {"gradient": {"option": "gradient"}, "by architecture": {"sharing.scope": "architecture"}}

@@ -50,29 +50,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Extras,
-    Fit,
-    LocalTraining,
-    Member,
-    Message,
-    Method,
-    Need,
-    Probabilities,
-    Schema,
-    Server,
-    above,
-    at_least,
-    drawn_rows,
-    lesson_of_rows,
-    on_client,
-    predict_rows,
-    soft_cross_entropy,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -83,7 +61,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class KTpFL(Method[State]):
+class KTpFL(fl.Method[State]):
     """Hyper-parameters of KT-pFL.
 
     Attributes:
@@ -106,54 +84,56 @@ class KTpFL(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    distillation: LocalTraining = LocalTraining(batch_size=256)
-    public_examples: Annotated[int, at_least(1)] = 3000
+    training: fl.LocalTraining = fl.LocalTraining()
+    distillation: fl.LocalTraining = fl.LocalTraining(batch_size=256)
+    public_examples: Annotated[int, fl.at_least(1)] = 3000
     pretrain: bool = True
-    temperature: Annotated[float, above(0)] = 10.0
-    rho: Annotated[float, at_least(0)] = 0.7
+    temperature: Annotated[float, fl.above(0)] = 10.0
+    rho: Annotated[float, fl.at_least(0)] = 0.7
     update: Literal["softmax", "projected"] = "softmax"
-    coefficient_lr: Annotated[float, above(0)] = 0.1
+    coefficient_lr: Annotated[float, fl.above(0)] = 0.1
     reduction: Literal["batchmean", "mean"] = "batchmean"
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         clients = len(server.roster)
         return State(torch.full((clients, clients), 1 / clients))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.predict_public, Message(rows=drawn_rows(server, self.public_examples)))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.predict_public, fl.Message(rows=fl.public.drawn_rows(server, self.public_examples)))
         s = torch.stack(replies.entries("predictions"))
         places = torch.tensor([sorted(server.roster).index(id) for id in replies])
         among = state.coefficients[places[:, None], places]
         shares = among.sum(1, keepdim=True)
         c = self._learnt(torch.where(shares > 0, among / shares, 1 / len(places)), s)
         targets = torch.einsum("kl,lnz->knz", c, s)
-        cohort.ask(self.digest_and_revisit, {id: Message(target=t) for id, t in zip(replies, targets, strict=True)})
+        cohort.ask(self.digest_and_revisit, {id: fl.Message(target=t) for id, t in zip(replies, targets, strict=True)})
         server.note(own_coefficient=float(c.diagonal().mean()))
         coefficients = state.coefficients.clone()
         coefficients[places[:, None], places] = c * shares
         return State(coefficients)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "predict_public":
-            return Schema(predictions=Probabilities(len(message["rows"]), server.num_classes))
-        return Schema()
+            return fl.Schema(predictions=fl.schema.Probabilities(len(message["rows"]), server.num_classes))
+        return fl.Schema()
 
-    @on_client
-    def predict_public(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def predict_public(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         pretraining = self.training if self.pretrain else None
-        logits = yield from predict_rows(client, message["rows"], pretraining)
-        return Message(predictions=(logits / self.temperature).softmax(1))
+        logits = yield from fl.public.predict_rows(client, message["rows"], pretraining)
+        return fl.Message(predictions=(logits / self.temperature).softmax(1))
 
-    @on_client
-    def digest_and_revisit(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def digest_and_revisit(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         loss = TemperedLoss(self.temperature, client.num_classes if self.reduction == "mean" else 1)
-        yield Fit(client.model, loss, lesson_of_rows(client, message["target"]), self.distillation, name="digest")
-        yield Fit(client.model, client.objective, client.train, self.training, name="train")
-        return Message()
+        yield fl.Fit(
+            client.model, loss, fl.public.lesson_of_rows(client, message["target"]), self.distillation, name="digest"
+        )
+        yield fl.Fit(client.model, client.objective, client.train, self.training, name="train")
+        return fl.Message()
 
     def _learnt(self, c: Tensor, s: Tensor) -> Tensor:
         """The coefficients after learning from predictions s (clients, rows, classes)."""
@@ -171,9 +151,11 @@ class TemperedLoss:
     temperature: float
     by: int
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
-        return soft_cross_entropy(net(batch.inputs) / self.temperature, batch.columns["soft_labels"]) / self.by
+        return (
+            fl.losses.soft_cross_entropy(net(batch.inputs) / self.temperature, batch.columns["soft_labels"]) / self.by
+        )
 
 
 def squared_gradients(c: Tensor, s: Tensor, rho: float) -> Tensor:

@@ -45,42 +45,18 @@ from typing import Literal
 
 from torch import nn
 
-from potluck import (
-    COMMON_HEAD,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    Weights,
-    client_net,
-    count,
-    head_of,
-    learnt_of,
-    like,
-    load,
-    mean_of,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The averaged layers."""
 
-    shared: Weights
+    shared: fl.Weights
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Method[State]):
+class LGFedAvg(fl.Method[State]):
     """Hyper-parameters of LG-FedAvg.
 
     Attributes:
@@ -92,37 +68,39 @@ class LGFedAvg(Method[State]):
 
     variants = {"all": {"averaged": "all"}, "uniform": {"weighting": "uniform"}, "median": {"combine.rule": "median"}}
 
-    training: LocalTraining = LocalTraining()
+    training: fl.LocalTraining = fl.LocalTraining()
     averaged: Literal["head", "all"] = "head"
     weighting: Literal["samples", "uniform"] = "samples"
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.SPLIT_MODEL, COMMON_HEAD} if self.averaged == "head" else {Need.ONE_ARCHITECTURE})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset(
+            {fl.Need.SPLIT_MODEL, fl.heads.COMMON_HEAD} if self.averaged == "head" else {fl.Need.ONE_ARCHITECTURE}
+        )
 
-    def init(self, server: Server) -> State:
-        return State(learnt_of(self._global_layers(client_net(server))))
+    def init(self, server: fl.Server) -> State:
+        return State(fl.learnt_of(self._global_layers(fl.heads.client_net(server))))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        replies = cohort.ask(self.local_update, Message(shared=state.shared))
-        return State(mean_of(replies, "shared", self.weighting, self.combine))
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        replies = cohort.ask(self.local_update, fl.Message(shared=state.shared))
+        return State(fl.means.mean_of(replies, "shared", self.weighting, self.combine))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(shared=like(message["shared"]), examples=count(member.examples))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(shared=fl.schema.like(message["shared"]), examples=fl.schema.count(member.examples))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        layers = load(self._global_layers(client.model), message["shared"])
-        yield Fit(client.model, client.objective, client.train, self.training)
-        return Message(shared=learnt_of(layers), examples=len(client.train))
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        layers = fl.load(self._global_layers(client.model), message["shared"])
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
+        return fl.Message(shared=fl.learnt_of(layers), examples=len(client.train))
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
-        return Message(shared=state.shared)
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+        return fl.Message(shared=state.shared)
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
-        load(self._global_layers(client.model), message["shared"])
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
+        fl.load(self._global_layers(client.model), message["shared"])
         return client.model
 
     def _global_layers(self, net: nn.Module) -> nn.Module:
-        return head_of(net) if self.averaged == "head" else net
+        return fl.heads.head_of(net) if self.averaged == "head" else net

@@ -26,7 +26,7 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import Client, ClientWork, Cohort, Fit, LocalTraining, Member, Message, Method, Schema, Server, on_client
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Local(Method[State]):
+class Local(fl.Method[State]):
     """Hyper-parameters of local training.
 
     Attributes:
@@ -47,19 +47,19 @@ class Local(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
+    training: fl.LocalTraining = fl.LocalTraining()
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State()
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
-        cohort.ask(self.local_update, Message())
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+        cohort.ask(self.local_update, fl.Message())
         return state
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema()
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema()
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, client.objective, client.train, self.training)
-        return Message()
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
+        return fl.Message()

@@ -58,44 +58,19 @@ from functools import partial
 
 from torch import nn
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    DepthWise,
-    GroupWeights,
-    Member,
-    MemoryModel,
-    Message,
-    Need,
-    Piece,
-    Schema,
-    Server,
-    SharesWeights,
-    StagedNet,
-    in_stages,
-    linear_exit,
-    load,
-    new_exits,
-    on_client,
-    optional,
-    parameters_of,
-    pick,
-    require,
-    some_of,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, and the auxiliary classifiers, both by group of clients."""
 
-    pool: GroupWeights
-    exits: GroupWeights
+    pool: fl.GroupWeights
+    exits: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class MFeDepth(DepthWise, SharesWeights[State]):
+class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
     """Hyper-parameters of m-FeDepth: those of FeDepth's `DepthWise`."""
 
     variants = {
@@ -107,56 +82,69 @@ class MFeDepth(DepthWise, SharesWeights[State]):
     }
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL, Need.ONE_OUTPUT, *([Need.CLASSES] if self.models > 1 else [])}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {
+            fl.Need.SPLIT_MODEL,
+            fl.Need.ONE_OUTPUT,
+            *([fl.Need.CLASSES] if self.models > 1 else []),
+        }
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.check_budgets(server)
         members = {member.architecture: member for member in server.roster.values()}
-        exits: GroupWeights = {}
+        exits: fl.GroupWeights = {}
         for architecture, member in sorted(members.items()):
-            net = in_stages(server.build(architecture))
-            own = parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
+            net = fl.contract.in_stages(server.build(architecture))
+            own = fl.parameters_of(auxiliary_classifiers(server, net, self.estimate(net, server.input_shape)))
             exits[self.sharing.group(member)] = own | exits.get(self.sharing.group(member), {})
         return State(self.sharing.initial(server), exits)
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         exits = state.exits
         sent = self.send(state.pool, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
         replies = cohort.stream(self.local_update, sent)
         means = self.sharing.means(replies, server.roster, "weights", "buffers", "exits")
         return State(pool=means.over(state.pool, "weights", "buffers"), exits=means.over(exits, "exits"))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(**self.expected(member, message), exits=optional(some_of(message["exits"])))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(
+            **self.expected(member, message), exits=fl.schema.optional(fl.schema.some_of(message["exits"]))
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        net = in_stages(client.model)
+        net = fl.contract.in_stages(client.model)
         memory = self.estimate(net, client.train.input_shape)
         exits = auxiliary_classifiers(client, net, memory)
-        load(exits, pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}))
+        fl.load(
+            exits,
+            fl.weights.pick(message["exits"], {name: tensor.shape for name, tensor in exits.state_dict().items()}),
+        )
         capacity = message.get("capacity", client.capacity)
         del message  # its weights are in the nets now, and this client's memory is short
         used = nn.ModuleDict()
 
-        def lead_out(net: StagedNet, piece: Piece, memory: MemoryModel) -> nn.Module:
+        def lead_out(net: fl.StagedNet, piece: fl.memory.Piece, memory: fl.memory.MemoryModel) -> nn.Module:
             """phi_j(theta_j(z)); the last piece has the net's own classifier."""
             parts = list(net.named_stages().items())
             if piece.stop == len(parts) - memory.after:
                 return net.with_stages(dict(parts[piece.start :]))
             last, _ = parts[piece.stop - 1]
             used[last] = exits[last]
-            return StagedNet(dict(parts[piece.start : piece.stop]), exits={last: exits[last]})
+            return fl.StagedNet(dict(parts[piece.start : piece.stop]), exits={last: exits[last]})
 
         reply = yield from self.learn(client, capacity, memory, lead_out)
-        return Message(**reply, exits=parameters_of(used) or None)
+        return fl.Message(**reply, exits=fl.parameters_of(used) or None)
 
 
-def auxiliary_classifiers(party: Server | Client, net: StagedNet, memory: MemoryModel) -> nn.ModuleDict:
+def auxiliary_classifiers(
+    party: fl.Server | fl.Client, net: fl.StagedNet, memory: fl.memory.MemoryModel
+) -> nn.ModuleDict:
     """An exit behind every block but the last, by the name of the block's last stage."""
     behind = [memory.parts[stop - 1] for _, stop in memory.blocks[:-1]]
-    return new_exits(party, net, {part.name: part.output for part in behind}, partial(linear_exit, track=False))
+    return fl.exits.new_exits(
+        party, net, {part.name: part.output for part in behind}, partial(fl.contract.linear_exit, track=False)
+    )

@@ -49,39 +49,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Need,
-    Server,
-    SharesWeights,
-    Sharing,
-    above,
-    at_least,
-    learnt_of,
-    load,
-    on_client,
-    split,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights, by group of clients."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class MOON(SharesWeights[State]):
+class MOON(fl.SharesWeights[State]):
     """Hyper-parameters of MOON.
 
     Attributes:
@@ -91,32 +70,32 @@ class MOON(SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
-    training: LocalTraining = LocalTraining()
-    mu: Annotated[float, at_least(0)] = 1.0
-    temperature: Annotated[float, above(0)] = 0.5
-    sharing: Sharing = Sharing()
+    training: fl.LocalTraining = fl.LocalTraining()
+    mu: Annotated[float, fl.at_least(0)] = 1.0
+    temperature: Annotated[float, fl.above(0)] = 0.5
+    sharing: fl.Sharing = fl.Sharing()
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 8
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)  # Alg. 1, l. 12
         objective, read = client.objective, dict[str, nn.Module]()
         if self.mu and (previous := client.state.get("previous")):
             objective = ContrastiveLoss(client.criterion, self.mu, self.temperature)
-            sent = yield from self.sharing.ready(client, load(client.twin(), learnt_of(client.model)))
-            read = {"global": sent, "previous": load(client.twin(), previous)}
-        yield Fit(client.model, objective, client.train, self.training, frozen=read)  # Alg. 1, l. 13-21
+            sent = yield from self.sharing.ready(client, fl.load(client.twin(), fl.learnt_of(client.model)))
+            read = {"global": sent, "previous": fl.load(client.twin(), previous)}
+        yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)  # Alg. 1, l. 13-21
         if self.mu:
-            client.state["previous"] = learnt_of(client.model)
+            client.state["previous"] = fl.learnt_of(client.model)
         return self.sharing.reply(client)
 
 
@@ -124,21 +103,21 @@ class MOON(SharesWeights[State]):
 class ContrastiveLoss:
     """Eq. 4: the task's loss + mu times the model-contrastive loss."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     mu: float
     temperature: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         z = representation(net, batch.inputs)
         with torch.no_grad():
             z_glob, z_prev = (representation(extras[name], batch.inputs) for name in ("global", "previous"))
-        loss = self.criterion(split(net).classifier(z), batch.targets)
+        loss = self.criterion(fl.split(net).classifier(z), batch.targets)
         return loss + self.mu * contrastive(z, z_glob, z_prev, self.temperature)
 
 
 def representation(net: nn.Module, inputs: Tensor) -> Tensor:
     """R_w: what the last layer reads, (batch, width)."""
-    parts = split(net)
+    parts = fl.split(net)
     return parts.intermediate(parts.extractor(inputs))
 
 

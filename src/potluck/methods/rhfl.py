@@ -63,37 +63,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Method,
-    Need,
-    Predict,
-    Probabilities,
-    Replies,
-    Schema,
-    Server,
-    above,
-    at_least,
-    below,
-    consensus,
-    drawn_rows,
-    floats,
-    lesson_of_rows,
-    on_client,
-    predict_rows,
-    soft_labels_loss,
-)
+from potluck import fl
 
 Scale = Literal["absolute", "sum"]
 LOWEST_LOSS = 1e-6
@@ -103,11 +73,11 @@ LOWEST_LOSS = 1e-6
 class State:
     """F, by client, of the last time that each trained."""
 
-    qualities: dict[ClientId, float] = field(default_factory=dict[ClientId, float])
+    qualities: dict[fl.ClientId, float] = field(default_factory=dict[fl.ClientId, float])
 
 
 @dataclass(frozen=True)
-class RHFL(Method[State]):
+class RHFL(fl.Method[State]):
     """Hyper-parameters of RHFL.
 
     Attributes:
@@ -132,77 +102,84 @@ class RHFL(Method[State]):
     }
 
     builds_clients_models = False
-    training: LocalTraining = LocalTraining()
-    distillation: LocalTraining = LocalTraining(batch_size=256)
-    public_examples: Annotated[int, at_least(1)] = 5000
-    exchanges: Annotated[int, at_least(1)] = 1
-    forward: Annotated[float, at_least(0)] = 0.1
-    reverse: Annotated[float, at_least(0)] = 1.0
-    floor: Annotated[float, above(0), below(1)] = 1e-4
-    confidence: Annotated[float, at_least(0)] = 0.5
+    training: fl.LocalTraining = fl.LocalTraining()
+    distillation: fl.LocalTraining = fl.LocalTraining(batch_size=256)
+    public_examples: Annotated[int, fl.at_least(1)] = 5000
+    exchanges: Annotated[int, fl.at_least(1)] = 1
+    forward: Annotated[float, fl.at_least(0)] = 0.1
+    reverse: Annotated[float, fl.at_least(0)] = 1.0
+    floor: Annotated[float, fl.above(0), fl.below(1)] = 1e-4
+    confidence: Annotated[float, fl.at_least(0)] = 0.5
     scale: Scale = "absolute"
-    pretrain: Annotated[int, at_least(0)] = 1
-    combine: Mean = Mean()
+    pretrain: Annotated[int, fl.at_least(0)] = 1
+    combine: fl.Mean = fl.Mean()
 
-    def needs(self) -> frozenset[Need]:
-        return frozenset({Need.PUBLIC_DATA, Need.CLASSES})
+    def needs(self) -> frozenset[fl.Need]:
+        return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State()
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         present = list(cohort.ids)
-        drawn = drawn_rows(server, self.public_examples)
+        drawn = fl.public.drawn_rows(server, self.public_examples)
         for rows in drawn.tensor_split(min(self.exchanges, len(drawn))):
-            predicted = cohort.ask(self.predict_public, {i: Message(rows=rows) for i in present})
+            predicted = cohort.ask(self.predict_public, {i: fl.Message(rows=rows) for i in present})
             weights = confidences([state.qualities.get(i) for i in predicted], self.confidence, self.scale)
             targets = self._targets(predicted, dict(zip(predicted, weights, strict=True)))
             server.note(highest_confidence=max(weights), lowest_confidence=min(weights))
-            present = list(cohort.ask(self.learn_from_others, {i: Message(target=t) for i, t in targets.items()}))
-        trained = cohort.ask(self.local_update, {i: Message() for i in present})
+            present = list(cohort.ask(self.learn_from_others, {i: fl.Message(target=t) for i, t in targets.items()}))
+        trained = cohort.ask(self.local_update, {i: fl.Message() for i in present})
         return State(state.qualities | {i: float(reply["quality"]) for i, reply in trained.items()})
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "predict_public":
-            return Schema(predictions=Probabilities(len(message["rows"]), server.num_classes))
-        return Schema(quality=floats(1)) if handler == "local_update" else Schema()
+            return fl.Schema(predictions=fl.schema.Probabilities(len(message["rows"]), server.num_classes))
+        return fl.Schema(quality=fl.schema.floats(1)) if handler == "local_update" else fl.Schema()
 
-    @on_client
-    def predict_public(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def predict_public(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         if "loss" not in client.state:
             for _ in range(self.pretrain):
-                yield Fit(client.model, self._objective(client), client.train, self.training, name="train")
+                yield fl.Fit(client.model, self._objective(client), client.train, self.training, name="train")
             client.state["loss"] = yield from self._own_loss(client)
-        logits = yield from predict_rows(client, message["rows"])
-        return Message(predictions=logits.softmax(1))
+        logits = yield from fl.public.predict_rows(client, message["rows"])
+        return fl.Message(predictions=logits.softmax(1))
 
-    @on_client
-    def learn_from_others(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, soft_labels_loss, lesson_of_rows(client, message["target"]), self.distillation)
-        return Message()
+    @fl.on_client
+    def learn_from_others(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(
+            client.model,
+            fl.public.soft_labels_loss,
+            fl.public.lesson_of_rows(client, message["target"]),
+            self.distillation,
+        )
+        return fl.Message()
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
-        yield Fit(client.model, self._objective(client), client.train, self.training, name="train")
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
+        yield fl.Fit(client.model, self._objective(client), client.train, self.training, name="train")
         before, after = client.state["loss"], (yield from self._own_loss(client))
         client.state["loss"] = after
-        return Message(quality=torch.tensor([before / after - 1]))
+        return fl.Message(quality=torch.tensor([before / after - 1]))
 
-    def _objective(self, client: Client) -> "SymmetricLoss":
+    def _objective(self, client: fl.Client) -> "SymmetricLoss":
         return SymmetricLoss(client.criterion, self.forward, self.reverse, self.floor)
 
-    def _own_loss(self, client: Client) -> Generator[Predict, Tensor, float]:
+    def _own_loss(self, client: fl.Client) -> Generator[fl.Predict, Tensor, float]:
         """L, of the client's model on all its own data."""
-        logits = yield Predict(client.model, client.train)
+        logits = yield fl.Predict(client.model, client.train)
         return max(float(self._objective(client).of(logits, client.train.labels)), LOWEST_LOSS)
 
-    def _targets(self, predicted: Replies, weights: Mapping[ClientId, float]) -> dict[ClientId, Tensor]:
+    def _targets(self, predicted: fl.Replies, weights: Mapping[fl.ClientId, float]) -> dict[fl.ClientId, Tensor]:
         """For every client the sum of the others' predictions by weight (rows, classes); zeros if it is alone."""
-        targets: dict[ClientId, Tensor] = {}
+        targets: dict[fl.ClientId, Tensor] = {}
         for i, own in predicted.items():
             theirs = [reply["predictions"] for j, reply in predicted.items() if j != i]
             shares = [weight for j, weight in weights.items() if j != i]
-            targets[i] = sum(shares) * (consensus(theirs, self.combine, shares) if theirs else own["predictions"])
+            targets[i] = sum(shares) * (
+                fl.public.consensus(theirs, self.combine, shares) if theirs else own["predictions"]
+            )
         return targets
 
 
@@ -214,12 +191,12 @@ class SymmetricLoss:
     -log(floor) (1 - p_y).
     """
 
-    criterion: Criterion
+    criterion: fl.Criterion
     forward: float
     reverse: float
     floor: float
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         return self.of(net(batch.inputs), batch.targets)
 

@@ -54,45 +54,19 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Extras,
-    Fit,
-    Gradient,
-    GroupWeights,
-    LocalTraining,
-    Member,
-    Message,
-    Schema,
-    Server,
-    SharesWeights,
-    Sharing,
-    Weights,
-    at_least,
-    effective_steps,
-    like,
-    minus,
-    norm,
-    on_client,
-    parameters_of,
-    plus,
-    require,
-    zeros_like,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """The server's weights x and control variate c, by group of clients."""
 
-    pool: GroupWeights
-    control: GroupWeights
+    pool: fl.GroupWeights
+    control: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class Scaffold(SharesWeights[State]):
+class Scaffold(fl.SharesWeights[State]):
     """Hyper-parameters of Scaffold.
 
     Attributes:
@@ -115,57 +89,59 @@ class Scaffold(SharesWeights[State]):
         },
     }
 
-    training: LocalTraining = LocalTraining()
+    training: fl.LocalTraining = fl.LocalTraining()
     option: Literal["path", "gradient"] = "path"
-    server_lr: Annotated[float, at_least(0)] = 1.0
+    server_lr: Annotated[float, fl.at_least(0)] = 1.0
     control_weighting: Literal["uniform", "samples"] = "uniform"
-    sharing: Sharing = Sharing(weighting="uniform")
+    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         divides, lr = self.option == "path", self.training.lr
-        require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
+        fl.require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
         lasts = divides and self.training.persist and self.training.momentum > 0
         expected = "False with momentum, which option 'path' counts from zero in every round"
-        require(not lasts, "training.persist", expected, lasts)
+        fl.require(not lasts, "training.persist", expected, lasts)
 
     @property
     def corrects_steps(self) -> bool:
         """Whether the correction is made in the space of steps (departure 1) or of gradients."""
         return self.training.optimizer != "sgd" and self.option == "path"
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         pool = self.sharing.initial(server)
         return State(pool, self.sharing.zeros(pool, server.roster))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         sharing, roster = self.sharing, server.roster
         sent = sharing.send(state.pool, cohort, server, control=lambda member: self._control_of(state, member))
         replies = cohort.stream(self.local_update, sent)
         means = sharing.means(replies, roster, "dy", "buffers", dc=lambda member, reply: self._control_share(member))
         step, dc, drawn = means.of("dy"), means.of("dc"), means.weights("dc")
-        moved = {g: plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()}  # Alg. 1, l. 16-17
+        moved = {
+            g: fl.weights.plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()
+        }  # Alg. 1, l. 16-17
         whole = sharing.owners(roster, weight=self._control_share)  # N counts all clients, drawn or not
         control = {
             g: {n: w + drawn[g][n] / whole[g][n] * dc[g][n] if n in dc.get(g, {}) else w for n, w in c.items()}
             for g, c in state.control.items()
         }
-        server.note(control_norm=norm(control))
+        server.note(control_norm=fl.sharing.norm(control))
         return State(means.over(moved, "buffers"), control)
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        w = like(message["control"])
-        return Schema(**{**self.sharing.expected(member, message), "weights": None, "dy": w, "dc": w})
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        w = fl.schema.like(message["control"])
+        return fl.Schema(**{**self.sharing.expected(member, message), "weights": None, "dy": w, "dc": w})
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        x, c = parameters_of(client.model), message["control"]
-        c_i = client.state.get("control") or zeros_like(c)
+        x, c = fl.parameters_of(client.model), message["control"]
+        c_i = client.state.get("control") or fl.weights.zeros_like(c)
         new_c_i = None
         if self.option == "gradient":  # Alg. 1, l. 12, option I
-            new_c_i = yield Gradient(client.model, client.objective, client.train)
-        report = yield Fit(
+            new_c_i = yield fl.Gradient(client.model, client.objective, client.train)
+        report = yield fl.Fit(
             client.model,
             client.objective,
             client.train,
@@ -174,29 +150,31 @@ class Scaffold(SharesWeights[State]):
             combine=None if self.corrects_steps else corrected_gradient,
             after_step=corrected_step if self.corrects_steps else None,
         )
-        y = parameters_of(client.model)
+        y = fl.parameters_of(client.model)
         if new_c_i is None:  # Alg. 1, l. 12, option II
-            steps = effective_steps(report.steps, self.training.momentum)
-            new_c_i = plus(minus(c_i, c), minus(x, y), 1 / (steps * self.training.at(client.round).lr))
+            steps = fl.normalised.effective_steps(report.steps, self.training.momentum)
+            new_c_i = fl.weights.plus(
+                fl.weights.minus(c_i, c), fl.weights.minus(x, y), 1 / (steps * self.training.at(client.round).lr)
+            )
         client.state["control"] = new_c_i
-        return self.sharing.reply(client, weights=None, dy=minus(y, x), dc=minus(new_c_i, c_i))
+        return self.sharing.reply(client, weights=None, dy=fl.weights.minus(y, x), dc=fl.weights.minus(new_c_i, c_i))
 
-    def _control_of(self, state: State, member: Member) -> Weights:
+    def _control_of(self, state: State, member: fl.Member) -> fl.Weights:
         control = state.control[self.sharing.group(member)]
         return {name: control[name] for name in sorted(member.parameters)}
 
-    def _control_share(self, member: Member) -> float:
+    def _control_share(self, member: fl.Member) -> float:
         return 1.0 if self.control_weighting == "uniform" else float(member.examples)
 
 
-def corrected_step(y: Weights, extras: Extras, lr: float) -> Weights:
+def corrected_step(y: fl.Weights, extras: fl.Extras, lr: float) -> fl.Weights:
     """Alg. 1, l. 10, applied after the optimiser's step: y - eta_l (c - c_i)."""
-    return plus(y, minus(extras["c"], extras["c_i"]), -lr)
+    return fl.weights.plus(y, fl.weights.minus(extras["c"], extras["c_i"]), -lr)
 
 
-def corrected_gradient(gradients: list[Weights], extras: Extras) -> Weights:
+def corrected_gradient(gradients: list[fl.Weights], extras: fl.Extras) -> fl.Weights:
     """Alg. 1, l. 10, before the optimiser: g - c_i + c, where g is 0 for a parameter that the loss does not reach."""
     (gradient,) = gradients
-    correction = minus(extras["c"], extras["c_i"])
+    correction = fl.weights.minus(extras["c"], extras["c_i"])
     unreached = {name: tensor for name, tensor in correction.items() if name not in gradient}
-    return {**plus(gradient, correction), **unreached}
+    return {**fl.weights.plus(gradient, correction), **unreached}

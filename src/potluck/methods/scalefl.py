@@ -57,61 +57,21 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Measure,
-    Member,
-    Message,
-    Need,
-    Schema,
-    Server,
-    StagedNet,
-    SubModel,
-    Weights,
-    WidthSlices,
-    above,
-    at_least,
-    at_most,
-    buffers_of,
-    convolutional_exit,
-    count,
-    distillation,
-    in_stages,
-    leading,
-    leading_share,
-    like,
-    load,
-    mean_statistics,
-    mean_where_covered,
-    on_client,
-    outline,
-    parameters_of,
-    require,
-    select,
-    with_scaler,
-)
+from potluck import fl
 
-Share = Annotated[float, above(0), at_most(1)]
+Share = Annotated[float, fl.above(0), fl.at_most(1)]
 
 
 @dataclass(frozen=True)
 class State:
     """The global network: its weights and its exits', and BatchNorm statistics measured for the whole network."""
 
-    weights: Weights
-    statistics: Weights
+    weights: fl.Weights
+    statistics: fl.Weights
 
 
 @dataclass(frozen=True)
-class ScaleFL(WidthSlices[State]):
+class ScaleFL(fl.width.WidthSlices[State]):
     """Hyper-parameters of ScaleFL: those of `WidthSlices`, and its own.
 
     Attributes:
@@ -139,104 +99,115 @@ class ScaleFL(WidthSlices[State]):
 
     predicts_with_exits = True
     default_capacities = (1.0, 0.75, 0.5, 0.25)
-    training: LocalTraining = LocalTraining()
+    training: fl.LocalTraining = fl.LocalTraining()
     levels: tuple[Share, ...] = (1.0, 0.75, 0.5, 0.25)
     widths: tuple[Share, ...] = (1.0, 0.85, 0.7, 0.375)
     depths: tuple[Share, ...] = (1.0, 0.75, 0.5, 0.25)
-    gamma: Annotated[float, at_least(0)] = 0.05
-    temperature: Annotated[float, above(0)] = 3.0
-    warmup: Annotated[int, at_least(0)] = 0
+    gamma: Annotated[float, fl.at_least(0)] = 0.05
+    temperature: Annotated[float, fl.above(0)] = 3.0
+    warmup: Annotated[int, fl.at_least(0)] = 0
     teacher_learns: bool = True
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(set(self.levels)) == len(self.levels), "levels", "each of them once", self.levels)
+        fl.require(len(set(self.levels)) == len(self.levels), "levels", "each of them once", self.levels)
         for name in ("widths", "depths"):
             found: tuple[float, ...] = getattr(self, name)
-            require(len(found) == len(self.levels), name, f"one for each of {len(self.levels)} levels", found)
+            fl.require(len(found) == len(self.levels), name, f"one for each of {len(self.levels)} levels", found)
             whole = found[self.levels.index(max(self.levels))]
-            require(whole == 1, name, f"1 for the largest level, {max(self.levels):g}", found)
+            fl.require(whole == 1, name, f"1 for the largest level, {max(self.levels):g}", found)
 
-    def needs(self) -> frozenset[Need]:
-        teaches = Need.CLASSES if self.gamma and len(self.levels) > 1 else Need.ONE_OUTPUT
-        return super().needs() | {Need.SPLIT_MODEL, Need.DEPTH_PREFIXES, teaches}
+    def needs(self) -> frozenset[fl.Need]:
+        teaches = fl.Need.CLASSES if self.gamma and len(self.levels) > 1 else fl.Need.ONE_OUTPUT
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.DEPTH_PREFIXES, teaches}
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)
-        return State(parameters_of(self.part(server, max(self.levels))), buffers_of(server.build()))
+        return State(fl.parameters_of(self.part(server, max(self.levels))), fl.buffers_of(server.build()))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
         parts = {r: self.submodel(server, r) for r in set(rates.values())}
         held = {i: parts[r] for i, r in rates.items()}
-        messages = {i: Message(weights=select(state.weights, held[i]), rate=r) for i, r in rates.items()}
+        messages = {
+            i: fl.Message(weights=fl.submodels.select(state.weights, held[i]), rate=r) for i, r in rates.items()
+        }
         replies = cohort.stream(self.local_update, messages)
-        weights = mean_where_covered(replies, held, state.weights, self.combine)
-        full = Message(weights=without_exits(weights))
+        weights = fl.submodels.mean_where_covered(replies, held, state.weights, self.combine)
+        full = fl.Message(weights=without_exits(weights))
         measured = cohort.ask(self.measure, {i: full for i in held if i not in replies.failures})
-        return State(weights, mean_statistics(measured, state.statistics))
+        return State(weights, fl.width.mean_statistics(measured, state.statistics))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "local_update":
-            return Schema(weights=like(message["weights"]))
-        statistics = {name: t for name, t in server.about(None, outline).items() if name not in message["weights"]}
-        return Schema(statistics=like(statistics) if statistics else None, batches=count(member.examples, least=0))
+            return fl.Schema(weights=fl.schema.like(message["weights"]))
+        statistics = {
+            name: t for name, t in server.about(None, fl.weights.outline).items() if name not in message["weights"]
+        }
+        return fl.Schema(
+            statistics=fl.schema.like(statistics) if statistics else None,
+            batches=fl.schema.count(member.examples, least=0),
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net = self.narrow_net(client, message)
         gamma = self.gamma / client.num_classes if client.round > self.warmup else 0.0
         objective = ExitsLoss(client.criterion, gamma, self.temperature, self.teacher_learns)
-        yield Fit(net, objective, client.train, self.training)
-        return Message(weights=parameters_of(net))
+        yield fl.Fit(net, objective, client.train, self.training)
+        return fl.Message(weights=fl.parameters_of(net))
 
-    @on_client
-    def measure(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def measure(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         """Statistics of the new global network, without early exits, on this client's data."""
-        net = load(client.build(), message["weights"], partial=True)
-        batches = yield Measure(net, client.train, self.training.batch_size)
-        return Message(statistics=buffers_of(net) or None, batches=batches)
+        net = fl.load(client.build(), message["weights"], partial=True)
+        batches = yield fl.Measure(net, client.train, self.training.batch_size)
+        return fl.Message(statistics=fl.buffers_of(net) or None, batches=batches)
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return load(server.build(), {**without_exits(state.weights), **state.statistics})
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
+        return fl.load(server.build(), {**without_exits(state.weights), **state.statistics})
 
-    def submodel(self, server: Server, rate: float) -> SubModel:
-        return leading({name: tensor.shape for name, tensor in self.part(server, rate).named_parameters()})
+    def submodel(self, server: fl.Server, rate: float) -> fl.submodels.SubModel:
+        return fl.submodels.leading({name: tensor.shape for name, tensor in self.part(server, rate).named_parameters()})
 
-    def narrow_net(self, client: Client, message: Message) -> nn.Module:
-        return load(self.part(client, message["rate"]), message["weights"], partial=True)
+    def narrow_net(self, client: fl.Client, message: fl.Message) -> nn.Module:
+        return fl.load(self.part(client, message["rate"]), message["weights"], partial=True)
 
-    def part(self, party: Server | Client, level: float) -> StagedNet:
+    def part(self, party: fl.Server | fl.Client, level: float) -> fl.StagedNet:
         """The part of the network that a level has: s_l of its channels, e_l of its blocks, and the exits behind."""
         number = self.levels.index(level)
-        net = in_stages(party.build(width=self.widths[number]))
-        shape = (party if isinstance(party, Server) else party.train).input_shape
-        part = leading_share(party, net, shape, self.depths[number], self.depths, convolutional_exit)
-        return part if self.widths[number] == 1 else in_stages(with_scaler(part, self.widths[number], always=True))
+        net = fl.contract.in_stages(party.build(width=self.widths[number]))
+        shape = (party if isinstance(party, fl.Server) else party.train).input_shape
+        part = fl.exits.leading_share(party, net, shape, self.depths[number], self.depths, fl.exits.convolutional_exit)
+        return (
+            part
+            if self.widths[number] == 1
+            else fl.contract.in_stages(fl.width.with_scaler(part, self.widths[number], always=True))
+        )
 
 
 @dataclass(frozen=True)
 class ExitsLoss:
     """A client's loss, a mean over its exits with the weights 1 to m: by labels, and to what the deepest one says."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     gamma: float
     temperature: float
     teacher_learns: bool
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch; with one exit it is the task's loss, bit for bit."""
-        *shallow, deepest = in_stages(net).exit_outputs(batch.inputs).values()
+        *shallow, deepest = fl.contract.in_stages(net).exit_outputs(batch.inputs).values()
         losses = [self.criterion(z, batch.targets) for z in (*shallow, deepest)]
         if self.gamma:
             for j, z in enumerate(shallow):
-                taught = distillation(z, deepest, self.temperature, teacher_learns=self.teacher_learns)
+                taught = fl.losses.distillation(z, deepest, self.temperature, teacher_learns=self.teacher_learns)
                 losses[j] = losses[j] + self.gamma * taught
         m = len(losses)
         return torch.stack([j * loss for j, loss in enumerate(losses, start=1)]).sum() / (m * (m + 1) / 2)
 
 
-def without_exits(weights: Weights) -> Weights:
+def without_exits(weights: fl.Weights) -> fl.Weights:
     """Those of the layers and of the network's own head."""
     return {name: tensor for name, tensor in weights.items() if not name.startswith("exits.")}

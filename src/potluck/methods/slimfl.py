@@ -57,45 +57,21 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientWork,
-    Cohort,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Need,
-    Nested,
-    NestedWidths,
-    Schema,
-    Server,
-    Weights,
-    above,
-    at_least,
-    at_most,
-    distillation,
-    on_client,
-    require,
-)
+from potluck import fl
 
-Share = Annotated[float, at_least(0), at_most(1)]
+Share = Annotated[float, fl.at_least(0), fl.at_most(1)]
 
 
 @dataclass(frozen=True)
 class State:
     """The global network, and BatchNorm statistics for each width, named "WIDTH/NAME"."""
 
-    weights: Weights
-    statistics: Weights
+    weights: fl.Weights
+    statistics: fl.Weights
 
 
 @dataclass(frozen=True)
-class SlimFL(NestedWidths[State]):
+class SlimFL(fl.nested.NestedWidths[State]):
     """Hyper-parameters of SlimFL: those of `WidthSlices`, see departure 5, and its own.
 
     Attributes:
@@ -108,12 +84,12 @@ class SlimFL(NestedWidths[State]):
         combine: how the clients' values of a weight, or of a statistic, become one.
     """
 
-    training: LocalTraining = LocalTraining()
-    levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.5)
-    weights: tuple[Annotated[float, at_least(0)], ...] = (0.5, 0.5)
+    training: fl.LocalTraining = fl.LocalTraining()
+    levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.5)
+    weights: tuple[Annotated[float, fl.at_least(0)], ...] = (0.5, 0.5)
     decoded: tuple[Share, ...] = (0.7, 0.9)
     distil: bool = True
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
     default_capacities = (1.0,)
     variants = {
@@ -127,20 +103,22 @@ class SlimFL(NestedWidths[State]):
         super().__post_init__()
         for name in ("weights", "decoded"):
             found = getattr(self, name)
-            require(len(found) == len(self.levels), name, f"one number for each of {len(self.levels)} levels", found)
-        require(all(a > b for a, b in pairwise(self.levels)), "levels", "each smaller than the one before", self.levels)
-        require(self.weights[0] > 0, "weights", "a first one above 0, that of learning from labels", self.weights)
+            fl.require(len(found) == len(self.levels), name, f"one number for each of {len(self.levels)} levels", found)
+        fl.require(
+            all(a > b for a, b in pairwise(self.levels)), "levels", "each smaller than the one before", self.levels
+        )
+        fl.require(self.weights[0] > 0, "weights", "a first one above 0, that of learning from labels", self.weights)
         probable = all(wide <= narrow for wide, narrow in pairwise(self.decoded))
-        require(probable, "decoded", "none smaller than the one before, which is of a wider level", self.decoded)
+        fl.require(probable, "decoded", "none smaller than the one before, which is of a wider level", self.decoded)
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | ({Need.CLASSES} if self.distil and len(self.levels) > 1 else set())
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | ({fl.Need.CLASSES} if self.distil and len(self.levels) > 1 else set())
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)
         return State(*self.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
         channels = torch.rand(len(rates), generator=server.rng).tolist()
         heard = {i: self.heard(rate, channel) for (i, rate), channel in zip(rates.items(), channels, strict=True)}
@@ -160,14 +138,14 @@ class SlimFL(NestedWidths[State]):
         certain = zip(self.levels, self.decoded, strict=True)
         return [level for level, share in certain if level <= rate and channel < share]
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        return Schema(**self.expected(message))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        return fl.Schema(**self.expected(message))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         nets = self.receive(client, message)
         objective = SuperpositionLoss(client.criterion, self.weights, self.distil)
-        yield Fit(nets, objective, client.train, self.training, trainable=("0.",))
+        yield fl.Fit(nets, objective, client.train, self.training, trainable=("0.",))
         return self.reply(nets, message)
 
 
@@ -175,19 +153,21 @@ class SlimFL(NestedWidths[State]):
 class SuperpositionLoss:
     """sum_i w_i F(theta * Xi_i), in which the widest network learns from labels and teaches the others."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     weights: tuple[float, ...]
     distil: bool
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of the nested networks on one batch; those of weight 0 are left out."""
-        assert isinstance(net, Nested)
+        assert isinstance(net, fl.nested.Nested)
         weights = self.weights[: len(net)]
         teacher = net.at(0, batch.inputs)
         loss = weights[0] / sum(weights) * self.criterion(teacher, batch.targets)
         for place, weight in enumerate(weights):
             if place and weight:
                 outputs = net.at(place, batch.inputs)
-                own = distillation(outputs, teacher) if self.distil else self.criterion(outputs, batch.targets)
+                own = (
+                    fl.losses.distillation(outputs, teacher) if self.distil else self.criterion(outputs, batch.targets)
+                )
                 loss = loss + weight / sum(weights) * own
         return loss

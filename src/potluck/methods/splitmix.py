@@ -52,45 +52,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from potluck import (
-    Batch,
-    Client,
-    ClientId,
-    ClientWork,
-    Cohort,
-    ConfigError,
-    Criterion,
-    Extras,
-    Fit,
-    LocalTraining,
-    Mean,
-    Measure,
-    Member,
-    Message,
-    Method,
-    Need,
-    Schema,
-    Server,
-    SubModel,
-    Weights,
-    above,
-    at_most,
-    buffers_of,
-    count,
-    frozen_names,
-    like,
-    load,
-    masked_cross_entropy,
-    mean_where_covered,
-    norms_of,
-    on_client,
-    parameters_of,
-    select,
-    warn_below,
-    weights_of,
-    whole,
-    with_scaler,
-)
+from potluck import fl
 
 _ROUNDING = 1e-9
 
@@ -99,8 +61,8 @@ _ROUNDING = 1e-9
 class State:
     """The base networks: weights, and BatchNorm statistics measured for them; and the bases whose turn is to come."""
 
-    weights: Weights
-    statistics: Weights
+    weights: fl.Weights
+    statistics: fl.Weights
     waiting: list[int]
 
 
@@ -113,7 +75,7 @@ class Mix(nn.ModuleDict):
 
 
 @dataclass(frozen=True)
-class SplitMix(Method[State]):
+class SplitMix(fl.Method[State]):
     """Hyper-parameters of SplitMix.
 
     Attributes:
@@ -126,11 +88,11 @@ class SplitMix(Method[State]):
         combine: how the clients' values of a weight become one.
     """
 
-    training: LocalTraining = LocalTraining()
-    atom: Annotated[float, above(0), at_most(1)] = 0.125
+    training: fl.LocalTraining = fl.LocalTraining()
+    atom: Annotated[float, fl.above(0), fl.at_most(1)] = 0.125
     scaler: bool = True
     mask: bool = False
-    combine: Mean = Mean()
+    combine: fl.Mean = fl.Mean()
 
     default_capacities = (1.0, 0.5, 0.25, 0.125)
     variants = {
@@ -152,32 +114,32 @@ class SplitMix(Method[State]):
         """b_k, the number of bases within a capacity; at least one."""
         return min(max(int(capacity / self.atom + _ROUNDING), 1), self.bases)
 
-    def needs(self) -> frozenset[Need]:
-        masked = {Need.CLASSES} if self.mask else set[Need]()
-        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, *masked})
+    def needs(self) -> frozenset[fl.Need]:
+        masked = {fl.Need.CLASSES} if self.mask else set[fl.Need]()
+        return frozenset({fl.Need.ONE_ARCHITECTURE, fl.Need.WIDTH_SLICES, *masked})
 
-    def init(self, server: Server) -> State:
-        most = max(size for shape in map(Tensor.size, weights_of(server.build()).values()) for size in shape)
+    def init(self, server: fl.Server) -> State:
+        most = max(size for shape in map(Tensor.size, fl.weights.weights_of(server.build()).values()) for size in shape)
         if self.atom * most < 1 - _ROUNDING:
-            raise ConfigError(
+            raise fl.ConfigError(
                 f"method.atom: found {self.atom:g}, narrower than one of {most} channels, the most that any layer has;"
                 f" expected at least {1 / most:.3g}"
             )
-        warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
-        net, full = self.mix(server, range(self.bases)), weights_of(server.build())
+        fl.width.warn_below(self.atom, server, self, "the width of a base network", "give method.atom a smaller value")
+        net, full = self.mix(server, range(self.bases)), fl.weights.weights_of(server.build())
         for number, base in net.items():
-            load(base, block(full, base, int(number)), partial=True)
-        return State(parameters_of(net), buffers_of(net), [])
+            fl.load(base, block(full, base, int(number)), partial=True)
+        return State(fl.parameters_of(net), fl.buffers_of(net), [])
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         trained, waiting = self.drawn(state.waiting, cohort.ids, server)
         weights = {i: of_bases(state.weights, trained[i]) for i in trained}
         statistics = {i: of_bases(state.statistics, trained[i]) for i in trained}
-        sent = {i: Message(weights=weights[i], statistics=statistics[i] or None) for i in trained}
+        sent = {i: fl.Message(weights=weights[i], statistics=statistics[i] or None) for i in trained}
         replies = cohort.stream(self.local_update, sent)
-        new = mean_where_covered(
+        new = fl.submodels.mean_where_covered(
             replies,
-            {i: whole({**weights[i], **statistics[i]}) for i in trained},
+            {i: fl.submodels.whole({**weights[i], **statistics[i]}) for i in trained},
             {**state.weights, **state.statistics},
             self.combine,
             share=lambda reply: float(reply["examples"]),
@@ -186,60 +148,62 @@ class SplitMix(Method[State]):
         return State({n: new[n] for n in state.weights}, {n: new[n] for n in state.statistics}, waiting)
 
     def drawn(
-        self, waiting: list[int], ids: Iterable[ClientId], server: Server
-    ) -> tuple[dict[ClientId, list[int]], list[int]]:
+        self, waiting: list[int], ids: Iterable[fl.ClientId], server: fl.Server
+    ) -> tuple[dict[fl.ClientId, list[int]], list[int]]:
         """Which bases each client trains (Alg. 2), the first by turns and the others at random; and who waits next."""
 
         def shuffled() -> list[int]:
             return torch.randperm(self.bases, generator=server.rng).tolist()
 
-        trained: dict[ClientId, list[int]] = {}
+        trained: dict[fl.ClientId, list[int]] = {}
         for i in ids:
             (first, *waiting), others = waiting or shuffled(), shuffled()
             others.remove(first)
             trained[i] = [first, *others[: self.budget(server.roster[i].capacity) - 1]]
         return trained, waiting
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        tracked = like(message["statistics"]) if "statistics" in message else None
-        return Schema(weights=like(message["weights"]), tracked=tracked, examples=count(member.examples))
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        tracked = fl.schema.like(message["statistics"]) if "statistics" in message else None
+        return fl.Schema(
+            weights=fl.schema.like(message["weights"]), tracked=tracked, examples=fl.schema.count(member.examples)
+        )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net = self.received(client, message)
-        for base in net.values() if self.scaler and not norms_of(net) else ():
-            with_scaler(base, self.atom, client.train.input_shape)
+        for base in net.values() if self.scaler and not fl.batchnorm.norms_of(net) else ():
+            fl.width.with_scaler(base, self.atom, client.train.input_shape)
         losses = [BaseLoss(client.criterion, base, self.mask) for base in net]
-        yield Fit(net, losses, client.train, self.training)
-        return Message(weights=parameters_of(net), tracked=buffers_of(net) or None, examples=len(client.train))
+        yield fl.Fit(net, losses, client.train, self.training)
+        return fl.Message(weights=fl.parameters_of(net), tracked=fl.buffers_of(net) or None, examples=len(client.train))
 
-    def inference_message(self, state: State, client_id: ClientId, server: Server) -> Message:
+    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         bases = range(self.budget(server.roster[client_id].capacity))
-        return Message(weights=of_bases(state.weights, bases))
+        return fl.Message(weights=of_bases(state.weights, bases))
 
-    @on_client
-    def inference_model(self, client: Client, message: Message) -> Generator[Measure, Any, nn.Module]:
+    @fl.on_client
+    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Measure, Any, nn.Module]:
         """A mix with statistics measured on the client's own training data; a single base as it is."""
         net = self.received(client, message)
-        yield Measure(net, client.train, self.training.batch_size)
+        yield fl.Measure(net, client.train, self.training.batch_size)
         return net if len(net) > 1 else next(iter(net.values()))
 
-    def global_model(self, state: State, server: Server) -> nn.Module | None:
-        return load(self.mix(server, range(self.bases)), {**state.weights, **state.statistics})
+    def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
+        return fl.load(self.mix(server, range(self.bases)), {**state.weights, **state.statistics})
 
-    def received(self, client: Client, message: Message) -> Mix:
+    def received(self, client: fl.Client, message: fl.Message) -> Mix:
         """On the client, the bases that it was sent."""
         net = self.mix(client, numbers(message["weights"]))
-        load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
+        fl.load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
         return net
 
-    def mix(self, party: Server | Client, bases: Iterable[int]) -> Mix:
+    def mix(self, party: fl.Server | fl.Client, bases: Iterable[int]) -> Mix:
         """These bases, frozen layers in place; weights that are trained, and buffers, are to be loaded."""
         net = Mix({str(number): party.build(width=self.atom) for number in bases})
-        if frozen := frozen_names(net):
-            full = weights_of(party.build())
+        if frozen := fl.weights.frozen_names(net):
+            full = fl.weights.weights_of(party.build())
             found = {f"{i}.{name}": t for i, base in net.items() for name, t in block(full, base, int(i)).items()}
-            load(net, {name: found[name] for name in frozen}, partial=True)
+            fl.load(net, {name: found[name] for name in frozen}, partial=True)
         return net
 
 
@@ -247,37 +211,37 @@ class SplitMix(Method[State]):
 class BaseLoss:
     """The loss of one base; those of several are added up."""
 
-    criterion: Criterion
+    criterion: fl.Criterion
     base: str
     mask: bool
 
-    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         logits = net.get_submodule(self.base)(batch.inputs)
         if not self.mask:
             return self.criterion(logits, batch.targets)
         classes = torch.arange(logits.shape[1], device=logits.device)
-        return masked_cross_entropy(logits, batch.targets, (batch.targets[:, None] == classes).any(0))
+        return fl.losses.masked_cross_entropy(logits, batch.targets, (batch.targets[:, None] == classes).any(0))
 
 
-def of_bases(weights: Weights, bases: Iterable[int]) -> Weights:
+def of_bases(weights: fl.Weights, bases: Iterable[int]) -> fl.Weights:
     """The entries of these bases."""
     prefixes = tuple(f"{base}." for base in bases)
     return {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
 
 
-def numbers(weights: Weights) -> list[int]:
+def numbers(weights: fl.Weights) -> list[int]:
     """The bases that have entries, ascending."""
     return sorted({int(name.partition(".")[0]) for name in weights})
 
 
-def block(full: Weights, base: nn.Module, number: int) -> Weights:
+def block(full: fl.Weights, base: nn.Module, number: int) -> fl.Weights:
     """What a base is cut from: of each dimension that it has a part of, the part with this number, going around."""
-    places: SubModel = {
+    places: fl.submodels.SubModel = {
         name: tuple(
             (number * kept + torch.arange(kept)) % size if kept < size else slice(0, size)
             for kept, size in zip(tensor.shape, full[name].shape, strict=True)
         )
-        for name, tensor in weights_of(base).items()
+        for name, tensor in fl.weights.weights_of(base).items()
     }
-    return select(full, places)
+    return fl.submodels.select(full, places)

@@ -60,45 +60,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Examples,
-    FeaturePlace,
-    Fit,
-    GroupWeights,
-    Labels,
-    LocalTraining,
-    Mean,
-    Member,
-    Message,
-    Need,
-    PrototypeLoss,
-    ReplayLoss,
-    Rows,
-    Schema,
-    Server,
-    ServerTraining,
-    SharesWeights,
-    Sharing,
-    Table,
-    UpTo,
-    VAELoss,
-    Weights,
-    at_least,
-    averages,
-    feature_shape,
-    floats,
-    means_by_class,
-    on_client,
-    one_each,
-    require,
-    server_vae,
-    signatures,
-    stored,
-    weights_of,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
@@ -114,16 +76,16 @@ class State:
         pool: the server's weights, if weights are shared.
     """
 
-    features: dict[str, Rows]
-    logits: Rows
-    vaes: dict[str, Weights]
+    features: dict[str, fl.prototypes.Rows]
+    logits: fl.prototypes.Rows
+    vaes: dict[str, fl.Weights]
     taught: dict[str, Tensor]
     signatures: dict[str, str]
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class Velo(SharesWeights[State]):
+class Velo(fl.SharesWeights[State]):
     """Hyper-parameters of Velo.
 
     Attributes:
@@ -150,52 +112,57 @@ class Velo(SharesWeights[State]):
         "summed divergence": {"kl_reduction": "sum", "vae_every": 2},
     }
 
-    training: LocalTraining = LocalTraining()
-    vae_training: ServerTraining = LocalTraining(epochs=10, batch_size=50)
+    training: fl.LocalTraining = fl.LocalTraining()
+    vae_training: fl.ServerTraining = fl.LocalTraining(epochs=10, batch_size=50)
     use: Literal["target", "replay"] = "target"
-    alpha: Annotated[float, at_least(0)] = 0.5
-    warmup_rounds: Annotated[int, at_least(0)] = 1
-    vae_every: Annotated[int, at_least(1)] = 1
-    vae_width: Annotated[int, at_least(2)] = 1024
-    kl_weight: Annotated[float, at_least(0)] = 1.0
+    alpha: Annotated[float, fl.at_least(0)] = 0.5
+    warmup_rounds: Annotated[int, fl.at_least(0)] = 1
+    vae_every: Annotated[int, fl.at_least(1)] = 1
+    vae_width: Annotated[int, fl.at_least(2)] = 1024
+    kl_weight: Annotated[float, fl.at_least(0)] = 1.0
     kl_reduction: Literal["mean", "sum"] = "mean"
-    feature_capacity: Annotated[int, at_least(1)] = 5000
-    logit_capacity: Annotated[int, at_least(1)] = 50000
-    sharing: Sharing = Sharing(scope="none")
-    combine: Mean = Mean()
+    feature_capacity: Annotated[int, fl.at_least(1)] = 5000
+    logit_capacity: Annotated[int, fl.at_least(1)] = 50000
+    sharing: fl.Sharing = fl.Sharing(scope="none")
+    combine: fl.Mean = fl.Mean()
 
     def __post_init__(self) -> None:
         replays, size, vae_size = self.use == "replay", self.training.batch_size, self.vae_training.batch_size
-        require(not replays or self.alpha <= 1, "alpha", "at most 1 where use is 'replay'", self.alpha)
-        require(not replays or size >= 2, "training.batch_size", "at least 2 where use is 'replay'", size)
-        require(vae_size >= 2, "vae_training.batch_size", "at least 2, which have batch statistics", vae_size)
+        fl.require(not replays or self.alpha <= 1, "alpha", "at most 1 where use is 'replay'", self.alpha)
+        fl.require(not replays or size >= 2, "training.batch_size", "at least 2 where use is 'replay'", size)
+        fl.require(vae_size >= 2, "vae_training.batch_size", "at least 2, which have batch statistics", vae_size)
 
     @property
     def exchanges_more(self) -> bool:
         return True
 
-    def needs(self) -> frozenset[Need]:
-        return super().needs() | {Need.SPLIT_MODEL, Need.CLASSES}
+    def needs(self) -> frozenset[fl.Need]:
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
 
     @property
-    def place(self) -> FeaturePlace:
+    def place(self) -> fl.features.FeaturePlace:
         """Where clients' features are taken."""
         return "s_out" if self.use == "target" else "s_in"
 
-    def init(self, server: Server) -> State:
-        return State({}, {}, {}, {}, signatures(server, self.place), self.sharing.initial(server))
+    def init(self, server: fl.Server) -> State:
+        return State({}, {}, {}, {}, fl.features.signatures(server, self.place), self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         ready, kinds = server.round > self.warmup_rounds, state.signatures
         H = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
-        Z = averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
+        Z = fl.prototypes.averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
         sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(kinds[m.architecture]), logits=Z)
         replies = cohort.ask(self.local_update, sent)
         features, logits = dict(state.features), state.logits
         for id, reply in replies.items():
-            name, new = kinds[server.roster[id].architecture], one_each(reply["features"], reply["labels"])
-            features[name] = stored(features.get(name), new, self.feature_capacity)
-            logits = stored(logits, one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity)
+            name, new = (
+                kinds[server.roster[id].architecture],
+                fl.prototypes.one_each(reply["features"], reply["labels"]),
+            )
+            features[name] = fl.prototypes.stored(features.get(name), new, self.feature_capacity)
+            logits = fl.prototypes.stored(
+                logits, fl.prototypes.one_each(reply["logits"], reply["labels"].unique()), self.logit_capacity
+            )
         vaes, taught = dict(state.vaes), dict(state.taught)
         due = server.round >= self.warmup_rounds and server.round % self.vae_every == 0
         for name, rows in sorted(features.items()) if due else ():
@@ -204,34 +171,38 @@ class Velo(SharesWeights[State]):
                 taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
         return State(features, logits, vaes, taught, kinds, self.sharing.merge(state.pool, replies, server.roster))
 
-    def replies(self, handler: str, member: Member, message: Message, server: Server) -> Schema:
-        n, present = UpTo(member.examples), UpTo(server.num_classes)
-        return Schema(
-            features=floats(n, *feature_shape(server, member.architecture, self.place)),
-            labels=Labels(n, server.num_classes, present),
-            logits=floats(present, server.num_classes),
+    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
+        n, present = fl.schema.UpTo(member.examples), fl.schema.UpTo(server.num_classes)
+        return fl.Schema(
+            features=fl.schema.floats(n, *fl.features.feature_shape(server, member.architecture, self.place)),
+            labels=fl.schema.Labels(n, server.num_classes, present),
+            logits=fl.schema.floats(present, server.num_classes),
             **self.sharing.expected(member, message),
         )
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        loss = (PrototypeLoss if self.use == "target" else ReplayLoss)(client.criterion, self.alpha)
+        loss = (fl.prototypes.PrototypeLoss if self.use == "target" else fl.prototypes.ReplayLoss)(
+            client.criterion, self.alpha
+        )
         tables = {"features": message.get("features"), "logits": message.get("logits")}  # H and Z
-        report = yield Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
+        report = yield fl.Fit(client.model, loss, client.train, self.training, tables, keep=len(client.train))
         features, logits, labels = (report.kept[name] for name in ("features", "logits", "labels"))
-        return self.sharing.reply(client, features=features, labels=labels, logits=means_by_class(logits, labels))
+        return self.sharing.reply(
+            client, features=features, labels=labels, logits=fl.prototypes.means_by_class(logits, labels)
+        )
 
-    def _fitted(self, weights: Weights | None, rows: Rows, server: Server) -> Weights:
+    def _fitted(self, weights: fl.Weights | None, rows: fl.prototypes.Rows, server: fl.Server) -> fl.Weights:
         """A VAE, new or from these weights, after training on the stored features."""
-        data = Examples(rows["values"].flatten(1), rows["labels"])
-        vae = server_vae(server, data.inputs.shape[1], self.vae_width, weights)
-        server.fit(Fit(vae, VAELoss(self.kl_weight, self.kl_reduction), data, self.vae_training))
-        return weights_of(vae)
+        data = fl.Examples(rows["values"].flatten(1), rows["labels"])
+        vae = fl.cvae.server_vae(server, data.inputs.shape[1], self.vae_width, weights)
+        server.fit(fl.Fit(vae, fl.cvae.VAELoss(self.kl_weight, self.kl_reduction), data, self.vae_training))
+        return fl.weights.weights_of(vae)
 
-    def _generated(self, state: State, name: str, server: Server) -> Table:
+    def _generated(self, state: State, name: str, server: fl.Server) -> fl.prototypes.Table:
         """H: for each class that the VAE has seen one draw of the code, decoded."""
         shape, known = state.features[name]["values"].shape[1:], state.taught[name]
-        vae = server_vae(server, shape.numel(), self.vae_width, state.vaes[name])
+        vae = fl.cvae.server_vae(server, shape.numel(), self.vae_width, state.vaes[name])
         synthetic = vae.drawn(server.rng) * known[:, None]
         return {"means": synthetic.view(-1, *shape), "known": known}
