@@ -173,6 +173,7 @@ _HOMES = {
     "Kind": "parts.noise",
     "noise_examples": "parts.noise",
     "effective_steps": "parts.normalised",
+    "unmixed": "parts.precision",
     "FeaturePrivacy": "parts.privacy",
     "ReleasesFeatures": "parts.privacy",
     "Reconcile": "parts.projection",
@@ -385,6 +386,7 @@ if TYPE_CHECKING:
     from potluck.parts.noise import Kind as Kind
     from potluck.parts.noise import noise_examples as noise_examples
     from potluck.parts.normalised import effective_steps as effective_steps
+    from potluck.parts.precision import unmixed as unmixed
     from potluck.parts.privacy import FeaturePrivacy as FeaturePrivacy
     from potluck.parts.privacy import ReleasesFeatures as ReleasesFeatures
     from potluck.parts.projection import Reconcile as Reconcile

@@ -87,8 +87,8 @@ from potluck import (
     on_client,
     predict_rows,
     public_of,
+    unmixed,
 )
-from potluck.parts.precision import unmixed
 
 Deviation = Literal["population", "sample"]
 

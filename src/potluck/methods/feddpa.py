@@ -93,8 +93,8 @@ from potluck import (
     plus,
     put_back,
     require,
+    unmixed,
 )
-from potluck.parts.precision import unmixed
 
 _ROOM = 2**25  # numbers that the gradients of single examples may have in memory together
 _MOVED = 1e-6  # distance from which a tensor counts as moved
