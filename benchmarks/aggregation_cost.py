@@ -19,7 +19,7 @@ from itertools import cycle, islice
 
 import torch
 
-from potluck import Examples, Federation, Need, Site
+from potluck import Examples, Federation, Site, fl
 from potluck.core.method import Method
 from potluck.core.needs import Offer
 from potluck.engine.client.runtime import ClientRuntime, Outcome
@@ -58,7 +58,7 @@ def noise(images: int) -> Examples:
 
 def federation(method: Method[object]) -> Federation:
     """Ten clients with networks that the method takes."""
-    names = ("preresnet18",) if Need.ONE_ARCHITECTURE in method.needs() else RESNETS
+    names = ("preresnet18",) if fl.Need.ONE_ARCHITECTURE in method.needs() else RESNETS
     capacities = islice(cycle(CAPACITIES if len(names) == 1 else (1.0,)), CLIENTS)
     assigned = zip(islice(cycle(names), CLIENTS), capacities, strict=True)
     sites = {

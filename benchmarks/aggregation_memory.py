@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from potluck import Cohort, Examples, Federation, Message, Server, Site
+from potluck import Examples, Federation, Site, fl
 from potluck.core.weights import buffers_of, parameters_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
@@ -51,7 +51,7 @@ class Arrivals(Executor):
 class Together(FedAvg):
     """FedAvg that waits for all replies."""
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         """One round, in which all replies are in memory."""
         replies = cohort.ask(self.local_update, self.sharing.send(state.pool, cohort, server))
         return State(self.sharing.merge(state.pool, replies, server.roster))
@@ -74,7 +74,7 @@ def peak(model: str, clients: int, together: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "reply")
         trained = net(model)
-        reply = Message(weights=parameters_of(trained), buffers=buffers_of(trained) or None, examples=1)
+        reply = fl.Message(weights=parameters_of(trained), buffers=buffers_of(trained) or None, examples=1)
         file.write_bytes(reply.encode())
         size = reply.nbytes
         del trained, reply

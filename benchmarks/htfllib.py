@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from potluck import Examples, Federation, LocalTraining, Run, RunConfig, Site, get_method
+from potluck import Examples, Federation, Run, RunConfig, Site, fl, get_method
 from potluck.core.rng import fold_in, isolated
 from potluck.experiment.assemble import assemble
 from potluck.experiment.config import resolve
@@ -63,9 +63,9 @@ class Schedule:
     server_epochs: int = 20
 
     @property
-    def training(self) -> LocalTraining:
+    def training(self) -> fl.LocalTraining:
         """As Potluck has it."""
-        return LocalTraining("sgd", lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
+        return fl.LocalTraining("sgd", lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def play_potluck(ground: Path, contest: Contest, schedule: Schedule, seed: int) 
     federation = Federation(sites, builders, SERVER_FAMILY, num_classes=CLASSES, test=everything)
     name, options = contest.ours
     if name == "fedtgp":
-        server = LocalTraining("sgd", lr=schedule.lr, epochs=schedule.server_epochs, batch_size=schedule.batch_size)
+        server = fl.LocalTraining("sgd", lr=schedule.lr, epochs=schedule.server_epochs, batch_size=schedule.batch_size)
         options = {**options, "server_training": server}
     method = get_method(name)(training=schedule.training, **options)
     rounds = schedule.rounds

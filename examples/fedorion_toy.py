@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 
-from potluck import LocalTraining
+from potluck import fl
 from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.inference import predict
@@ -80,9 +80,9 @@ def accuracy(net: nn.Module, examples: Examples) -> float:
 def main() -> None:
     """Play, print the accuracies on all three classes, draw."""
     world = federation()
-    training = LocalTraining("sgd", lr=0.05, epochs=3, batch_size=32, momentum=0.9)
+    training = fl.LocalTraining("sgd", lr=0.05, epochs=3, batch_size=32, momentum=0.9)
     # Twenty batches of noise an epoch are plenty for a net of 131 weights.
-    distillation = LocalTraining("sgd", lr=0.01, epochs=2, batch_size=128, momentum=0.9)
+    distillation = fl.LocalTraining("sgd", lr=0.01, epochs=2, batch_size=128, momentum=0.9)
     engine = Engine(FedORION(training, distillation, noise_batches=20), world)
     state = engine.start()
     for number in range(1, ROUNDS + 1):

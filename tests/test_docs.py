@@ -7,12 +7,14 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 import potluck
 import potluck.testing.limits
+from potluck import fl
 from potluck.cli import app, main
 from potluck.cli.terminal import line_of
 from potluck.core.roles import Client, Server
@@ -167,8 +169,8 @@ def test_blocks_of_text_are_compared_by_tests_that_there_are():
 def test_the_guide_lists_schemas_and_limits_that_there_are():
     schemas, declared, limits = blocks(ROOT / "docs/guides/add-a-method.md", "text")
     named = [name for line in schemas.splitlines() for name in re.findall(r"[A-Za-z]+", line.partition("  ")[0])]
-    assert len([name for name in named if exists(name)]) >= 9
-    assert all(exists(re.match(r"\w+", line)[0]) for line in schemas.splitlines())
+    assert len([name for name in named if exists(f"fl.schema.{name}")]) >= 9
+    assert all(exists("fl.schema." + re.match(r"\w+", line)[0]) for line in schemas.splitlines())
     ast.parse(declared)
     sentences = [line.partition("   ")[0].strip() for line in limits.splitlines()]
     assert len(sentences) >= 8
@@ -241,14 +243,20 @@ def exists(name: str) -> bool:
     if first in ("client", "server"):
         owner = {"client": Client, "server": Server}[first]
         return hasattr(owner, rest[0]) or rest[0] in owner.__dataclass_fields__
-    if first != "potluck":
-        return hasattr(potluck, first) and all(hasattr(getattr(potluck, first), part) for part in rest)
+    if first == "fl":
+        return bool(rest) and _reaches(fl, rest)
+    if first != "potluck" or name.removeprefix("potluck.") in dir(potluck):
+        return _reaches(potluck, name.removeprefix("potluck.").split("."))
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:
         module, _, attribute = name.rpartition(".")
         return hasattr(importlib.import_module(module), attribute)
     return True
+
+
+def _reaches(owner: Any, path: list[str]) -> bool:
+    return hasattr(owner, path[0]) and all(hasattr(getattr(owner, path[0]), part) for part in path[1:])
 
 
 def names_in(page: Path) -> list[str]:
@@ -273,7 +281,7 @@ def test_the_guides_vocabulary_names_what_there_is():
     page = (ROOT / "docs/guides/add-a-method.md").read_text()
     table = page[page.index("## The vocabulary") : page.index("## What clients may answer")]
     rows = [line for line in table.splitlines() if line.startswith("|")]
-    names = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)", "\n".join(rows))
+    names = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)*)", "\n".join(rows))
     assert len(names) > 30
     assert not [name for name in names if name not in ("Annotated", "Literal", "__post_init__") and not exists(name)]
 

@@ -86,18 +86,20 @@ def test_parts_import_core_and_the_contract_of_models():
     nothing_else(files("parts"), "torch", "numpy", "potluck.core", "potluck.parts", "potluck.models.contract")
 
 
-def test_a_method_imports_the_public_vocabulary_alone_and_that_is_core_parts_and_the_contract_of_models():
+def test_a_method_imports_the_words_of_methods_alone():
     nothing_else(files("methods"), "torch", "potluck")
     written = [path for path in files("methods") if path.name != "__init__.py"]
-    vocabulary = {f"potluck.{name}": f"potluck.{home}.{name}" for name, home in potluck._HOMES.items()}
     assert not broken(
         written,
-        lambda name: name in vocabulary or within(name, "potluck.methods") or not within(name, "potluck"),
-        "expected a name of `from potluck import ...`",
+        lambda name: name == "potluck.fl" or within(name, "potluck.methods") or not within(name, "potluck"),
+        "expected `from potluck import fl`",
     )
-    below = ("potluck.core", "potluck.parts", "potluck.models.contract")
-    found = [vocabulary[name] for path in written for _, name in imports(path) if name in vocabulary]
-    assert not [home for home in found if not within(home, *below)]
+
+
+def test_the_words_of_methods_are_of_core_of_parts_and_of_the_contract_of_models():
+    nothing_else(files("fl.py"), "potluck.core", "potluck.parts", "potluck.models.contract")
+    below = [path for name in ("core", "parts", "models", "engine", "data") for path in files(name)]
+    none_of(below, "potluck.fl")
 
 
 def test_methods_do_not_log_know_paths_or_parse_arguments():

@@ -158,8 +158,8 @@ def _indexes(found: Mapping[str, str]) -> dict[str, str]:
         names = [name for name in (*section.first, *names) if name != "index"]
         if names:
             made[f"{folder}/index.md"] = _index(found, folder, section, list(dict.fromkeys(names)))
-    python = Section("Python", "What `from potluck import ...` gives, and the public modules beside it.")
-    made["reference/python/index.md"] = _index(found, "reference/python", python, [*reference.PACKAGES, "modules"])
+    python = Section("Python", "What `potluck` and `potluck.fl` give, and the public modules beside them.")
+    made["reference/python/index.md"] = _index(found, "reference/python", python, [*reference.PAGES, "modules"])
     links = "\n".join(f"- [{_title(found | made, f'reference/{name}.md')}]({name}.md)" for name in REFERENCE)
     made["reference/index.md"] = f"# Reference\n\nMade from the package itself.\n\n{links}\n\n{toctree([*REFERENCE])}\n"
     return made

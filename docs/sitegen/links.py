@@ -1,5 +1,6 @@
 """Names in code font lead to their pages: keys, commands, methods, and classes of the public vocabulary."""
 
+from importlib import import_module
 from typing import Any
 
 from docutils import nodes
@@ -7,7 +8,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 import potluck
 from sitegen.methods import own_methods
-from sitegen.reference import commands
+from sitegen.reference import commands, public_names, words
 
 
 class CodeLinks(SphinxPostTransform):
@@ -51,8 +52,17 @@ def _places(env: Any) -> dict[str, tuple[str, str]]:
         if kind == "confval":
             found[name] = place
     objects = env.domains.python_domain.objects
-    for name, home in potluck._HOMES.items():
-        entry = objects.get(f"potluck.{home}.{name}")
-        if entry and name[0].isupper():
-            found[name] = found[f"potluck.{name}"] = (entry.docname, entry.node_id)
+    flat, rooms = words()
+    homes = {name: f"potluck.{home}" for name, home in potluck._HOMES.items()}
+    named = [(f"potluck.{name}", home, name) for name, home in homes.items()]
+    named += [(f"fl.{name}", home, name) for name, home in flat.items()]
+    named += [
+        (f"fl.{room}.{name}", home, name) for room, home in rooms.items() for name in public_names(import_module(home))
+    ]
+    for written, home, name in named:
+        entry = objects.get(f"{home}.{name}")
+        if entry:
+            found[written] = (entry.docname, entry.node_id)
+            if name[0].isupper():
+                found.setdefault(name, found[written])
     return found

@@ -1,5 +1,6 @@
 """Reference pages from the package: configuration, command line, models, data sets, partitions, tasks, Python names."""
 
+import ast
 import importlib
 import inspect
 from collections.abc import Container, Iterable
@@ -10,6 +11,7 @@ import typer
 import yaml
 
 import potluck
+from potluck import fl
 from potluck.cli import app
 from potluck.cli.catalogue import dataset_line
 from potluck.core.discovery import module_names
@@ -199,13 +201,12 @@ def _parameters(command: Any) -> Iterable[tuple[str, str]]:
         yield words, f"{prose(one.help)}{given}{again}{needed}"
 
 
-PACKAGES = {
-    "running": ("Running and comparing", ("api", "experiment", "methods")),
-    "contract": ("The contract of methods", ("core",)),
-    "parts": ("What methods are made of", ("parts",)),
-    "models": ("Models", ("models",)),
+PAGES = {
+    "running": "Running and comparing",
+    "words": "The words of a method",
+    "rooms": "Rooms of the words",
 }
-"""The pages of names that `from potluck import ...` gives: title, and packages that they live in."""
+"""The pages of `from potluck import ...`, of what stands flat in `potluck.fl`, and of the modules there."""
 
 FIRST = (
     "potluck.api.run",
@@ -244,8 +245,6 @@ RECORDS = {
     "potluck.experiment.evaluate": ("Evaluation",),
     "potluck.experiment.observers": ("RunStart", "RoundStart", "EvaluationStart", "RunEnd"),
     "potluck.experiment.result": ("Result",),
-    "potluck.models.contract": ("Split",),
-    "potluck.parts.privacy": ("sigma_for", "classical_sigma", "delta_of"),
     "potluck.records": ("RoundRecord", "ClientRecord"),
     "potluck.testing.worlds": ("World", "toy_federation"),
 }
@@ -253,17 +252,39 @@ RECORDS = {
 privacy asks for, and worlds for tests."""
 
 
+def words() -> tuple[dict[str, str], dict[str, str]]:
+    """The home of each flat word of `potluck.fl`, and of each of its rooms, by name; those of users' face left out."""
+    flat: dict[str, str] = {}
+    rooms: dict[str, str] = {}
+    for node in ast.parse(inspect.getsource(fl)).body:
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if inspect.ismodule(getattr(fl, alias.name)):
+                rooms[alias.name] = f"{node.module}.{alias.name}"
+            elif alias.name not in potluck._HOMES:
+                flat[alias.name] = str(node.module)
+    return flat, rooms
+
+
 def python_names() -> dict[str, str]:
     """The pages of the Python reference by path."""
+    flat, rooms = words()
+    of_users = {name: f"potluck.{home}" for name, home in potluck._HOMES.items()}
+    within = {room: [name for name in public_names(_module(home)) if name not in flat] for room, home in rooms.items()}
+    sections = {
+        "running": [(code(home.removeprefix("potluck.")), home, names) for home, names in _by_home(of_users)],
+        "words": [(code(home.removeprefix("potluck.")), home, names) for home, names in _by_home(flat)],
+        "rooms": [(code(f"fl.{room}"), home, within[room]) for room, home in sorted(rooms.items())],
+    }
+    intros = {
+        "running": "Import these names from `potluck`.",
+        "words": "`from potluck import fl`, then `fl.Client`.",
+        "rooms": "`from potluck import fl`, then `fl.losses.distillation`.",
+    }
     pages: dict[str, str] = {}
-    for page, (title, packages) in PACKAGES.items():
-        homes: dict[str, list[str]] = {}
-        for name, home in potluck._HOMES.items():
-            if home.split(".")[0] in packages:
-                homes.setdefault(f"potluck.{home}", []).append(name)
-        parts = [f"# {title}", "Import these names from `potluck`."]
-        for home, names in sorted(homes.items(), key=lambda entry: (_rank(entry[0]), entry[0])):
-            parts += [f"## {code(home.removeprefix('potluck.'))}", prose(_first_paragraph(_module(home)))]
+    for page, title in PAGES.items():
+        parts = [f"# {title}", intros[page]]
+        for head, home, names in sections[page]:
+            parts += [f"## {head}", prose(_first_paragraph(_module(home)))]
             parts += [_auto(home, name) for name in names]
         pages[f"reference/python/{page}.md"] = "\n\n".join(parts) + "\n"
     parts = ["# Further modules", "Import these names from the modules in which they stand."]
@@ -275,6 +296,12 @@ def python_names() -> dict[str, str]:
     parts += [_auto(home, name) for home, names in RECORDS.items() for name in names]
     pages["reference/python/modules.md"] = "\n\n".join(parts) + "\n"
     return pages
+
+
+def _by_home(homes: dict[str, str]) -> list[tuple[str, list[str]]]:
+    """The names of each home, those of `FIRST` before the others."""
+    ordered = sorted(set(homes.values()), key=lambda home: (_rank(home), home))
+    return [(home, [name for name, one in homes.items() if one == home]) for home in ordered]
 
 
 def _rank(home: str) -> int:

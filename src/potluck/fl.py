@@ -4,8 +4,6 @@ What every method says stands here; the rest stands in rooms, modules with a nam
 """
 
 from potluck.core import batchnorm as batchnorm
-from potluck.core import errors as errors
-from potluck.core import scale as scale
 from potluck.core import schema as schema
 from potluck.core import slicing as slicing
 from potluck.core import weights as weights
@@ -47,6 +45,7 @@ from potluck.core.roles import Client as Client
 from potluck.core.roles import Cohort as Cohort
 from potluck.core.roles import Replies as Replies
 from potluck.core.roles import Server as Server
+from potluck.core.scale import Scale as Scale
 from potluck.core.schema import Schema as Schema
 from potluck.core.weights import Weights as Weights
 from potluck.core.weights import buffers_of as buffers_of

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, get_method, predict
+from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl, get_method
 from potluck.api.export import PROVENANCE, export, format_of
 from potluck.core.errors import StorageError
 from potluck.core.rng import Key
@@ -75,7 +75,7 @@ def test_model__predicts_as_the_evaluation_says(method):
     for client, site in trained.federation.sites.items():
         net = trained.model(client)
         assert not any(module.training for module in net.modules())
-        assert accuracy(predict(net, site.test), site.test) == scores[client].accuracy_personal
+        assert accuracy(fl.predict(net, site.test), site.test) == scores[client].accuracy_personal
 
 
 @pytest.mark.parametrize("method", WEIGHTS)
@@ -87,7 +87,7 @@ def test_export__weights_make_a_new_network_of_the_architecture_predict_alike(me
         net = trained.federation.build(written.facts["architecture"], Key(("new",)), Scale(**written.facts["scale"]))
         net.load_state_dict(load_file(written.path) if name.endswith("s") else torch.load(written.path))
         test = trained.federation.sites[client].test
-        assert torch.equal(predict(net, test), predict(trained.model(client), test))
+        assert torch.equal(fl.predict(net, test), fl.predict(trained.model(client), test))
 
 
 def test_export__says_at_which_width_a_sub_model_is_built(tmp_path):
@@ -123,7 +123,7 @@ def test_export__a_torchscript_program_predicts_as_the_client(method, tmp_path):
             warnings.simplefilter("ignore", DeprecationWarning)
             outputs = of_program(torch.jit.load(written.path), test)
         assert accuracy(outputs, test) == scores[client].accuracy_personal
-        torch.testing.assert_close(outputs, predict(trained.model(client), test))
+        torch.testing.assert_close(outputs, fl.predict(trained.model(client), test))
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_export__programs_of_torch_and_onnx_predict_as_the_client(method, name, 
         outputs = of_program(torch.export.load(written.path, extra_files=kept).module(), test)
         assert json.loads(kept[PROVENANCE])["client"] == 1
     assert accuracy(outputs, test) == scores[1].accuracy_personal
-    torch.testing.assert_close(outputs, predict(trained.model(1), test), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(outputs, fl.predict(trained.model(1), test), rtol=1e-3, atol=1e-4)
 
 
 def test_export__the_global_model(tmp_path):
@@ -155,7 +155,7 @@ def test_export__the_global_model(tmp_path):
     net = trained.federation.build(None, Key(("new",)))
     net.load_state_dict(torch.load(written.path))
     test = trained.federation.test
-    assert torch.equal(predict(net, test), predict(trained.global_model(), test))
+    assert torch.equal(fl.predict(net, test), fl.predict(trained.global_model(), test))
     without, _ = finished("fedproto")
     with pytest.raises(ConfigError, match="FedProto has no single global model"):
         export(without, None, tmp_path / "model.pt")

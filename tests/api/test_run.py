@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import potluck
-from potluck import ConfigError, Examples, Federation, Observer, PotluckWarning, Site, get_method, predict
+from potluck import ConfigError, Examples, Federation, Observer, PotluckWarning, Site, fl, get_method
 from potluck.cli.run import start_run
 from potluck.core.errors import CheckpointError, DataError
 from potluck.data.datasets import from_torch
@@ -84,7 +84,7 @@ def test_result__model_predicts_as_the_records_say_and_export_writes_it(tmp_path
     with pytest.raises(ConfigError, match="a client's number, or 'global'"):
         result.model("server")
     test = result._trained(False).federation.sites[1].test
-    right = (predict(result.model(1), test).argmax(1) == test.labels).double().mean()
+    right = (fl.predict(result.model(1), test).argmax(1) == test.labels).double().mean()
     assert float(right) == result.scores[-1].accuracy_personal
     facts = result.export(1, tmp_path / "m.pt").facts
     assert (facts["method"], facts["dataset"], facts["run"], facts["digest"]) == ("fedavg", "digits", None, None)
@@ -363,7 +363,10 @@ def test_run__refuses_arrays_that_are_no_data_set(arrays, expected):
 
 
 def test_dir__lists_and_every_name_is_there():
-    assert {"run", "resume", "open_run", "compare", "report", "RunResult", "Method", "Observer"} <= set(dir(potluck))
+    assert {"run", "resume", "open_run", "compare", "report", "RunResult", "get_method", "Observer"} <= set(
+        dir(potluck)
+    )
+    assert len(potluck._HOMES) <= 20
     for name in potluck._HOMES:
         assert getattr(potluck, name) is not None
 

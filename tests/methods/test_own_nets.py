@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from potluck import ConfigError, Examples, Federation, LocalTraining, Run, RunConfig, Site, get_method
+from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl, get_method
 from potluck.core.scale import FULL
 from potluck.core.slicing import lies_in
 from potluck.engine.engine import Engine
 
 SHAPE = (1, 8, 8)
-TRAINING = LocalTraining(optimizer="sgd", lr=0.1, batch_size=8)
+TRAINING = fl.LocalTraining(optimizer="sgd", lr=0.1, batch_size=8)
 
 
 class Residual(nn.Module):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck import Examples, Fit, LocalTraining
+from potluck import Examples, fl
 from potluck.core.errors import ConfigError
 from potluck.core.rng import fold_in, isolated
 from potluck.core.roles import Supervised
@@ -93,7 +93,9 @@ def test_stacked_training_is_that_of_one_after_the_other(family):
     fits = []
     for seed in (1, 2, 1, 2):
         data = Examples(sequences(20, seed), torch.arange(20) % 10)
-        fits.append(Fit(build(family, seed, features=12), task, data, LocalTraining(epochs=2, batch_size=8, lr=0.01)))
+        fits.append(
+            fl.Fit(build(family, seed, features=12), task, data, fl.LocalTraining(epochs=2, batch_size=8, lr=0.01))
+        )
     train_stacked(fits[:2], keys)
     for fit, key in zip(fits[2:], keys, strict=True):
         train(fit, key)

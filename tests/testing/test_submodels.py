@@ -5,24 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from potluck import (
-    Fit,
-    LocalTraining,
-    Message,
-    Method,
-    Narrowing,
-    Need,
-    Schema,
-    Weights,
-    like,
-    load,
-    mean_where_covered,
-    on_client,
-    parameters_of,
-    put,
-    select,
-    zeros_like,
-)
+from potluck import fl
 from potluck.methods import get_method
 from potluck.testing.conformance import (
     declares_its_replies,
@@ -37,47 +20,51 @@ class Dropping(get_method("heterofl")):
     """Federated dropout: every round and rate draws its channels."""
 
     def submodel(self, server, rate):
-        return server.about(None, Narrowing.to(server.build(width=rate))).drawn(server.rng)
+        return server.about(None, fl.channels.Narrowing.to(server.build(width=rate))).drawn(server.rng)
 
 
 @dataclass(frozen=True)
 class State:
-    weights: Weights
+    weights: fl.Weights
 
 
 @dataclass(frozen=True)
-class Sparse(Method[State]):
+class Sparse(fl.Method[State]):
     """Every client trains single weights that are drawn for it, the others being 0."""
 
-    training: LocalTraining = LocalTraining("sgd", lr=0.1)
+    training: fl.LocalTraining = fl.LocalTraining("sgd", lr=0.1)
     keeps_model = False
 
     def needs(self):
-        return frozenset({Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES})
+        return frozenset({fl.Need.ONE_ARCHITECTURE, fl.Need.WIDTH_SLICES})
 
     def init(self, server):
-        return State(parameters_of(server.build()))
+        return State(fl.parameters_of(server.build()))
 
     def round(self, state, cohort, server):
         masks = {i: self.mask(state.weights, server.roster[i].capacity, server.rng) for i in cohort.ids}
-        sent = {i: Message(weights=select(state.weights, masks[i]), masks=masks[i]) for i in masks}
-        return State(mean_where_covered(cohort.stream(self.local_update, sent), masks, state.weights))
+        sent = {i: fl.Message(weights=fl.submodels.select(state.weights, masks[i]), masks=masks[i]) for i in masks}
+        return State(fl.submodels.mean_where_covered(cohort.stream(self.local_update, sent), masks, state.weights))
 
     def mask(self, weights, capacity, draws):
         return {name: torch.rand(w.shape, generator=draws) < capacity**2 / 2 for name, w in weights.items()}
 
     def replies(self, handler, member, message, server):
-        return Schema(weights=like(message["weights"]))
+        return fl.Schema(weights=fl.schema.like(message["weights"]))
 
-    @on_client
+    @fl.on_client
     def local_update(self, client, message):
         net = client.build()
-        load(net, put(message["weights"], message["masks"], zeros_like(parameters_of(net))), partial=True)
-        yield Fit(net, client.objective, client.train, self.training)
-        return Message(weights=select(parameters_of(net), message["masks"]))
+        fl.load(
+            net,
+            fl.submodels.put(message["weights"], message["masks"], fl.weights.zeros_like(fl.parameters_of(net))),
+            partial=True,
+        )
+        yield fl.Fit(net, client.objective, client.train, self.training)
+        return fl.Message(weights=fl.submodels.select(fl.parameters_of(net), message["masks"]))
 
     def global_model(self, state, server):
-        return load(server.build(), state.weights, partial=True)
+        return fl.load(server.build(), state.weights, partial=True)
 
 
 @pytest.mark.parametrize("method", [Dropping, Sparse])

@@ -22,32 +22,18 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Server,
-    SharesWeights,
-    Sharing,
-    on_client,
-    parameters_of,
-    squared_distance,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """What the server keeps from round to round: tensors, numbers, text, and dicts and lists of them."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class Prox(SharesWeights[State]):
+class Prox(fl.SharesWeights[State]):
     """Hyper-parameters of Prox.
 
     Attributes:
@@ -57,29 +43,29 @@ class Prox(SharesWeights[State]):
     """
 
     # Add hyper-parameters here: `mu: Annotated[float, at_least(0)] = 0.1` becomes the key `method.mu`.
-    training: LocalTraining = LocalTraining()
-    sharing: Sharing = Sharing()
+    training: fl.LocalTraining = fl.LocalTraining()
+    sharing: fl.Sharing = fl.Sharing()
     mu: float = 0.3
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         # What every client receives: further entries are arguments by name, `self.sharing.send(..., mu=0.1)`.
         messages = self.sharing.send(state.pool, cohort, server)
         replies = cohort.stream(self.local_update, messages)
         # How replies become the next state: here the mean of each layer over the clients that own it.
         return State(self.sharing.merge(state.pool, replies, server.roster))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
 
         # What a client trains on: in place of `client.objective` a function of (net, batch, extras) to a loss.
         def pulled(net, batch, extras):
             loss = client.criterion(net(batch.inputs), batch.targets)
-            return loss + self.mu / 2 * squared_distance(net, extras["sent"])
+            return loss + self.mu / 2 * fl.losses.squared_distance(net, extras["sent"])
 
-        yield Fit(client.model, pulled, client.train, self.training, extras={"sent": parameters_of(client.model)})
+        yield fl.Fit(client.model, pulled, client.train, self.training, extras={"sent": fl.parameters_of(client.model)})
         # What it answers: further entries are arguments by name; declare them in `replies`.
         return self.sharing.reply(client)

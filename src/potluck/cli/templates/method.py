@@ -21,30 +21,18 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import (
-    Client,
-    ClientWork,
-    Cohort,
-    Fit,
-    GroupWeights,
-    LocalTraining,
-    Message,
-    Server,
-    SharesWeights,
-    Sharing,
-    on_client,
-)
+from potluck import fl
 
 
 @dataclass(frozen=True)
 class State:
     """What the server keeps from round to round: tensors, numbers, text, and dicts and lists of them."""
 
-    pool: GroupWeights
+    pool: fl.GroupWeights
 
 
 @dataclass(frozen=True)
-class TemplateName(SharesWeights[State]):
+class TemplateName(fl.SharesWeights[State]):
     """Hyper-parameters of TemplateName.
 
     Attributes:
@@ -53,23 +41,23 @@ class TemplateName(SharesWeights[State]):
     """
 
     # Add hyper-parameters here: `mu: Annotated[float, at_least(0)] = 0.1` becomes the key `method.mu`.
-    training: LocalTraining = LocalTraining()
-    sharing: Sharing = Sharing()
+    training: fl.LocalTraining = fl.LocalTraining()
+    sharing: fl.Sharing = fl.Sharing()
 
-    def init(self, server: Server) -> State:
+    def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))
 
-    def round(self, state: State, cohort: Cohort, server: Server) -> State:
+    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         # What every client receives: further entries are arguments by name, `self.sharing.send(..., mu=0.1)`.
         messages = self.sharing.send(state.pool, cohort, server)
         replies = cohort.stream(self.local_update, messages)
         # How replies become the next state: here the mean of each layer over the clients that own it.
         return State(self.sharing.merge(state.pool, replies, server.roster))
 
-    @on_client
-    def local_update(self, client: Client, message: Message) -> ClientWork:
+    @fl.on_client
+    def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         # What a client trains on: in place of `client.objective` a function of (net, batch, extras) to a loss.
-        yield Fit(client.model, client.objective, client.train, self.training)
+        yield fl.Fit(client.model, client.objective, client.train, self.training)
         # What it answers: further entries are arguments by name; declare them in `replies`.
         return self.sharing.reply(client)

@@ -2,11 +2,11 @@
 
 import math
 
-from potluck import StagedNet
+from potluck import fl
 from torch import nn
 
 
-def template_name(num_classes: int, input_shape: tuple[int, ...], *, width: int = 32) -> StagedNet:
+def template_name(num_classes: int, input_shape: tuple[int, ...], *, width: int = 32) -> fl.StagedNet:
     """Two hidden layers for inputs of any shape.
 
     Args:
@@ -20,4 +20,4 @@ def template_name(num_classes: int, input_shape: tuple[int, ...], *, width: int 
         "hidden1": nn.Sequential(nn.Linear(width, width), nn.ReLU()),
     }
     # Any nn.Module will do in place of a StagedNet, for methods that need not split it.
-    return StagedNet(stages, head=nn.Linear(width, num_classes))
+    return fl.StagedNet(stages, head=nn.Linear(width, num_classes))

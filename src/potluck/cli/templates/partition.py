@@ -1,11 +1,11 @@
 """A partition of your own."""
 
 import torch
-from potluck import Key
+from potluck import fl
 from torch import Tensor
 
 
-def template_name(targets: Tensor, clients: int, key: Key, *, mixed: float = 0.2) -> list[Tensor]:
+def template_name(targets: Tensor, clients: int, key: fl.Key, *, mixed: float = 0.2) -> list[Tensor]:
     """Neighbouring classes for each client, but for a share of examples that change hands at random.
 
     Returns each client's rows of the training set; no two clients share one, and none has none.
