@@ -215,9 +215,9 @@ def test_an_unexpected_error_is_in_the_log_with_its_traceback(potluck, tmp_path,
 
 
 def command(*words, first="pass"):
-    heard = (  # background jobs are deaf to these
+    heard = (  # background jobs are deaf to the first two, and those of nohup to the last
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        " signal.signal(signal.SIGQUIT, signal.SIG_DFL)"
+        " signal.signal(signal.SIGQUIT, signal.SIG_DFL); signal.signal(signal.SIGHUP, signal.SIG_DFL)"
     )
     return [sys.executable, "-c", f"{heard}; {first}; from potluck.cli import main; main()", *words]
 
