@@ -84,6 +84,7 @@ from potluck.parts import submodels as submodels
 from potluck.parts import teaching as teaching
 from potluck.parts import width as width
 from potluck.parts.means import Mean as Mean
+from potluck.parts.sharing import Averages as Averages
 from potluck.parts.sharing import GroupWeights as GroupWeights
 from potluck.parts.sharing import SharesWeights as SharesWeights
 from potluck.parts.sharing import Sharing as Sharing

@@ -52,7 +52,7 @@ def mean_of_duals(run, weight):
 
 def test_the_first_round_trains_as_fedprox_does(play, clouds):
     federation = clouds(*FOUR)
-    feddyn, fedprox = (play(method, federation) for method in (FedDyn(SGD, 0.5), FedProx(SGD, 0.5)))
+    feddyn, fedprox = (play(method, federation) for method in (FedDyn(SGD, 0.5), FedProx(SGD, mu=0.5)))
     for id in range(4):
         assert_close(answers(feddyn)[id]["weights"], answers(fedprox)[id]["weights"])
     assert answers(feddyn)[0].keys() == answers(fedprox)[0].keys()

@@ -138,7 +138,10 @@ def test_branched_loss__with_a_constant_teacher_is_learnt_from_on_the_own_path_a
 def test_the_second_client_step_is_the_papers(play, clouds):
     """In the first step both nets are equal, so the second is the first in which they differ."""
     federation = clouds(*BOTH)
-    methods = [FedMLB(replace(FULL, epochs=epochs), 1.0, 2.0, 3.0, 2.0) for epochs in (1, 2)]
+    methods = [
+        FedMLB(replace(FULL, epochs=epochs), lambda1=1.0, lambda2=2.0, lambda3=3.0, temperature=2.0)
+        for epochs in (1, 2)
+    ]
     once, twice = (play(method, federation) for method in methods)
     for id, architecture in enumerate(BOTH):
         sent, before = once.wire.sent["local_update"][0][id], once.wire.replied["local_update"][0][id]

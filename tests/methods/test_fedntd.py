@@ -160,7 +160,7 @@ def test_a_class_that_the_client_lacks_is_forgotten_less_than_with_fedavg(play, 
 def test_without_beta_it_is_fedavg_bit_for_bit(play, clouds):
     federation = clouds("norm2", "norm3", "mlp2", sizes=(12, 20, 9))
     sharing = Sharing("architecture")
-    runs = [play(method, federation, rounds=3) for method in (FedNTD(LONG, 0.0, 3.0, sharing), FedAvg(LONG, sharing))]
+    runs = [play(method, federation, rounds=3) for method in (FedNTD(LONG, sharing, 0.0, 3.0), FedAvg(LONG, sharing))]
     assert_close(runs[0].state.pool, runs[1].state.pool, **EXACTLY)
 
 

@@ -113,7 +113,7 @@ def test_decoupled_a_step_is_the_optimisers_and_then_the_proximal_step(play, clo
 def test_decoupled_adam_does_not_hide_how_strong_the_pull_is(play, clouds):
     """Coupled, Adam steps by its rate however large the gradient is, and swings around the weights that were sent."""
     adam = LocalTraining("adam", lr=0.01, batch_size=64, epochs=20)
-    coupled, decoupled = (length(way(play(FedProx(adam, 1e4, c), clouds(*BOTH)), 0)) for c in (True, False))
+    coupled, decoupled = (length(way(play(FedProx(adam, mu=1e4, coupled=c), clouds(*BOTH)), 0)) for c in (True, False))
     assert decoupled < 0.05 * coupled
 
 

@@ -318,6 +318,10 @@ class Client:
         """A new module of this client's own architecture, with the run's initial weights."""
         return self.build(self.architecture)
 
+    def copy(self) -> nn.Module:
+        """A module like `model`, with the weights and statistics that it has now."""
+        return load(self.twin(), learnt_of(self.model))
+
     def module(self, name: str, build: Callable[[], nn.Module], *, keep: bool = True) -> nn.Module:
         """A module of the method's own, see `Server.module`; the same object at every call in this handler.
 

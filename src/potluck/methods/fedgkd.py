@@ -120,7 +120,7 @@ class FedGKD(fl.SharesWeights[State]):
         objective, read = client.objective, dict[str, nn.Module]()
         if self.gamma and taught is not None:
             objective = TaughtLoss(client.criterion, self.gamma, self.temperature, self.divergence)
-            teacher = fl.load(fl.load(client.twin(), fl.learnt_of(client.model)), taught, partial=True)
+            teacher = fl.load(client.copy(), taught, partial=True)
             read = {"teacher": (yield from self.sharing.ready(client, teacher))}
         yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)

@@ -57,53 +57,34 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server's weights, by group of clients."""
-
-    pool: fl.GroupWeights
-
-
-@dataclass(frozen=True)
-class FedMLB(fl.SharesWeights[State]):
-    """Hyper-parameters of FedMLB.
+class FedMLB(fl.Averages):
+    """Hyper-parameters of FedMLB, beside those of `Averages`.
 
     Attributes:
-        training: a client's local training.
         lambda1: weight of the own path's loss.
         lambda2: weight of the hybrid paths' mean loss.
         lambda3: weight of the distillation from the hybrid paths.
         temperature: tau, by which the logits of both are divided in the distillation.
         teacher_learns: whether the distillation has a gradient in the hybrid paths too, see departure 2.
-        sharing: who averages with whom, with which weights.
     """
 
     variants = {"constant teacher": {"teacher_learns": False}}
 
-    training: fl.LocalTraining = fl.LocalTraining()
     lambda1: Annotated[float, fl.at_least(0)] = 1.0
     lambda2: Annotated[float, fl.at_least(0)] = 1.0
     lambda3: Annotated[float, fl.at_least(0)] = 1.0
     temperature: Annotated[float, fl.above(0)] = 1.0
     teacher_learns: bool = True
-    sharing: fl.Sharing = fl.Sharing()
 
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.CLASSES}
-
-    def init(self, server: fl.Server) -> State:
-        return State(self.sharing.initial(server))
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
-        return State(self.sharing.merge(state.pool, replies, server.roster))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
         read = dict[str, nn.Module]()
         if self.lambda2 or self.lambda3:
-            sent = fl.load(client.twin(), fl.learnt_of(client.model))
-            read = {"global": (yield from self.sharing.ready(client, sent))}
+            read = {"global": (yield from self.sharing.ready(client, client.copy()))}
         objective = BranchedLoss(
             client.criterion, self.lambda1, self.lambda2, self.lambda3, self.temperature, self.teacher_learns
         )

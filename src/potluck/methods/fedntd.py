@@ -53,39 +53,21 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server's weights, by group of clients."""
-
-    pool: fl.GroupWeights
-
-
-@dataclass(frozen=True)
-class FedNTD(fl.SharesWeights[State]):
-    """Hyper-parameters of FedNTD.
+class FedNTD(fl.Averages):
+    """Hyper-parameters of FedNTD, beside those of `Averages`.
 
     Attributes:
-        training: a client's local training.
         beta: weight of the distillation.
         temperature: tau, by which both nets' logits are divided.
-        sharing: who averages with whom, with which weights.
     """
 
     variants = {"temperature of the code's class": {"temperature": 3.0}}
 
-    training: fl.LocalTraining = fl.LocalTraining()
     beta: Annotated[float, fl.at_least(0)] = 1.0
     temperature: Annotated[float, fl.above(0)] = 1.0
-    sharing: fl.Sharing = fl.Sharing()
 
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {fl.Need.CLASSES}
-
-    def init(self, server: fl.Server) -> State:
-        return State(self.sharing.initial(server))
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
-        return State(self.sharing.merge(state.pool, replies, server.roster))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -93,8 +75,7 @@ class FedNTD(fl.SharesWeights[State]):
         objective, read = client.objective, dict[str, nn.Module]()
         if self.beta:
             objective = NotTrueLoss(client.criterion, self.beta, self.temperature)
-            sent = fl.load(client.twin(), fl.learnt_of(client.model))
-            read = {"global": (yield from self.sharing.ready(client, sent))}
+            read = {"global": (yield from self.sharing.ready(client, client.copy()))}
         yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)
         return self.sharing.reply(client)
 

@@ -52,36 +52,18 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server's weights, by group of clients."""
-
-    pool: fl.GroupWeights
-
-
-@dataclass(frozen=True)
-class FedProx(fl.SharesWeights[State]):
-    """Hyper-parameters of FedProx.
+class FedProx(fl.Averages):
+    """Hyper-parameters of FedProx, beside those of `Averages`.
 
     Attributes:
-        training: a client's local training.
         mu: strength of the pull towards the weights that were sent.
         coupled: whether the pull is part of the loss, or a step of its own after each of the optimiser's.
-        sharing: who averages with whom, with which weights.
     """
 
     variants = {"decoupled": {"coupled": False}}
 
-    training: fl.LocalTraining = fl.LocalTraining()
     mu: Annotated[float, fl.at_least(0)] = 0.1
     coupled: bool = True
-    sharing: fl.Sharing = fl.Sharing()
-
-    def init(self, server: fl.Server) -> State:
-        return State(self.sharing.initial(server))
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))  # Alg. 2, l. 2-3
-        return State(self.sharing.merge(state.pool, replies, server.roster))  # l. 6
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

@@ -32,11 +32,11 @@ Departures from the paper
 from dataclasses import dataclass
 
 from potluck import fl
-from potluck.methods.moon import MOON, State
+from potluck.methods.moon import MOON
 
 
 @dataclass(frozen=True)
-class InCoMOON(fl.crosslayer.InCo[State], MOON):
+class InCoMOON(fl.crosslayer.InCo[fl.sharing.Averaged], MOON):
     """Hyper-parameters of InCoMOON: those of MOON, with equal weights as in the paper, and `inco`."""
 
     variants = {"by architecture": {"sharing.scope": "architecture"}}

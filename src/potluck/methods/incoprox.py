@@ -31,11 +31,11 @@ Departures from the paper
 from dataclasses import dataclass
 
 from potluck import fl
-from potluck.methods.fedprox import FedProx, State
+from potluck.methods.fedprox import FedProx
 
 
 @dataclass(frozen=True)
-class InCoProx(fl.crosslayer.InCo[State], FedProx):
+class InCoProx(fl.crosslayer.InCo[fl.sharing.Averaged], FedProx):
     """Hyper-parameters of InCoProx: those of FedProx, with equal weights as in the paper, and `inco`."""
 
     variants = {"by architecture": {"sharing.scope": "architecture"}}

@@ -53,37 +53,19 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server's weights, by group of clients."""
-
-    pool: fl.GroupWeights
-
-
-@dataclass(frozen=True)
-class MOON(fl.SharesWeights[State]):
-    """Hyper-parameters of MOON.
+class MOON(fl.Averages):
+    """Hyper-parameters of MOON, beside those of `Averages`.
 
     Attributes:
-        training: a client's local training.
         mu: weight of the contrastive loss.
         temperature: tau.
-        sharing: who averages with whom, with which weights.
     """
 
-    training: fl.LocalTraining = fl.LocalTraining()
     mu: Annotated[float, fl.at_least(0)] = 1.0
     temperature: Annotated[float, fl.above(0)] = 0.5
-    sharing: fl.Sharing = fl.Sharing()
 
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {fl.Need.SPLIT_MODEL}
-
-    def init(self, server: fl.Server) -> State:
-        return State(self.sharing.initial(server))
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
-        return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 8
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -91,7 +73,7 @@ class MOON(fl.SharesWeights[State]):
         objective, read = client.objective, dict[str, nn.Module]()
         if self.mu and (previous := client.state.get("previous")):
             objective = ContrastiveLoss(client.criterion, self.mu, self.temperature)
-            sent = yield from self.sharing.ready(client, fl.load(client.twin(), fl.learnt_of(client.model)))
+            sent = yield from self.sharing.ready(client, client.copy())
             read = {"global": sent, "previous": fl.load(client.twin(), previous)}
         yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)  # Alg. 1, l. 13-21
         if self.mu:

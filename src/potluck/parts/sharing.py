@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from potluck.core.batchnorm import forget_statistics, measure_statistics, unlearnt
 from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.fields import Checked
+from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
-from potluck.core.method import Method, Need, on_client
+from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.requests import Measure
 from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
 from potluck.core.schema import Kind, Schema, count, like
@@ -394,6 +395,40 @@ class SharesWeights(Method[P]):
     def global_model(self, state: P, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture."""
         return self.sharing.global_model(state.pool, server)
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The state of a server that averages: its weights, by group of clients."""
+
+    pool: GroupWeights
+
+
+@dataclass(frozen=True)
+class Averages(SharesWeights[Averaged]):
+    """A method whose server averages what clients have trained, and does nothing else: it writes `local_update` alone.
+
+    Attributes:
+        training: a client's local training.
+        sharing: who averages with whom, with which weights.
+    """
+
+    training: LocalTraining = LocalTraining()
+    sharing: Sharing = Sharing()
+
+    def init(self, server: Server) -> Averaged:
+        """The run's initial weights."""
+        return Averaged(self.sharing.initial(server))
+
+    def round(self, state: Averaged, cohort: Cohort, server: Server) -> Averaged:
+        """Send, and average what comes back."""
+        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        return Averaged(self.sharing.merge(state.pool, replies, server.roster))
+
+    @on_client
+    def local_update(self, client: Client, message: Message) -> ClientWork:
+        """Receive, train, and reply."""
+        raise NotImplementedError
 
 
 def norm(weights: GroupWeights) -> float:
