@@ -108,15 +108,15 @@ def test_documented__refuses_a_method_without_one_of_the_sections(tmp_path):
 
 def test_groups__hold_every_method_once(site):
     lists = {
-        path: re.findall(r"<(\w+)>$", text, flags=re.MULTILINE) for path, text in site.items() if "/group-" in path
+        path: re.findall(r"<(\w+)>$", text, flags=re.MULTILINE) for path, text in site.items() if "/family-" in path
     }
     assert all(lists.values())
     assert sorted(name for names in lists.values() for name in names) == METHODS
     places = {name: path for path, names in lists.items() for name in names}
-    expected = {"local": "alone", "heterofl": "parts-of-a-model", "fml": "common-model", "fedmd": "public-data"}
+    expected = {"local": "alone", "heterofl": "parts", "inclusivefl": "parts", "fml": "common", "fedmd": "public"}
     expected |= {"scaffold": "weights", "fedin": "weights", "fedfomo": "weights", "lgfedavg": "weights"}
-    expected |= {"fedproto": "classes", "fedgkt": "classes", "fd": "classes", "fedet": "public-data"}
-    assert {name: places[name] for name in expected} == {k: f"methods/group-{v}.md" for k, v in expected.items()}
+    expected |= {"fedproto": "classes", "fedgkt": "classes", "fd": "classes", "fedet": "public"}
+    assert {name: places[name] for name in expected} == {k: f"methods/family-{v}.md" for k, v in expected.items()}
 
 
 def test_index__names_every_method(site):
@@ -279,7 +279,7 @@ def test_a_broken_reference_stops_the_build(tmp_path):
 
 
 SEEN = (
-    *("index", "methods/index", "methods/group-weights", "methods/fedin", "methods/flanc", "reference/configuration"),
+    *("index", "methods/index", "methods/family-weights", "methods/fedin", "methods/flanc", "reference/configuration"),
     *("reference/command-line", "reference/python/words", "reference/python/rooms", "benchmarks/mini_table"),
     *("tutorials/own-method", "guides/compare", "hostile-answers", "changelog"),
 )

@@ -4,12 +4,13 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from potluck.core.discovery import module_names
+from potluck.core.families import FAMILIES
 from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.experiment.keys import Setting, settings_of
@@ -194,95 +195,37 @@ def _hyper_parameters(method: Documented) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-@dataclass(frozen=True)
-class Group:
-    """Methods that exchange things of one kind.
-
-    Attributes:
-        name: of its page.
-        title: its heading.
-        intro: what they have in common.
-        has: whether a method belongs here, if it belongs to no group before.
-    """
-
-    name: str
-    title: str
-    intro: str
-    has: Callable[[Facts], bool]
-
-
-GROUPS = (
-    Group("alone", "Without a federation", "The baseline of all comparisons.", lambda facts: not facts.up),
-    Group(
-        "parts-of-a-model",
-        "Parts of one large model",
-        "Every client trains as much of one model as its capacity allows: fewer channels, fewer layers, fewer weights.",
-        lambda facts: str(Need.ONE_ARCHITECTURE) in facts.needs,
-    ),
-    Group(
-        "common-model",
-        "A small model beside one's own",
-        "Clients have models of any kind, and train a small common one beside it, which alone is averaged or merged.",
-        lambda facts: "common" in facts.down,
-    ),
-    Group(
-        "public-data",
-        "Predictions on public data",
-        "Clients with models of any kind teach one another, or the server, on examples that all of them have.",
-        lambda facts: str(Need.PUBLIC_DATA) in facts.needs,
-    ),
-    Group(
-        "weights",
-        "Averages of weights",
-        "Clients send weights or updates, which are averaged over the clients that have a layer in common.",
-        lambda facts: any(formula in ("|w|", "|theta_i|", "|shared|", "at most |w|") for formula in facts.up.values()),
-    ),
-    Group(
-        "classes",
-        "Features, prototypes and predictions by class",
-        "Clients with models of any kind exchange what their networks make of examples or of classes.",
-        lambda facts: True,
-    ),
-)
-
-
-def group_of(facts: Facts) -> Group:
-    """The first group to which a method belongs."""
-    return next(group for group in GROUPS if group.has(facts))
-
-
 def index(methods: list[Documented]) -> dict[str, str]:
-    """The index of all methods, and the page of each group, by path; a group's page leads to those of its methods."""
-    grouped = {group: [one for one in methods if group_of(one.facts) is group] for group in GROUPS}
+    """The index of all methods, and the page of each family, by path; a family's page leads to those of its methods."""
+    grouped = {name: found for name in FAMILIES if (found := [one for one in methods if one.cls.family == name])}
     rows = (
-        (f"[{prose(one.short)}]({one.name}.md)", code(one.name), group.title.lower(), one.year)
+        (f"[{prose(one.short)}]({one.name}.md)", code(one.name), FAMILIES[one.cls.family].title.lower(), one.year)
         for one in sorted(methods, key=lambda one: one.short.lower())
-        for group in [group_of(one.facts)]
     )
     pages = {
         "methods/index.md": "\n\n".join(
             [
                 "# Methods",
-                f"{len(methods)} methods, in groups by what clients and server exchange. Which of them can run on your"
-                " federation, and why others cannot, says `potluck check my_experiment.toml`; a method of your own is"
-                " [one file](../guides/add-a-method.md).",
-                "\n".join(f"- [{group.title}](group-{group.name}.md): {group.intro}" for group in grouped),
-                toctree([f"group-{group.name}" for group in grouped]),
+                f"{len(methods)} methods, in families by what clients and server exchange. Which of them can run on"
+                " your federation, and why others cannot, says `potluck check my_experiment.toml`; a method of your own"
+                " is [one file](../guides/add-a-method.md).",
+                "\n".join(f"- [{FAMILIES[name].title}](family-{name}.md): {FAMILIES[name].intro}" for name in grouped),
+                toctree([f"family-{name}" for name in grouped]),
                 "## All of them",
-                table(("method", "name", "group", "published"), rows),
+                table(("method", "name", "family", "published"), rows),
             ]
         )
         + "\n"
     }
-    for group, members in grouped.items():
+    for name, members in grouped.items():
         rows = ((f"[{prose(one.short)}]({one.name}.md)", prose(_subtitle(one)), one.sent, one.year) for one in members)
         parts = [
-            f"# {group.title}",
-            group.intro,
+            f"# {FAMILIES[name].title}",
+            FAMILIES[name].intro,
             table(("method", "", "clients send", "published"), rows),
             toctree([f"{one.short} <{one.name}>" for one in members]),
         ]
-        pages[f"methods/group-{group.name}.md"] = "\n\n".join(parts) + "\n"
+        pages[f"methods/family-{name}.md"] = "\n\n".join(parts) + "\n"
     return pages
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from potluck.core.families import FAMILIES
 from potluck.core.task import Regression
 from potluck.data.dataset import Description
 from potluck.methods import get_method, list_methods
@@ -164,10 +165,14 @@ def test_a_flipped_byte_in_a_checkpoint_is_one_line(potluck, tmp_path):
 
 def test_lists_show_every_method_with_its_title(potluck):
     outcome = potluck("list methods")
-    assert [line.split()[0] for line in outcome.out.splitlines() if line[:1].strip()] == list_methods()
+    lines = outcome.out.splitlines()
+    titles = [line for line in lines if not line.startswith("  ")]
+    assert titles == [family.title for word, family in FAMILIES.items() if word != "other"]
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == list_methods()
+    assert max(map(len, lines)) <= 120  # columns of the tests' terminal
     assert "federated averaging" in outcome.out
     for name, networks in (("fml", "with any network"), ("fedavg", "with networks of the experiment")):
-        assert f"nodes      {networks}" in potluck(f"list methods {name}").out
+        assert f"nodes      {networks}" in potluck(f"list methods {name} --long").out
     everything = potluck("list").out
     for name in ("fedin", "resnet26", "cifar10", "balanced_dirichlet"):
         assert name in everything
@@ -420,7 +425,7 @@ def test_a_run_that_goes_on_without_diverged_clients_says_so_and_counts_what_was
 
 
 def test_list_methods__says_what_a_method_needs_sends_keeps_and_how_it_was_verified(potluck):
-    listed = potluck("list methods scaffold").out
+    listed = potluck("list methods scaffold --long").out
     assert "needs      layers of one name have one shape at all clients" in listed
     assert "exchanges  1 a round: local_update" in listed
     assert "down       weights |w|, buffers |b|, control |w|" in listed
@@ -431,7 +436,9 @@ def test_list_methods__says_what_a_method_needs_sends_keeps_and_how_it_was_verif
 
 def test_list_methods__takes_a_method_without_the_sections(potluck, tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.methods.plugins", lambda group: {"odd": Odd()})
-    assert re.search(r"^odd .*\n    potluck check .*: the Wire section", potluck("list methods odd").out)
+    assert re.search(
+        r"^  odd .*\n    potluck check .*: the Wire section", potluck("list methods odd --long").out, re.MULTILINE
+    )
 
 
 class Odd:
@@ -442,7 +449,7 @@ class Odd:
 
 
 def test_show__names_what_a_method_needs(potluck):
-    assert "public data" in potluck("list methods fedmd").out
+    assert "public data" in potluck("list methods fedmd --long").out
     shown = potluck("show heterofl").out
     assert "needs a model whose width can be cut: if not, choose another model" in shown
     assert "needs one architecture for all clients: if not, give federation.models one name" in shown

@@ -104,11 +104,12 @@ def list_things(
         ),
     ] = None,
     pattern: Annotated[str, typer.Argument(help="Shell-style, such as 'fed*'.")] = "*",
+    long: Annotated[bool, typer.Option("--long", help="Whole lines, and what each method sends and keeps.")] = False,
 ) -> None:
     """List the methods, models, data sets and partitions that a configuration can name."""
     from potluck.cli.catalogue import print_lists
 
-    print_lists(kind, pattern)
+    print_lists(kind, pattern, long=long)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from potluck.core.discovery import matching, named_file
 from potluck.core.errors import ConfigError, nearest
+from potluck.core.families import FAMILIES
 from potluck.core.method import Method
 from potluck.core.own_metrics import own_metric
 from potluck.core.task import TASKS
@@ -37,8 +38,13 @@ _LISTS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def print_lists(kind: str | None, pattern: str) -> None:
-    """Names of one kind, or of every kind, that a pattern selects.
+def print_lists(kind: str | None, pattern: str, *, long: bool) -> None:
+    """Names of one kind, or of every kind, that a pattern selects, methods by family.
+
+    Args:
+        kind: which kind, or None for the names of all.
+        pattern: shell-style.
+        long: whether methods come with their facts.
 
     Raises:
         ConfigError: there is no such kind, or no name of it matches.
@@ -53,10 +59,24 @@ def print_lists(kind: str | None, pattern: str) -> None:
             found = matching(names(), pattern)
             if not found:
                 raise ConfigError(f"no {kind} match {pattern!r}; all: potluck list {kind}")
-            for item in found:
-                console.print(f"{item:<22}{_first_line(kind, item)}", highlight=False, soft_wrap=True)
-                if kind == "methods":
-                    _print_facts(console, item)
+            if kind == "methods":
+                _print_methods(console, found, long)
+            else:
+                for item in found:
+                    console.print(f"{item:<22}{_first_line(kind, item)}", highlight=False, soft_wrap=True)
+
+
+def _print_methods(console: Console, names: Sequence[str], long: bool) -> None:
+    """A line for each method, cut where the terminal ends, below its family; or the whole line and its facts."""
+    for word, family in FAMILIES.items():
+        members = [name for name in names if get_method(name).family == word]
+        if members:
+            console.print(f"[bold]{family.title}[/bold]", highlight=False)
+        for name in members:
+            line = Text(f"  {name:<14}{_first_line('methods', name)}")
+            console.print(line, soft_wrap=long, no_wrap=not long, overflow="ignore" if long else "ellipsis")
+            if long:
+                _print_facts(console, name)
 
 
 def print_details(name: str, *, digest: bool) -> None:

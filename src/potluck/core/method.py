@@ -63,6 +63,9 @@ class Method(Checked, Generic[S]):
     and must not change the one it was given.
     """
 
+    family: ClassVar[str] = "other"
+    """Where lists and pages show the method: a key of `potluck.core.families.FAMILIES`."""
+
     default_capacities: ClassVar[tuple[float, ...]] = (1.0,)
     """Shares of the full model that clients can train, assigned in turn, if the configuration gives none."""
 

@@ -72,6 +72,8 @@ class Cronus(fl.Method[State]):
         combine: of "rule".
     """
 
+    family = "public"
+
     variants = {
         "trimmed mean": {"aggregation": "rule"},
         "without pre-training": {"pretrain": False},

@@ -84,6 +84,8 @@ class DepthFL(fl.Method[State]):
         combine: how the clients' values of a number become one.
     """
 
+    family = "parts"
+
     variants = {
         "small classifiers": {"exits": "linear"},
         "federated averaging": {"alpha": 0.0},

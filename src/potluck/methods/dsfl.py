@@ -81,6 +81,8 @@ class DSFL(fl.Method[State]):
         combine: how the clients' predictions become one.
     """
 
+    family = "public"
+
     variants = {
         "simple aggregation": {"aggregation": "sa"},
         "logits": {"average": "logits"},

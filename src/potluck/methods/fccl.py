@@ -88,6 +88,8 @@ class FCCL(fl.Method[State]):
         combine: how the clients' logits become their mean.
     """
 
+    family = "public"
+
     variants = {
         "an exchange for every batch": {"exchanges": 3, "deviation": "sample"},
         "without pre-training": {"pretrain": 0},

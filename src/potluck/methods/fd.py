@@ -75,6 +75,8 @@ class FD(fl.Method[State]):
         combine: how the reports on a class become one.
     """
 
+    family = "classes"
+
     variants = {
         "logits": {"exchanged": "logits"},
         "with one's own": {"averaged": "all"},

@@ -75,6 +75,8 @@ class FDMeta(fl.Method[State]):
         combine: how the clients' predictions become one.
     """
 
+    family = "public"
+
     variants = {
         "random": {"sampling": "random"},
         "confidence": {"sampling": "confidence"},

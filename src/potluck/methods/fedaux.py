@@ -98,6 +98,8 @@ class FedAUX(fl.SharesWeights[State]):
         sharing: with which weights clients average within each architecture.
     """
 
+    family = "public"
+
     variants = {
         "equal": {"certainty": "equal"},
         "mean of losses": {"regression": "mean"},

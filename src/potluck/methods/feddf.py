@@ -76,6 +76,8 @@ class FedDF(fl.SharesWeights[State]):
         sharing: with which weights clients average within each architecture; its rule combines predictions, too.
     """
 
+    family = "public"
+
     variants = {
         "probabilities": {"ensemble": "probabilities"},
         "uniform": {"sharing.weighting": "uniform"},

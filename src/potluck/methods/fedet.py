@@ -98,6 +98,8 @@ class FedET(fl.SharesWeights[State]):
             consensus always goes by confidence.
     """
 
+    family = "public"
+
     variants = {
         "no head travels": {"representation": "none"},
         "layer by layer": {"sharing.scope": "layer"},

@@ -75,6 +75,8 @@ class FedFomo(fl.Method[State]):
             of the "same" architecture.
     """
 
+    family = "weights"
+
     training: fl.LocalTraining = fl.LocalTraining()
     peers: Annotated[int, fl.at_least(1)] = 5
     epsilon: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.3

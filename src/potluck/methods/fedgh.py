@@ -66,6 +66,8 @@ class FedGH(fl.Method[State]):
         clients_adopt: whether clients replace their heads by the header; else they train alone.
     """
 
+    family = "classes"
+
     variants = {"own heads": {"clients_adopt": False}}
 
     training: fl.LocalTraining = fl.LocalTraining()

@@ -72,6 +72,8 @@ class FedGKT(fl.Method[State]):
         temperature: T, of both.
     """
 
+    family = "classes"
+
     training: fl.LocalTraining = fl.LocalTraining()
     server_training: fl.ServerTraining = fl.LocalTraining()
     alpha: Annotated[float, fl.at_least(0)] = 1.0

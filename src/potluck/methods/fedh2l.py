@@ -77,6 +77,8 @@ class FedH2L(fl.Method[State]):
         combine: how the others' predictions become one, of which "sum" takes as many as there are.
     """
 
+    family = "public"
+
     variants = {
         "mean": {"weighting": "mean"},
         "conflicts": {"conflicts": "keep"},

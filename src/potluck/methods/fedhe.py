@@ -88,6 +88,8 @@ class FedHe(fl.Method[State]):
         combine: how the reports of one round on a class become one.
     """
 
+    family = "classes"
+
     variants = {
         "by samples": {"weighting": "samples"},
         "short memory": {"memory": 1},

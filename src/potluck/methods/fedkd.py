@@ -102,6 +102,8 @@ class FedKD(fl.Method[State]):
         combine: how the clients' updates become one.
     """
 
+    family = "common"
+
     variants = {
         "joint": {"gradients": "joint"},
         "predictions alone": {"hidden": 0.0},

@@ -83,6 +83,8 @@ class FedKEMF(fl.Method[State]):
         order: whether they are updated one after the other or at once, see departure 4.
     """
 
+    family = "common"
+
     variants = {
         "max": {"ensemble": "max"},
         "vote": {"ensemble": "vote"},

@@ -118,6 +118,8 @@ class FedKTL(fl.Method[State]):
             `AutoencoderLoss`.
     """
 
+    family = "public"
+
     variants = {
         "learnt centres": {"centres": "learnt"},
         "no margin": {"margin": 0.0},

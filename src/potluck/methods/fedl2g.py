@@ -90,6 +90,8 @@ class FedL2G(fl.Method[State]):
         combine: how the clients' gradients of a vector become one.
     """
 
+    family = "classes"
+
     variants = {
         "features": {"guided": "features", "server_rate": 100.0},
         "warm-up": {"warm_up": 1},

@@ -70,6 +70,8 @@ class FedMD(fl.Method[State]):
         combine: how the clients' logits become the consensus.
     """
 
+    family = "public"
+
     variants = {
         "squared": {"digest_loss": "mse"},
         "without pre-training": {"pretrain": False},

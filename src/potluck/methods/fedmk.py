@@ -96,6 +96,8 @@ class FedMK(fl.Method[State]):
         width: of its layers.
     """
 
+    family = "classes"
+
     variants = {
         "noise": {"initial": "noise"},
         "equal weights": {"smoothing": 0.0},

@@ -80,6 +80,8 @@ class FedMRL(fl.Method[State]):
         combine: how the copies become one.
     """
 
+    family = "common"
+
     variants = {
         "uniform": {"weighting": "uniform"},
         "own head alone": {"common_weight": 0.0},

@@ -104,6 +104,8 @@ class FedORION(fl.Method[State]):
         combine: how the clients' copies of the global model become one.
     """
 
+    family = "common"
+
     variants = {
         "simultaneous": {"order": "simultaneous"},
         "every client": {"selective": False},

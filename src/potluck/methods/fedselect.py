@@ -87,6 +87,8 @@ class FedSelect(fl.Method[State]):
         combine: how the clients' values of a weight become one.
     """
 
+    family = "weights"
+
     variants = {
         "growing often": {"grow_every": 1},
         "as it was trained": {"evaluated": "trained"},

@@ -91,6 +91,8 @@ class Felo(fl.SharesWeights[State]):
         combine: how what was reported of a class becomes one.
     """
 
+    family = "classes"
+
     variants = {
         "shared weights": {"sharing.scope": "layer"},
         "as the code trains": {

@@ -87,6 +87,8 @@ class FIARSE(fl.Method[State]):
         combine: how the clients' values of a weight become one.
     """
 
+    family = "parts"
+
     variants = {
         "by layer": {"threshold": "layer"},
         "by stage": {"threshold": "stage"},

@@ -71,6 +71,8 @@ class FML(fl.Method[State]):
         combine: how the copies become one.
     """
 
+    family = "common"
+
     variants = {
         "by samples": {"weighting": "samples"},
         "lasting optimisers": {"training.persist": True},

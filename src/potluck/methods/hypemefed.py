@@ -93,6 +93,8 @@ class HypeMeFed(fl.Method[State]):
         combine: how the clients' values of a number become one.
     """
 
+    family = "parts"
+
     variants = {
         "nothing generated": {"generate": False},
         "rank 1": {"rank": 1},

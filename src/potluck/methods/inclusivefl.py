@@ -91,6 +91,8 @@ class InclusiveFL(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    family = "parts"
+
     variants = {
         "layers of its own": {"shared": "lower"},
         "as the code means it": {"shared": "lower", "momentum": "previous"},

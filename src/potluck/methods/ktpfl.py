@@ -76,6 +76,8 @@ class KTpFL(fl.Method[State]):
         reduction: the distillation's divergence, summed over classes ("batchmean") or their mean ("mean").
     """
 
+    family = "public"
+
     variants = {
         "projected": {"update": "projected"},
         "mean": {"reduction": "mean"},

@@ -66,6 +66,8 @@ class LGFedAvg(fl.Method[State]):
         combine: how clients' layers become one.
     """
 
+    family = "weights"
+
     variants = {"all": {"averaged": "all"}, "uniform": {"weighting": "uniform"}, "median": {"combine.rule": "median"}}
 
     training: fl.LocalTraining = fl.LocalTraining()

@@ -42,6 +42,8 @@ class Local(fl.Method[State]):
         training: a client's local training.
     """
 
+    family = "alone"
+
     variants = {
         "lasting optimisers": {"training.persist": True},
     }

@@ -94,6 +94,8 @@ class RHFL(fl.Method[State]):
         combine: how the others' predictions become one, with their confidences as weights.
     """
 
+    family = "public"
+
     variants = {
         "an exchange for every batch": {"exchanges": 3},
         "the paper's sum": {"scale": "sum"},

@@ -88,6 +88,8 @@ class SplitMix(fl.Method[State]):
         combine: how the clients' values of a weight become one.
     """
 
+    family = "parts"
+
     training: fl.LocalTraining = fl.LocalTraining()
     atom: Annotated[float, fl.above(0), fl.at_most(1)] = 0.125
     scaler: bool = True

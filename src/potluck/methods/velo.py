@@ -106,6 +106,8 @@ class Velo(fl.SharesWeights[State]):
         combine: how what was reported of a class becomes one.
     """
 
+    family = "classes"
+
     variants = {
         "replay": {"use": "replay"},
         "shared weights": {"sharing.scope": "layer"},

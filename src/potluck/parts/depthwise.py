@@ -71,6 +71,8 @@ class DepthWise(Checked):
             of the cohort the capacity of one of the federation's clients, all equally likely.
     """
 
+    family: ClassVar[str] = "parts"
+
     training: LocalTraining = LocalTraining()
     sharing: Sharing = Sharing()
     partial: Literal["freeze", "bypass"] = "freeze"

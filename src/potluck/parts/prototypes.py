@@ -209,6 +209,8 @@ class PredictsByPrototypes(Method[P]):
     It implements the inference half of the contract; the method declares the field `prediction`.
     """
 
+    family = "classes"
+
     prediction: Literal["nearest", "head"]
 
     def needs(self) -> frozenset[Need]:

@@ -354,6 +354,8 @@ class SharesWeights(Method[P]):
     It implements the inference half of the contract; the method declares the field `sharing`.
     """
 
+    family = "weights"
+
     sharing: Sharing
 
     mixes_layers: ClassVar[bool] = False

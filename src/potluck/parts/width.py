@@ -51,6 +51,8 @@ class WidthSlices(Method[W]):
             each client of the cohort, all equally likely.
     """
 
+    family = "parts"
+
     training: LocalTraining = LocalTraining(clip_norm=1.0)
     levels: tuple[Annotated[float, above(0), at_most(1)], ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     assignment: Literal["capacity", "dynamic"] = "capacity"
