@@ -53,8 +53,8 @@ class Together(FedAvg):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         """One round, in which all replies are in memory."""
-        replies = cohort.ask(self.local_update, self.sharing.send(state.pool, cohort, server))
-        return State(self.sharing.merge(state.pool, replies, server.roster))
+        replies = cohort.ask(self.local_update, self.sharing.send(state.weights, cohort, server))
+        return State(self.sharing.merge(state.weights, replies, server.roster))
 
 
 def net(model: str) -> nn.Module:

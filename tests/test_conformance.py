@@ -83,8 +83,8 @@ class Hoards(get_method("fedavg")):
     """Streams, and keeps all that came."""
 
     def round(self, state, cohort, server):
-        replies = dict(cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server)))
-        return replace(state, pool=self.sharing.merge(state.pool, Replies(replies, {}), server.roster))
+        replies = dict(cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server)))
+        return replace(state, weights=self.sharing.merge(state.weights, Replies(replies, {}), server.roster))
 
 
 def test_lets_go_of_streamed_replies_finds_a_method_that_keeps_them():
@@ -140,8 +140,8 @@ class Diluted(get_method("fedavg")):
     """Counts a client that lacks a layer as one that has left it as it was."""
 
     def round(self, state, cohort, server):
-        replies = cohort.ask(self.local_update, self.sharing.send(state.pool, cohort, server))
-        merged = self.sharing.merge(state.pool, replies, server.roster)
+        replies = cohort.ask(self.local_update, self.sharing.send(state.weights, cohort, server))
+        merged = self.sharing.merge(state.weights, replies, server.roster)
         drawn, answered = len(replies), self.sharing.owners(server.roster, among=replies)
         pool = {
             group: {
@@ -150,7 +150,7 @@ class Diluted(get_method("fedavg")):
                 else merged[group][name]
                 for name, old in weights.items()
             }
-            for group, weights in state.pool.items()
+            for group, weights in state.weights.items()
         }
         return type(state)(pool)
 
@@ -159,7 +159,9 @@ class Forgetful(get_method("fedavg")):
     """Lets a layer of which nobody has sent anything fade."""
 
     def round(self, state, cohort, server):
-        faded = {g: {n: w * 0.5 if w.is_floating_point() else w for n, w in ws.items()} for g, ws in state.pool.items()}
+        faded = {
+            g: {n: w * 0.5 if w.is_floating_point() else w for n, w in ws.items()} for g, ws in state.weights.items()
+        }
         return super().round(type(state)(faded), cohort, server)
 
 

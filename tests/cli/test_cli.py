@@ -231,7 +231,7 @@ NEW_METHOD = '''"""Twice: FedAvg under another name.
 Nobody. 2026.
 
 Symbols
-    w         state.pool
+    w         state.weights
 
 Wire
     down      weights |w|, buffers |b|

@@ -113,7 +113,7 @@ BROKEN = '''"""Broken: FedAvg whose clients fail.
 Nobody. 2026.
 
 Symbols
-    w         state.pool
+    w         state.weights
 
 Wire
     down      weights |w|, buffers |b|

@@ -157,7 +157,7 @@ def test_outcomes_beyond_the_cap_are_the_same_from_files(make, monkeypatch):
             state, _ = engine.round(1, engine.start(), range(6))
         finally:
             engine.close()
-        return state.pool["all"]
+        return state.weights["all"]
 
     inside = weights()
     monkeypatch.setattr("potluck.engine.executors.held.MOST_BYTES", 0)

@@ -156,9 +156,9 @@ def test_stacked__trains_one_by_one_with_optimisers_that_cannot_be_stacked(train
     _, (*_, alone) = played(method, 2)
     _, (*_, stacked) = played(method, 2, Stacked)
     assert f"its optimizer is {training.optimizer}" in caplog.text
-    for group, weights in alone.pool.items():
+    for group, weights in alone.weights.items():
         for name, tensor in weights.items():
-            assert torch.equal(tensor, stacked.pool[group][name])
+            assert torch.equal(tensor, stacked.weights[group][name])
 
 
 @pytest.fixture

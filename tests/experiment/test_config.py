@@ -128,7 +128,7 @@ def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method)
     def weights(name, settings):
         experiment = experiment_for(name, ["run.rounds=1", "federation.clients=4", *settings])
         engine = Engine(experiment.method, assemble(experiment).federation)
-        return engine.round(1, engine.start(), range(4))[0].pool["all"]
+        return engine.round(1, engine.start(), range(4))[0].weights["all"]
 
     mine, theirs = weights(method, []), weights("fedavg", ["federation.models=[{name='preresnet20',widths=[8,16,32]}]"])
     assert not torch.allclose(mine["head.weight"], theirs["head.weight"])

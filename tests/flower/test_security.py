@@ -99,7 +99,7 @@ def test_what_is_not_protected_the_server_reads_every_reply(tmp_path):
     _, answer, _ = played("fedavg", tmp_path)
     state = state_of(tmp_path / "run")
     sent = Message.decode(answer[2])["weights"]
-    assert all(torch.equal(sent[name], state["pool"]["all"][name]) for name in sent)
+    assert all(torch.equal(sent[name], state["weights"]["all"][name]) for name in sent)
 
 
 def zeros(said, payload):
@@ -114,7 +114,7 @@ def zeros(said, payload):
 def test_what_is_not_protected_a_lie_that_fits_is_believed(tmp_path):
     played("fedavg", tmp_path, zeros)
     state = state_of(tmp_path / "run")
-    weights = [tensor for name, tensor in state["pool"]["all"].items() if name.endswith("weight")]
+    weights = [tensor for name, tensor in state["weights"]["all"].items() if name.endswith("weight")]
     assert all(not tensor.any() for tensor in weights)
     assert '"failed": {}' in (tmp_path / "run" / ROUNDS).read_text()
 

@@ -234,9 +234,11 @@ def test_with_one_level_without_feddyn_it_is_fedavg_with_equal_weights_bit_for_b
     run = play(method, federation, rounds=0)
     shallow = partial(leading_net, run.engine.server(0), capacity)
     fedavg = play(FedAvg(SGD, Sharing(weighting="uniform")), replace(federation, architectures={"net": shallow}), 0)
-    fedavg.states[0].pool["all"].update({**run.state.weights, **run.state.buffers})
+    fedavg.states[0].weights["all"].update({**run.state.weights, **run.state.buffers})
     for cohort in [(0, 1), (2,), (0, 1, 2)]:
-        assert_close({**run.round(*cohort).weights, **run.state.buffers}, fedavg.round(*cohort).pool["all"], **EXACTLY)
+        assert_close(
+            {**run.round(*cohort).weights, **run.state.buffers}, fedavg.round(*cohort).weights["all"], **EXACTLY
+        )
     assert all(not torch.equal(w, run.states[0].weights[name]) for name, w in run.state.weights.items())
 
 
@@ -246,7 +248,9 @@ def test_with_one_level_and_all_clients_alike_it_is_feddyn(play):
     run = play(DepthFL(SGD, levels=(1.0,), alpha=0.5), federation, rounds=0)
     feddyn = play(FedDyn(SGD, 0.5), federation, rounds=0)
     for cohort in [(0, 1), (2, 0), (0, 1, 2)]:
-        assert_close({**run.round(*cohort).weights, **run.state.buffers}, feddyn.round(*cohort).pool["all"], **CLOSELY)
+        assert_close(
+            {**run.round(*cohort).weights, **run.state.buffers}, feddyn.round(*cohort).weights["all"], **CLOSELY
+        )
 
 
 def test_classifiers_teach_with_the_weight_of_the_round(play):

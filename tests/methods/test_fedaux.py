@@ -185,12 +185,12 @@ def test_a_distillation_step_is_the_codes(play, mixed):
     start, _ = averages.round(2, run.states[1], [0, 1, 2])  # the same clients' work, and no distillation
     inputs, targets = targets_of(run)
     for id, p in ((0, "norm2"), (1, "mlp3")):
-        pool = {n: t for n, t in start.pool[p].items() if "running" not in n and "num_batches" not in n}
-        student = net_of(run, id, {**run.state.pool[p], **pool}).train()
+        pool = {n: t for n, t in start.weights[p].items() if "running" not in n and "num_batches" not in n}
+        student = net_of(run, id, {**run.state.weights[p], **pool}).train()
         loss = (targets * (targets.log() - F.log_softmax(student(inputs), 1))).sum() / len(inputs)
         gradients = torch.autograd.grad(loss, list(student.parameters()))
         for (name, parameter), gradient in zip(student.named_parameters(), gradients, strict=True):
-            assert_close(run.state.pool[p][name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
+            assert_close(run.state.weights[p][name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_averages_are_plain_or_by_examples(play, clouds):
@@ -198,7 +198,7 @@ def test_averages_are_plain_or_by_examples(play, clouds):
     for weighting, shares in (("uniform", (1, 1)), ("samples", (3, 60))):
         run = play(FedAUX(FULL, STILL, sharing=Sharing("architecture", weighting)), federation)
         first, second = (reply["weights"] for reply in replied(run).values())
-        for name, tensor in run.state.pool["mlp2"].items():
+        for name, tensor in run.state.weights["mlp2"].items():
             assert_close(tensor, (shares[0] * first[name] + shares[1] * second[name]) / sum(shares))
 
 
@@ -219,9 +219,9 @@ def test_negatives_are_a_share_of_the_public_data_and_are_not_distilled_on(play,
     assert all(scores.shape == (18,) for scores in run.state.scores.values())
     rest = mixed.public.inputs[others(30, run.state.negatives)]
     moved = [reply["buffers"]["stages.stage0.1.running_mean"] for id, reply in replied(run).items() if id != 1]
-    net = net_of(run, 0, run.states[0].pool["norm2"])
+    net = net_of(run, 0, run.states[0].weights["norm2"])
     seen = 0.9 * (moved[0] + moved[1]) / 2 + 0.1 * net.stages[0][0](rest).mean(0).detach()
-    assert_close(run.state.pool["norm2"]["stages.stage0.1.running_mean"], seen)  # one batch of these rows alone
+    assert_close(run.state.weights["norm2"]["stages.stage0.1.running_mean"], seen)  # one batch of these rows alone
 
 
 def test_scores_are_sent_once_by_each_client(play, mixed):
@@ -275,8 +275,8 @@ def test_with_equal_clients_all_public_data_are_distilled_on_and_nothing_is_aske
     same = play(FedDF(FULL, FULL, sharing=Sharing("architecture", "uniform")), mixed)
     assert run.state.scores == {}
     assert not any("negatives" in message for message in sent(run).values())
-    for p, pool in same.state.pool.items():
-        assert_close(run.state.pool[p], pool)
+    for p, pool in same.state.weights.items():
+        assert_close(run.state.weights[p], pool)
 
 
 # Who takes part, and what is evaluated
@@ -287,8 +287,8 @@ def test_a_prototype_that_nobody_trained_is_distilled_from_where_it_was(play, mi
     taught = play(ONE_STEP, mixed, rounds=0)
     for run in (still, taught):
         run.round(0)
-    assert_close(still.state.pool["mlp3"], still.states[0].pool["mlp3"], **EXACTLY)
-    assert not torch.equal(taught.state.pool["mlp3"]["head.weight"], still.state.pool["mlp3"]["head.weight"])
+    assert_close(still.state.weights["mlp3"], still.states[0].weights["mlp3"], **EXACTLY)
+    assert not torch.equal(taught.state.weights["mlp3"]["head.weight"], still.state.weights["mlp3"]["head.weight"])
 
 
 def test_those_who_were_not_drawn_do_not_teach_even_if_their_scores_are_known(play, mixed):
@@ -299,25 +299,25 @@ def test_those_who_were_not_drawn_do_not_teach_even_if_their_scores_are_known(pl
     loss = -(targets * F.log_softmax(student(inputs), 1)).sum() / len(inputs)
     gradients = torch.autograd.grad(loss, list(student.parameters()))
     for (name, parameter), gradient in zip(student.named_parameters(), gradients, strict=True):
-        assert_close(run.state.pool["mlp3"][name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
+        assert_close(run.state.weights["mlp3"][name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_clients_start_from_their_prototype_and_the_global_model_is_their_ensemble(play, mixed):
     run = play(FedAUX(STILL, FULL), mixed, rounds=2)
     for id, p in enumerate(("norm2", "mlp3", "norm2")):
         message = sent(run)[id]
-        assert_close({**message["weights"], **message.get("buffers", {})}, run.states[1].pool[p], **EXACTLY)
-        assert_close(dict(run.model(id).state_dict()), run.state.pool[p], **EXACTLY)
+        assert_close({**message["weights"], **message.get("buffers", {})}, run.states[1].weights[p], **EXACTLY)
+        assert_close(dict(run.model(id).state_dict()), run.state.weights[p], **EXACTLY)
         assert run.kept(id).get("model") is None
     x = mixed.public.inputs
-    nets = [net_of(run, id, run.state.pool[p]).eval() for id, p in ((0, "norm2"), (1, "mlp3"))]
+    nets = [net_of(run, id, run.state.weights[p]).eval() for id, p in ((0, "norm2"), (1, "mlp3"))]
     assert_close(run.engine.global_model(run.state).eval()(x), (nets[0](x) + nets[1](x)) / 2)
 
 
 def test_public_targets_are_never_read(play, mixed):
     foreign = replace(mixed, public=Examples(mixed.public.inputs, torch.full((30,), torch.nan)))
     own, other = play(ONE_STEP, mixed, rounds=2), play(ONE_STEP, foreign, rounds=2)
-    assert_close(own.state.pool, other.state.pool, **EXACTLY)
+    assert_close(own.state.weights, other.state.weights, **EXACTLY)
 
 
 def test_a_robust_rule_makes_the_averages_and_certainty_the_ensemble(play, clouds):
@@ -330,13 +330,13 @@ def test_a_robust_rule_makes_the_averages_and_certainty_the_ensemble(play, cloud
     loss = -(targets * F.log_softmax(student(inputs), 1)).sum() / len(inputs)
     gradients = torch.autograd.grad(loss, list(student.parameters()))
     for (name, parameter), gradient in zip(student.named_parameters(), gradients, strict=True):
-        assert_close(run.state.pool["mlp2"][name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
+        assert_close(run.state.weights["mlp2"][name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_without_distillation_prototypes_are_fedavg_s(play, mixed):
     still = play(replace(ONE_STEP, server_training=STILL), mixed)
     plain = play(FedAvg(FULL, Sharing("architecture", "uniform")), mixed)
-    assert_close(still.state.pool["mlp3"], plain.state.pool["mlp3"], **EXACTLY)
+    assert_close(still.state.weights["mlp3"], plain.state.weights["mlp3"], **EXACTLY)
 
 
 # What it needs

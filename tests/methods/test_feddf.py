@@ -52,7 +52,7 @@ def test_without_distillation_prototypes_are_fedavg_s(play, clouds):
     federation = clouds("mlp2", "mlp3", "mlp2", "wide2", public=30)
     still = play(FedDF(server_training=STILL), federation, rounds=2)
     plain = play(FedAvg(sharing=BY_ARCHITECTURE), federation, rounds=2)
-    assert_close(still.state.pool, plain.state.pool, **EXACTLY)
+    assert_close(still.state.weights, plain.state.weights, **EXACTLY)
 
 
 @BOTH_ENSEMBLES
@@ -61,20 +61,20 @@ def test_a_distillation_step_is_the_papers(play, clouds, ensemble):
     federation = clouds("mlp2", "mlp3", "mlp2", "wide2", public=30)
     method = replace(ONE_STEP, ensemble=ensemble)
     run = play(method, federation)
-    averages = play(replace(method, server_training=STILL), federation).state.pool
+    averages = play(replace(method, server_training=STILL), federation).state.weights
     targets = targets_of(run, ensemble)
     for p in ("mlp2", "mlp3", "wide2"):
         student = load(federation.architectures[p](), averages[p])
         student_log = F.log_softmax(student(federation.public.inputs), 1)
         full_step(student, (targets * (targets.log() - student_log)).sum() / 30)
-        assert_close(run.state.pool[p], dict(student.state_dict()))
+        assert_close(run.state.weights[p], dict(student.state_dict()))
 
 
 def test_the_average_counts_clients_by_examples(play, clouds):
     federation = clouds("mlp2", "mlp2", public=30, sizes=(3, 60))
     run = play(replace(ONE_STEP, server_training=STILL), federation)
     first, second = (reply["weights"] for reply in run.wire.replied["local_update"][0].values())
-    for name, tensor in run.state.pool["mlp2"].items():
+    for name, tensor in run.state.weights["mlp2"].items():
         assert_close(tensor, (3 * first[name] + 60 * second[name]) / 63)
 
 
@@ -90,7 +90,7 @@ def test_all_students_learn_from_the_teachers_as_they_came(play, clouds):
         optimizer.zero_grad()
         F.kl_div(F.log_softmax(student(federation.public.inputs), 1), targets, reduction="batchmean").backward()
         optimizer.step()
-    assert_close(run.state.pool["mlp3"], dict(student.state_dict()), rtol=1e-4, atol=1e-5)
+    assert_close(run.state.weights["mlp3"], dict(student.state_dict()), rtol=1e-4, atol=1e-5)
 
 
 def test_distillation_brings_every_prototype_nearer_to_the_ensemble(play, clouds):
@@ -98,12 +98,12 @@ def test_distillation_brings_every_prototype_nearer_to_the_ensemble(play, clouds
     federation = clouds("mlp2", "norm3", "mlp2", "norm3", public=40, labels=labels)
     training = LocalTraining(lr=0.02, epochs=10)
     run = play(FedDF(training, LocalTraining(lr=0.01, epochs=10)), federation)
-    averages = play(FedDF(training, STILL), federation).state.pool  # BatchNorm's statistics move, weights do not
+    averages = play(FedDF(training, STILL), federation).state.weights  # BatchNorm's statistics move, weights do not
     targets = targets_of(run)
     for p in ("mlp2", "norm3"):
         gaps = [
             float((targets * (targets.log() - F.log_softmax(net(federation.public.inputs), 1))).sum().detach())
-            for net in (load(federation.architectures[p](), pool[p]).eval() for pool in (averages, run.state.pool))
+            for net in (load(federation.architectures[p](), pool[p]).eval() for pool in (averages, run.state.weights))
         ]
         assert 0 < gaps[1] < 0.7 * gaps[0]
 
@@ -112,17 +112,17 @@ def test_a_prototype_that_nobody_trained_is_distilled_from_where_it_was(play, cl
     federation = clouds("mlp2", "mlp3", public=30)
     run = play(FedDF(FULL, STILL), federation, rounds=0)
     run.round(0)
-    assert_close(run.states[1].pool["mlp3"], run.states[0].pool["mlp3"], **EXACTLY)
+    assert_close(run.states[1].weights["mlp3"], run.states[0].weights["mlp3"], **EXACTLY)
     taught = play(ONE_STEP, federation, rounds=0)
     taught.round(0)
-    assert not torch.equal(taught.state.pool["mlp3"]["head.weight"], run.state.pool["mlp3"]["head.weight"])
+    assert not torch.equal(taught.state.weights["mlp3"]["head.weight"], run.state.weights["mlp3"]["head.weight"])
 
 
 def test_teachers_predict_in_evaluation_mode_and_students_keep_the_public_statistics(play, clouds):
     federation = clouds("norm2", "norm2", public=30)
     run = play(FedDF(FULL, STILL), federation)
-    averages = play(FedAvg(FULL, BY_ARCHITECTURE), federation).state.pool["norm2"]
-    moved = {name for name, tensor in run.state.pool["norm2"].items() if not torch.equal(tensor, averages[name])}
+    averages = play(FedAvg(FULL, BY_ARCHITECTURE), federation).state.weights["norm2"]
+    moved = {name for name, tensor in run.state.weights["norm2"].items() if not torch.equal(tensor, averages[name])}
     assert {name.rpartition(".")[2] for name in moved} == {"running_mean", "running_var", "num_batches_tracked"}
     loss = run.reports[0].notes["distillation_loss"]
     student = load(federation.architectures["norm2"](), averages).train()
@@ -141,7 +141,7 @@ def test_a_robust_rule_combines_predictions_too(play, clouds):
     student = load(federation.architectures["mlp2"](), middle)
     targets = told / told.sum(1, keepdim=True)
     full_step(student, -(targets * F.log_softmax(student(federation.public.inputs), 1)).sum() / 30)
-    assert_close(run.state.pool["mlp2"], dict(student.state_dict()))
+    assert_close(run.state.weights["mlp2"], dict(student.state_dict()))
 
 
 # Who takes part, and what is evaluated
@@ -151,9 +151,9 @@ def test_clients_start_from_their_prototype_and_keep_nothing(play, clouds):
     run = play(FedDF(STILL, FULL), clouds("mlp2", "mlp3", "mlp2", public=30), rounds=2)
     sent, replied = run.wire.sent["local_update"][1], run.wire.replied["local_update"][1]
     for id, architecture in enumerate(("mlp2", "mlp3", "mlp2")):
-        assert_close(sent[id]["weights"], run.states[1].pool[architecture], **EXACTLY)
-        assert_close(replied[id]["weights"], run.states[1].pool[architecture], **EXACTLY)
-        assert_close(dict(run.model(id).state_dict()), run.state.pool[architecture], **EXACTLY)
+        assert_close(sent[id]["weights"], run.states[1].weights[architecture], **EXACTLY)
+        assert_close(replied[id]["weights"], run.states[1].weights[architecture], **EXACTLY)
+        assert_close(dict(run.model(id).state_dict()), run.state.weights[architecture], **EXACTLY)
         assert run.kept(id).get("model") is None
 
 
@@ -163,15 +163,15 @@ def test_those_who_were_not_drawn_do_not_teach(play, clouds):
     run.round(0, 1)
     pair = replace(federation, sites={id: federation.sites[id] for id in (0, 1)})
     alone = play(ONE_STEP, pair)
-    assert_close(run.state.pool["mlp2"], alone.state.pool["mlp2"], **EXACTLY)
+    assert_close(run.state.weights["mlp2"], alone.state.weights["mlp2"], **EXACTLY)
 
 
 def test_the_global_model_is_the_prototype_or_the_mean_of_their_logits(play, clouds):
     one = play(FedDF(), clouds("mlp2", "mlp2", public=30))
-    assert_close(dict(one.engine.global_model(one.state).state_dict()), one.state.pool["mlp2"], **EXACTLY)
+    assert_close(dict(one.engine.global_model(one.state).state_dict()), one.state.weights["mlp2"], **EXACTLY)
     several = play(FedDF(), clouds("mlp2", "norm3", public=30))
     inputs, federation = several.engine.federation.public.inputs, several.engine.federation
-    nets = [load(federation.architectures[p](), several.state.pool[p]).eval() for p in ("mlp2", "norm3")]
+    nets = [load(federation.architectures[p](), several.state.weights[p]).eval() for p in ("mlp2", "norm3")]
     found = several.engine.global_model(several.state).eval()(inputs)
     assert_close(found, (nets[0](inputs) + nets[1](inputs)) / 2)
 
@@ -183,7 +183,7 @@ def test_public_targets_are_never_read(play, clouds):
     federation = clouds("mlp2", "norm3", public=30)
     foreign = replace(federation, public=Examples(federation.public.inputs, torch.full((30,), torch.nan)))
     own, other = play(FedDF(), federation, rounds=2), play(FedDF(), foreign, rounds=2)
-    assert_close(own.state.pool, other.state.pool, **EXACTLY)
+    assert_close(own.state.weights, other.state.weights, **EXACTLY)
 
 
 def test_public_inputs_are_never_augmented(play, clouds):

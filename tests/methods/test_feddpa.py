@@ -79,7 +79,7 @@ def test_fisher_loss__is_computed_in_float32_whatever_the_precision_of_the_run(p
     net, data = plain.model(0).train(), images().sites[0].train
     request = Gradient(net, FisherLoss(F.cross_entropy), data)
     assert_close(low.engine.server(1).gradient(request), plain.engine.server(1).gradient(request), **EXACTLY)
-    assert_close(low.state.pool, plain.state.pool, rtol=0.1, atol=0.05)
+    assert_close(low.state.weights, plain.state.weights, rtol=0.1, atol=0.05)
 
 
 def test_scaled__goes_from_0_to_1_and_is_0_where_all_are_the_same():
@@ -182,8 +182,8 @@ def test_in_its_first_round_a_client_starts_from_the_global_model(play, clouds):
     still = play(FedDPA(replace(FULL, lr=0.0), **everything), federation, rounds=0)
     still.engine.round(2, run.state, [1])
     replied = still.wire.replied["local_update"][0][1]["weights"]
-    assert_close(replied, run.state.pool["all"], **EXACTLY)
-    assert not torch.equal(replied["head.weight"], run.states[0].pool["all"]["head.weight"])
+    assert_close(replied, run.state.weights["all"], **EXACTLY)
+    assert not torch.equal(replied["head.weight"], run.states[0].weights["all"]["head.weight"])
 
 
 @pytest.mark.parametrize(("threshold", "own"), [(1.0, False), (-0.1, True)])
@@ -195,9 +195,9 @@ def test_at_the_ends_of_the_threshold_nothing_or_everything_is_a_clients_own(pla
     still.engine.store.write(0, run.engine.store.read(0))
     still.engine.round(2, run.state, [0])
     replied = still.wire.replied["local_update"][0][0]["weights"]
-    expected = parameters_of(run.model(0)) if own else run.state.pool["all"]
+    expected = parameters_of(run.model(0)) if own else run.state.weights["all"]
     assert_close(replied, expected, **EXACTLY)
-    assert any(not torch.equal(tensor, run.state.pool["all"][name]) for name, tensor in replied.items()) == own
+    assert any(not torch.equal(tensor, run.state.weights["all"][name]) for name, tensor in replied.items()) == own
 
 
 def test_a_client_is_evaluated_with_its_own_model_or_with_the_global_one(play, clouds):
@@ -206,8 +206,8 @@ def test_a_client_is_evaluated_with_its_own_model_or_with_the_global_one(play, c
         run.round(0)
     own, common = runs
     assert_close(parameters_of(own.model(0)), own.wire.replied["local_update"][0][0]["weights"], **EXACTLY)
-    assert_close(parameters_of(own.model(1)), own.state.pool["all"], **EXACTLY)  # has not taken part
-    assert_close(parameters_of(common.model(0)), common.state.pool["all"], **EXACTLY)
+    assert_close(parameters_of(own.model(1)), own.state.weights["all"], **EXACTLY)  # has not taken part
+    assert_close(parameters_of(common.model(0)), common.state.weights["all"], **EXACTLY)
 
 
 # The server
@@ -233,11 +233,11 @@ def test_clip__adds_noise_of_the_stated_size(play, clouds):
 
 def test_a_round_with_clipping_is_the_mean_of_clipped_updates_by_examples(play, clouds):
     run = play(FedDPA(FULL, clipped=True, bound=0.01), clouds("mlp2", "mlp2", sizes=(10, 30)))
-    sent, replies = run.states[0].pool["all"], run.wire.replied["local_update"][0]
+    sent, replies = run.states[0].weights["all"], run.wire.replied["local_update"][0]
     updates = [minus(replies[id]["weights"], sent) for id in (0, 1)]
     lengths = [torch.cat([tensor.flatten() for tensor in update.values()]).norm() for update in updates]
     assert min(lengths) > 0.01
-    for name, found in run.state.pool["all"].items():
+    for name, found in run.state.weights["all"].items():
         first, second = (0.01 / length * update[name] for length, update in zip(lengths, updates, strict=True))
         assert_close(found, sent[name] + 0.25 * first + 0.75 * second)
 
@@ -246,7 +246,7 @@ def test_a_bound_that_nobody_reaches_changes_nothing(play, clouds):
     federation = clouds("norm2", "norm3")
     methods = [FedDPA(FULL, clipped=limited, bound=100.0, lambda2=0.0) for limited in (True, False)]
     runs = [play(method, federation, rounds=2) for method in methods]
-    assert_close(runs[0].state.pool, runs[1].state.pool)
+    assert_close(runs[0].state.weights, runs[1].state.weights)
 
 
 # Limits and refusals
@@ -255,7 +255,7 @@ def test_a_bound_that_nobody_reaches_changes_nothing(play, clouds):
 def test_with_nothing_of_their_own_and_no_constraint_it_is_fedavg_bit_for_bit(play, clouds):
     federation, long = clouds("norm2", "norm3"), LocalTraining("adam", lr=0.01, batch_size=8, epochs=2)
     runs = [play(m, federation, rounds=3) for m in (FedDPA(long, threshold=1.0, lambda2=0.0), FedAvg(long))]
-    assert_close(runs[0].state.pool, runs[1].state.pool, **EXACTLY)
+    assert_close(runs[0].state.weights, runs[1].state.weights, **EXACTLY)
 
 
 def test_it_needs_classes():

@@ -95,10 +95,10 @@ def test_each_architecture_has_an_h_of_its_own_where_they_average_apart(play, cl
 def test_the_server_goes_beyond_the_mean_by_the_share_of_a_layers_owners_that_answered(play, clouds):
     """In the first round theta = m + p (m - theta^0), p the share of all owners of the layer that are in P_t."""
     run = play(FedDyn(SGD, 0.01), clouds("mlp2", "mlp3", "mlp3", "mlp2"), rounds=0)
-    start = run.state.pool["all"]
+    start = run.state.weights["all"]
     run.round(0, 1, 3)
     sent = [answer["weights"] for answer in answers(run).values()]
-    for name, theta in run.state.pool["all"].items():
+    for name, theta in run.state.weights["all"].items():
         owned = [weights[name] for weights in sent if name in weights]
         share, mean = (1 / 2 if "hidden2" in name else 3 / 4), sum(owned) / len(owned)
         assert len(owned) == (1 if "hidden2" in name else 3)
@@ -109,7 +109,7 @@ def test_half_of_six_clients_from_zero_end_at_one_and_a_half_times_their_mean(pl
     run = play(FedDyn(SGD, 0.1), lines(*LINES, (1, 2, 1), (1, 3, 1)), rounds=0)
     run.round(0, 2, 5)
     mean = sum(answer["weights"]["weight"] for answer in answers(run).values()) / 3
-    assert_close(run.state.pool["all"]["weight"], 1.5 * mean)
+    assert_close(run.state.weights["all"]["weight"], 1.5 * mean)
 
 
 def test_a_layer_of_which_no_owner_answered_keeps_theta_and_h(play, clouds):
@@ -117,7 +117,7 @@ def test_a_layer_of_which_no_owner_answered_keeps_theta_and_h(play, clouds):
     before = run.state
     run.round(0)
     for name in [name for name in run.state.h["all"] if "stage2" in name]:
-        assert torch.equal(run.state.pool["all"][name], before.pool["all"][name])
+        assert torch.equal(run.state.weights["all"][name], before.weights["all"][name])
         assert torch.equal(run.state.h["all"][name], before.h["all"][name])
 
 
@@ -126,7 +126,7 @@ def test_running_statistics_are_plain_means_and_have_no_h(play, clouds):
     one, two = (answers(run)[id]["buffers"] for id in (0, 1))
     for name, buffer in one.items():
         expected = (buffer + two[name]) / 2 if buffer.is_floating_point() else max(buffer, two[name])
-        assert_close(run.state.pool["all"][name], expected)
+        assert_close(run.state.weights["all"][name], expected)
     assert run.state.h["all"].keys() == set(parameters_of(run.model(0)))
 
 
@@ -143,12 +143,12 @@ def at_rest(play, federation, method, rounds=30):
 
 def test_with_half_of_the_clients_a_round_it_finds_the_optimum_of_all_and_fedavg_does_not(play, lines):
     run = at_rest(play, lines(*LINES), FedDyn(SOLVED, 2.0))
-    weight = run.state.pool["all"]["weight"].item()
+    weight = run.state.weights["all"]["weight"].item()
     assert weight == pytest.approx(OPTIMUM, abs=1e-4)
     for id, (x, y, _) in enumerate(LINES):
         assert dual(run, id)["weight"].item() == pytest.approx(x * (x * weight - y), abs=1e-3)  # the gradient of L_k
     fedavg = at_rest(play, lines(*LINES), FedAvg(SOLVED, Sharing(weighting="uniform")), rounds=12)
-    assert abs(fedavg.state.pool["all"]["weight"].item() - OPTIMUM) > 0.1
+    assert abs(fedavg.state.weights["all"]["weight"].item() - OPTIMUM) > 0.1
 
 
 def test_in_several_dimensions_it_finds_the_optimum_too_and_fedavg_does_not(play):
@@ -161,10 +161,10 @@ def test_in_several_dimensions_it_finds_the_optimum_too_and_fedavg_does_not(play
     federation = Federation(sites, {"plane": build}, "plane", num_classes=1, criterion=half_squared_error)
     optimum = torch.linalg.solve(sum(x.T @ x for x, _ in data), sum(x.T @ y for x, y in data)).T
     training = LocalTraining("sgd", lr=0.2, steps=12, batch_size=8)
-    found = at_rest(play, federation, FedDyn(training, 1.0), rounds=60).state.pool["all"]["weight"]
+    found = at_rest(play, federation, FedDyn(training, 1.0), rounds=60).state.weights["all"]["weight"]
     assert_close(found, optimum, rtol=0, atol=1e-3)
     fedavg = at_rest(play, federation, FedAvg(training, Sharing(weighting="uniform")), rounds=12)
-    assert (fedavg.state.pool["all"]["weight"] - optimum).abs().max() > 0.1
+    assert (fedavg.state.weights["all"]["weight"] - optimum).abs().max() > 0.1
 
 
 def half_squared_error(outputs, targets):
@@ -173,14 +173,14 @@ def half_squared_error(outputs, targets):
 
 def test_few_local_steps_lead_to_the_same_optimum(play, lines):
     run = at_rest(play, lines(*LINES), FedDyn(LocalTraining("sgd", lr=0.1, steps=2), 3.0))
-    assert run.state.pool["all"]["weight"].item() == pytest.approx(OPTIMUM, abs=1e-3)
+    assert run.state.weights["all"]["weight"].item() == pytest.approx(OPTIMUM, abs=1e-3)
 
 
 def test_by_samples_it_finds_the_optimum_of_the_pooled_data(play, lines):
     clients = [(x, y, n) for (x, y, _), n in zip(LINES, (1, 2, 3, 4), strict=True)]
     run = at_rest(play, lines(*clients), FedDyn(SOLVED, 2.0, Sharing(weighting="samples")))
     pooled = sum(n * x * y for x, y, n in clients) / sum(n * x * x for x, y, n in clients)
-    assert run.state.pool["all"]["weight"].item() == pytest.approx(pooled, abs=1e-3)
+    assert run.state.weights["all"]["weight"].item() == pytest.approx(pooled, abs=1e-3)
     assert abs(pooled - OPTIMUM) > 0.05
 
 
@@ -191,7 +191,7 @@ def test_without_alpha_it_is_fedavg_bit_for_bit_and_clients_keep_nothing(play, c
     federation = clouds("norm2", "norm3", "mlp2", sizes=(12, 20, 9))
     sharing = Sharing("architecture", "uniform")
     feddyn, fedavg = (play(m, federation, rounds=3) for m in (FedDyn(SGD, 0.0, sharing), FedAvg(SGD, sharing)))
-    assert_close(feddyn.state.pool, fedavg.state.pool, **EXACTLY)
+    assert_close(feddyn.state.weights, fedavg.state.weights, **EXACTLY)
     assert all(run.kept(0) == {"state": {}} for run in (feddyn, fedavg))
 
 

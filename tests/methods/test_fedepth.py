@@ -26,13 +26,14 @@ from potluck.core.weights import mean, weights_of
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.client.training import train
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedepth import FeDepth, SkipLink, linked
+from potluck.methods.fedepth import FeDepth, linked
 from potluck.methods.mfedepth import MFeDepth
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit
 from potluck.parts.activations import RowsOnDisk
 from potluck.parts.depthwise import Mutual, Plan
+from potluck.parts.links import SkipLink
 from potluck.parts.memory import MemoryModel, saved_bytes
 from potluck.parts.sharing import Sharing
 
@@ -90,7 +91,7 @@ def moved(before, after):
 def test_with_memory_for_all_it_is_fedavg_bit_for_bit(play, clouds):
     federation = clouds("norm2", "norm3", "norm3")
     fedepth, fedavg = play(FeDepth(PLAIN), federation, rounds=3), play(FedAvg(PLAIN), federation, rounds=3)
-    assert_close([s.pool for s in fedepth.states], [s.pool for s in fedavg.states], **EXACTLY)
+    assert_close([s.weights for s in fedepth.states], [s.weights for s in fedavg.states], **EXACTLY)
     assert [r.traffic for r in fedepth.reports] == [r.traffic for r in fedavg.reports]
     assert [r.losses for r in fedepth.reports] == [r.losses for r in fedavg.reports]
 
@@ -109,7 +110,7 @@ def test_clients_weigh_by_their_examples(play, capacities):
     run = play(FeDepth(PLAIN), images(*capacities))
     one, two = (run.wire.replied["local_update"][0][id]["weights"] for id in (0, 1))
     expected = {name: mean([one[name], two[name]], [10, 11]) for name in one}
-    assert_close({name: run.state.pool["all"][name] for name in one}, expected, **EXACTLY)
+    assert_close({name: run.state.weights["all"][name] for name in one}, expected, **EXACTLY)
 
 
 # Sub-problems
@@ -221,7 +222,7 @@ def test_a_finished_piece_has_the_statistics_of_all_examples(play, buffer):
 
 def test_buffered_and_unbuffered_training_are_equal(play):
     runs = [play(FeDepth(replace(PLAIN, epochs=1), buffer=b), images(SIXTH, 0.5)) for b in (True, False)]
-    assert_close(*[run.state.pool for run in runs], rtol=1e-3, atol=1e-4)
+    assert_close(*[run.state.weights for run in runs], rtol=1e-3, atol=1e-4)
     # Only fits on the client's own examples are counted among its losses.
     assert [len(next(iter(run.reports[0].losses.values()))) for run in runs] == [1, 8]
 
@@ -308,7 +309,7 @@ def test_a_shape_that_no_link_leads_to_is_an_error_with_both_shapes(found, featu
 @pytest.mark.parametrize("link", ["subsample", "average"])
 def test_every_block_of_a_net_can_be_a_piece(play, build, link):
     run = play(FeDepth(PLAIN, link=link, slack=1.3), images(0.2, build=build))
-    before, after = (state.pool["all"] for state in run.states)
+    before, after = (state.weights["all"] for state in run.states)
     assert moved(before, after) == {*(name for name, _ in build().stages.named_children()), "head"}
 
 
@@ -337,15 +338,15 @@ def test_frozen_blocks_of_a_client_do_not_count(play, other):
     assert frozen
     assert full["weights"].keys() - lacking["weights"].keys() == frozen
     assert not any(name.startswith("stages.block2") for name in lacking["buffers"])
-    assert_close({n: run.state.pool["all"][n] for n in frozen}, {n: full["weights"][n] for n in frozen}, **EXACTLY)
+    assert_close({n: run.state.weights["all"][n] for n in frozen}, {n: full["weights"][n] for n in frozen}, **EXACTLY)
     name = "stages.block9.conv1.weight"
     expected = mean([lacking["weights"][name], full["weights"][name]], [10, 11])
-    assert_close(run.state.pool["all"][name], expected, **EXACTLY)
+    assert_close(run.state.weights["all"][name], expected, **EXACTLY)
 
 
 def test_frozen_blocks_that_nobody_trains_stay(play):
     run = play(FeDepth(replace(ROUGH, batch_size=8)), images(1 / 8), rounds=2)
-    first, last = run.states[0].pool["all"], run.state.pool["all"]
+    first, last = run.states[0].weights["all"], run.state.weights["all"]
     assert moved(first, last) == {"block4", "block5", "block6", "block7", "block8", "block9", "norm", "head"}
 
 
@@ -598,7 +599,7 @@ def test_with_dynamic_capacities_a_client_trains_as_one_that_has_what_it_was_dra
         fixed = play(method(PLAIN), replace(federation, sites=sites), rounds=0)
         expected, _ = fixed.engine.round(number, dynamic.states[-2], [1])
         alone, _ = dynamic.engine.round(number, dynamic.states[-2], [1])
-        assert_close(alone.pool, expected.pool, **EXACTLY)
+        assert_close(alone.weights, expected.weights, **EXACTLY)
         met.add(drawn[1])
     assert len(met) > 1
 
@@ -646,7 +647,7 @@ def test_slack_stretches_the_budget(play):
 def test_the_server_judges_the_mean_as_it_stands(play):
     run = play(FeDepth(PLAIN), images(SIXTH, 1.0))
     evaluated = weights_of(run.model(0))
-    assert_close(evaluated, run.state.pool["all"], **EXACTLY)
+    assert_close(evaluated, run.state.weights["all"], **EXACTLY)
     assert_close(weights_of(run.engine.global_model(run.state)), evaluated, **EXACTLY)
 
 
@@ -678,7 +679,7 @@ def most_in_a_round(play, method, build, capacity, examples):
     """The most bytes of tensors that a client's call holds, from the message's bytes to the reply's."""
     data = Examples(torch.rand(examples, 32), torch.arange(examples) % 3)
     run = play(method, Federation({0: Site(0, "net", data, data, data, capacity)}, {"net": build}, "net", 3), rounds=0)
-    share = method.sharing.message(run.state.pool, run.engine.federation.roster[0])
+    share = method.sharing.message(run.state.weights, run.engine.federation.roster[0])
     exits = {"exits": run.state.exits["all"]} if isinstance(method, MFeDepth) else {}
     call = Call("local_update", 0, Message(**share, **exits).encode(), None, fold_in(0, "call"))
     found = []

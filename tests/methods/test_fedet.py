@@ -208,12 +208,12 @@ def test_a_servers_step_is_the_papers(play, mixed):
 def test_a_prototype_is_the_mean_of_its_clients_with_the_servers_head(play, mixed):
     run = play(ONE_STEP, mixed)
     sent = {id: {**reply["weights"], **reply.get("buffers", {})} for id, reply in replied(run).items()}
-    for name, tensor in run.state.pool["norm2"].items():
+    for name, tensor in run.state.weights["norm2"].items():
         if name in HEAD:
             assert_close(tensor, run.state.common[name], **EXACTLY)
         elif tensor.is_floating_point():
             assert_close(tensor, (sent[0][name] + sent[2][name]) / 2)
-    for name, tensor in run.state.pool["mlp3"].items():
+    for name, tensor in run.state.weights["mlp3"].items():
         assert_close(tensor, (run.state.common if name in HEAD else sent[1])[name], **EXACTLY)
 
 
@@ -234,13 +234,13 @@ def test_examples_weigh_in_prototypes_if_asked_to(play, clouds):
     run = play(FedET(FULL, STILL, sharing=Sharing("architecture", "samples")), federation)
     first, second = (reply["weights"] for reply in replied(run).values())
     for name in set(first) - set(HEAD):
-        assert_close(run.state.pool["mlp2"][name], (3 * first[name] + 60 * second[name]) / 63)
+        assert_close(run.state.weights["mlp2"][name], (3 * first[name] + 60 * second[name]) / 63)
 
 
 def test_without_travelling_heads_server_and_prototypes_share_nothing(play, mixed):
     run = play(replace(ONE_STEP, representation="none"), mixed)
     apart = play(FedAvg(FULL, Sharing("architecture", "uniform")), mixed)
-    assert_close(run.state.pool, apart.state.pool, **EXACTLY)
+    assert_close(run.state.weights, apart.state.weights, **EXACTLY)
     still = play(FedET(FULL, STILL, representation="none"), mixed)
     assert_close({n: still.state.common[n] for n in HEAD}, {n: still.states[0].common[n] for n in HEAD}, **EXACTLY)
 
@@ -249,7 +249,7 @@ def test_layer_by_layer_prototypes_share_their_common_layers_and_the_servers_hea
     federation = served(clouds("mlp2", "mlp3"))
     run = play(replace(ONE_STEP, sharing=Sharing("layer", "uniform")), federation)
     one, two = (reply["weights"] for reply in replied(run).values())
-    for name, tensor in run.state.pool["all"].items():
+    for name, tensor in run.state.weights["all"].items():
         if name in HEAD:
             assert_close(tensor, run.state.common[name], **EXACTLY)
         else:
@@ -292,10 +292,10 @@ def clearer(examples):
 def test_an_architecture_that_was_not_drawn_keeps_its_body_and_gets_the_servers_head(play, mixed):
     run = play(ONE_STEP, mixed, rounds=0)
     run.round(0, 2)
-    for name, tensor in run.state.pool["mlp3"].items():
-        assert_close(tensor, (run.state.common if name in HEAD else run.states[0].pool["mlp3"])[name], **EXACTLY)
+    for name, tensor in run.state.weights["mlp3"].items():
+        assert_close(tensor, (run.state.common if name in HEAD else run.states[0].weights["mlp3"])[name], **EXACTLY)
     run.round(1)  # a newcomer starts from that
-    assert_close(run.wire.sent["local_update"][1][1]["weights"], run.states[1].pool["mlp3"], **EXACTLY)
+    assert_close(run.wire.sent["local_update"][1][1]["weights"], run.states[1].weights["mlp3"], **EXACTLY)
 
 
 def test_those_who_were_not_drawn_do_not_teach(play, mixed):
@@ -309,9 +309,9 @@ def test_clients_start_from_their_prototype_and_the_global_model_is_the_servers(
     run = play(FedET(STILL, FULL), mixed, rounds=2)
     for id, architecture in enumerate(("norm2", "mlp3", "norm2")):
         sent = run.wire.sent["local_update"][1][id]
-        expected = run.states[1].pool[architecture]
+        expected = run.states[1].weights[architecture]
         assert_close({**sent["weights"], **sent.get("buffers", {})}, expected, **EXACTLY)
-        assert_close(dict(run.model(id).state_dict()), run.state.pool[architecture], **EXACTLY)
+        assert_close(dict(run.model(id).state_dict()), run.state.weights[architecture], **EXACTLY)
         assert run.kept(id).get("model") is None
     assert_close(dict(run.engine.global_model(run.state).state_dict()), run.state.common, **EXACTLY)
 
@@ -330,9 +330,9 @@ def test_a_robust_rule_combines_prototypes_and_heads(play, clouds):
     federation = served(clouds("mlp2", "mlp2", "mlp2"))
     run = play(FedET(FULL, STILL, sharing=Sharing("architecture", "uniform", combine=Mean("median"))), federation)
     weights = [reply["weights"] for reply in replied(run).values()]
-    for name, tensor in run.state.pool["mlp2"].items():
+    for name, tensor in run.state.weights["mlp2"].items():
         assert_close(tensor, torch.stack([one[name] for one in weights]).median(0).values)
-    assert_close(run.state.common["head.bias"], run.state.pool["mlp2"]["head.bias"], **EXACTLY)
+    assert_close(run.state.common["head.bias"], run.state.weights["mlp2"]["head.bias"], **EXACTLY)
 
 
 def test_messages_are_fedavg_s(play, mixed):

@@ -164,11 +164,11 @@ def test_the_generator_is_trained_kept_and_used(play, clouds):
     for before, after in zip(run.states, run.states[1:], strict=False):
         assert all(not torch.equal(before.generator[name], after.generator[name]) for name in names)
     forgetful = play(small(), clouds("mlp2", "mlp2"), rounds=1)
-    forgetful.states[-1] = type(forgetful.state)(forgetful.state.pool, forgetful.states[0].generator)
+    forgetful.states[-1] = type(forgetful.state)(forgetful.state.weights, forgetful.states[0].generator)
     forgetful.round()
-    assert not torch.equal(forgetful.state.pool["mlp2"]["head.weight"], run.state.pool["mlp2"]["head.weight"])
+    assert not torch.equal(forgetful.state.weights["mlp2"]["head.weight"], run.state.weights["mlp2"]["head.weight"])
     asleep = play(small(generator_training=LocalTraining("sgd", lr=0.0)), clouds("mlp2", "mlp2"))
-    assert not torch.equal(asleep.state.pool["mlp2"]["head.weight"], run.states[1].pool["mlp2"]["head.weight"])
+    assert not torch.equal(asleep.state.weights["mlp2"]["head.weight"], run.states[1].weights["mlp2"]["head.weight"])
     assert run.kept(0) == {"state": {}}
     assert run.reports[-1].notes["distillation_loss"] > 0
 
@@ -211,7 +211,7 @@ def test_samples_have_only_classes_that_a_client_of_the_round_holds(play, clouds
 
 def test_one_client_alone_teaches_what_it_sent_and_so_changes_nothing(play, clouds):
     tuned, plain = (play(method, clouds("mlp2")) for method in (small(), FedAvg(QUICK, Sharing("architecture"))))
-    assert_close(tuned.state.pool, plain.state.pool)
+    assert_close(tuned.state.weights, plain.state.weights)
 
 
 def test_fine_tuning_keeps_the_statistics_of_the_average_and_moves_the_weights_of_those_who_were_drawn(play, clouds):
@@ -219,9 +219,9 @@ def test_fine_tuning_keeps_the_statistics_of_the_average_and_moves_the_weights_o
     tuned, plain = (play(method, federation, rounds=0) for method in (small(), FedAvg(QUICK, Sharing("architecture"))))
     for run in (tuned, plain):
         run.round(0, 2)  # nobody has norm3, which stays as it is
-    for p, averaged in plain.state.pool.items():
+    for p, averaged in plain.state.weights.items():
         for name, tensor in averaged.items():
-            same = torch.equal(tensor, tuned.state.pool[p][name])
+            same = torch.equal(tensor, tuned.state.weights[p][name])
             if p == "norm3" or "running" in name or "tracked" in name:
                 assert same, (p, name)
             elif "weight" in name:  # a bias before BatchNorm has no gradient
@@ -233,7 +233,7 @@ def test_a_newcomer_starts_from_the_fine_tuned_student(play, clouds):
     run.round(0)
     run.round(0, 1)
     for message in run.wire.sent["local_update"][1].values():
-        assert_close({**message["weights"]}, run.states[1].pool["mlp2"], **EXACTLY)
+        assert_close({**message["weights"]}, run.states[1].weights["mlp2"], **EXACTLY)
 
 
 def test_settings_that_cannot_work_are_refused():

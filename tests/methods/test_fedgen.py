@@ -59,7 +59,7 @@ def test_the_generator_learns_to_be_recognised_by_the_layers_that_were_sent_and_
         losses.append(F.cross_entropy((heads[0](z) + heads[1](z)) / 2, labels).item())
     assert losses[1] < 0.5 * losses[0]
     plain = play(FedGen(QUICK, STILL, **SMALL), clouds(*BOTH))
-    assert_close(run.state.pool, plain.state.pool, **EXACTLY)
+    assert_close(run.state.weights, plain.state.weights, **EXACTLY)
 
 
 # Clients

@@ -30,7 +30,7 @@ def sent(run, id=0, exchange=-1):
 
 def mean_of(run, first, last):
     """By name, the plain mean of the global models that these rounds made."""
-    pools = [state.pool["all"] for state in run.states[first : last + 1]]
+    pools = [state.weights["all"] for state in run.states[first : last + 1]]
     return {
         name: torch.stack([pool[name].double() for pool in pools]).mean(0).to(tensor.dtype)
         for name, tensor in pools[0].items()
@@ -112,14 +112,14 @@ def test_the_last_model_as_the_teacher_costs_no_bytes(play, clouds):
     one, many = (play(FedGKD(FULL, buffer=buffer), federation, rounds=2) for buffer in (1, 2))
     assert "teacher" not in one.reports[1].traffic.down
     assert one.reports[1].traffic.bytes_down * 2 == many.reports[1].traffic.bytes_down
-    assert_close(one.state.pool, many.state.pool)  # after one global model both teachers are it
+    assert_close(one.state.weights, many.state.weights)  # after one global model both teachers are it
 
 
 def test_the_last_model_teaches_from_the_second_round_on(play, clouds):
     federation = clouds("mlp2", "mlp2")
     ours, fedavg = (play(m, federation, rounds=2) for m in (FedGKD(SHORT, gamma=5.0, buffer=1), FedAvg(SHORT)))
-    assert_close(ours.states[1].pool, fedavg.states[1].pool, **EXACTLY)
-    assert not torch.equal(ours.state.pool["all"]["head.weight"], fedavg.state.pool["all"]["head.weight"])
+    assert_close(ours.states[1].weights, fedavg.states[1].weights, **EXACTLY)
+    assert not torch.equal(ours.state.weights["all"]["head.weight"], fedavg.state.weights["all"]["head.weight"])
 
 
 def test_buffers_that_stay_at_clients_are_not_sent_with_the_teacher(play, clouds):
@@ -148,7 +148,7 @@ def test_a_clients_step_is_the_papers(play, clouds):
     teacher = load(run.model(0), sent_next(run), partial=True).eval()
     replies = []
     for id in range(2):
-        net, data = load(run.model(0), run.state.pool["all"]).train(), federation.sites[id].train
+        net, data = load(run.model(0), run.state.weights["all"]).train(), federation.sites[id].train
         logits, taught = net(data.inputs), teacher(data.inputs).detach()
         q = (taught / 2).softmax(1)
         gap = 4 * (q * (q.log() - (logits / 2).log_softmax(1))).sum(1).mean()
@@ -159,7 +159,7 @@ def test_a_clients_step_is_the_papers(play, clouds):
                 parameter -= 0.1 * gradient
         replies.append(weights_of(net))
     run.round()
-    for name, tensor in floats_of(run.state.pool["all"]).items():
+    for name, tensor in floats_of(run.state.weights["all"]).items():
         assert_close(tensor, (replies[0][name] + replies[1][name]) / 2, rtol=1e-4, atol=1e-6)
 
 
@@ -185,10 +185,10 @@ def test_the_larger_gamma_the_nearer_clients_stay_to_the_teacher(play, clouds):
 def test_without_gamma_it_is_fedavg_and_sends_no_teacher(play, clouds):
     federation = clouds("norm2", "norm3")
     ours, fedavg = (play(m, federation, rounds=3) for m in (FedGKD(SHORT, gamma=0.0), FedAvg(SHORT)))
-    assert_close([s.pool for s in ours.states], [s.pool for s in fedavg.states], **EXACTLY)
+    assert_close([s.weights for s in ours.states], [s.weights for s in fedavg.states], **EXACTLY)
     assert ours.reports[2].traffic == fedavg.reports[2].traffic
     taught = play(FedGKD(SHORT), federation, rounds=3)
-    assert not torch.equal(taught.state.pool["all"]["head.weight"], fedavg.state.pool["all"]["head.weight"])
+    assert not torch.equal(taught.state.weights["all"]["head.weight"], fedavg.state.weights["all"]["head.weight"])
 
 
 def test_it_needs_classes():

@@ -45,7 +45,7 @@ def test_without_features_and_pull_it_is_fedavg_bit_for_bit(play, clouds):
     federation = clouds("norm2", "norm3", "norm2", "norm3")
     fedin, fedavg = FedIN(mu=0.0, feature_training=False), FedAvg(sharing=UNIFORM)
     ours, theirs = play(fedin, federation, rounds=3), play(fedavg, federation, rounds=3)
-    assert_close([s.pool for s in ours.states], [s.pool for s in theirs.states], **EXACTLY)
+    assert_close([s.weights for s in ours.states], [s.weights for s in theirs.states], **EXACTLY)
     assert [r.traffic for r in ours.reports] == [r.traffic for r in theirs.reports]
     assert [r.losses for r in ours.reports] == [r.losses for r in theirs.reports]
 
@@ -55,9 +55,9 @@ def test_the_first_round_knows_no_features(play, clouds, optimization):
     federation = clouds("norm2", "norm3", "norm3")
     full = play(FedIN(optimization=optimization), federation, rounds=2)
     without = play(FedIN(feature_training=False), federation, rounds=2)
-    assert_close(full.states[1].pool, without.states[1].pool, **EXACTLY)
+    assert_close(full.states[1].weights, without.states[1].weights, **EXACTLY)
     inner = "stages.stage1.0.weight"
-    assert not torch.equal(full.state.pool["all"][inner], without.state.pool["all"][inner])
+    assert not torch.equal(full.state.weights["all"][inner], without.state.weights["all"][inner])
 
 
 def test_without_features_it_is_local_training_with_a_pull(play, clouds):
@@ -73,12 +73,14 @@ def test_without_features_it_is_local_training_with_a_pull(play, clouds):
 def test_the_pull_is_nothing_at_the_first_step(play, clouds):
     one_step = replace(FULL, epochs=1)
     weak, strong = (play(FedIN(one_step, mu=mu), clouds("norm2", "norm3")) for mu in (0.0, 100.0))
-    assert_close(weak.state.pool, strong.state.pool, **EXACTLY)
+    assert_close(weak.state.weights, strong.state.weights, **EXACTLY)
 
 
 def test_a_strong_pull_keeps_clients_near_what_was_sent(play, clouds):
     runs = [play(FedIN(FULL, mu=mu, feature_training=False), clouds("mlp2")) for mu in (0.0, 1.0, 5.0)]
-    ways = [(run.state.pool["all"]["head.weight"] - run.states[0].pool["all"]["head.weight"]).norm() for run in runs]
+    ways = [
+        (run.state.weights["all"]["head.weight"] - run.states[0].weights["all"]["head.weight"]).norm() for run in runs
+    ]
     assert ways[0] > ways[1] > ways[2] > 0
 
 
@@ -132,7 +134,7 @@ def test_the_pass_over_received_features_leaves_running_statistics_alone(play, c
     full = play(FedIN(STILL, optimization=optimization), federation, rounds=2)
     without = play(FedIN(STILL, feature_training=False), federation, rounds=2)
     assert "features" in full.reports[1].traffic.down
-    assert_close(full.state.pool, without.state.pool, **EXACTLY)
+    assert_close(full.state.weights, without.state.weights, **EXACTLY)
 
 
 # The rule
@@ -273,7 +275,7 @@ def test_an_intermediate_weight_that_nothing_depends_on_stays_where_it_is(play, 
     federation = replace(clouds("mlp2", "mlp2"), architectures={"mlp2": with_unused})
     run = play(FedIN(mu=mu, **options), federation, rounds=3)
     assert not run.reports[-1].failures
-    before, after = (run.states[round].pool["all"] for round in (1, 3))
+    before, after = (run.states[round].weights["all"] for round in (1, 3))
     assert_close(after["stages.inner.unused"], torch.ones(3), **EXACTLY)
     assert not torch.equal(after["stages.inner.linear.weight"], before["stages.inner.linear.weight"])
 
@@ -351,7 +353,7 @@ def test_joint_training_steps_along_z_with_one_set_of_features_for_the_round(pla
 def test_adam_takes_the_scale_outside_away_unless_it_decays_or_clips(play, clouds, changes, same):
     training = replace(LocalTraining(lr=0.01, batch_size=4), **changes)
     pools = [
-        play(FedIN(training, outside=outside), clouds("mlp2", "mlp3"), rounds=3).state.pool["all"]
+        play(FedIN(training, outside=outside), clouds("mlp2", "mlp3"), rounds=3).state.weights["all"]
         for outside in ("half", "unit")
     ]
     gap = max((one - other).abs().max().item() for one, other in zip(*(pool.values() for pool in pools), strict=True))
@@ -421,7 +423,7 @@ def test_a_client_with_few_examples_sends_as_many_pairs_as_it_has(play, clouds):
 def test_sending_features_does_not_change_the_training(play, clouds):
     federation = clouds("norm2", "norm3")
     few, many = (play(FedIN(feature_batch=n), federation) for n in (2, 16))
-    assert_close(few.state.pool, many.state.pool, **EXACTLY)
+    assert_close(few.state.weights, many.state.weights, **EXACTLY)
 
 
 def test_without_features_none_are_sent(play, clouds):
@@ -484,9 +486,9 @@ def test_a_single_pair_is_not_stored_because_it_has_no_batch_statistics(play, cl
 
 def test_a_round_leaves_the_state_it_was_given_unchanged(play, clouds):
     run = play(FedIN(), clouds("norm2", "norm3"))
-    before = ({n: t.clone() for n, t in run.state.pool["all"].items()}, dict(run.state.features))
+    before = ({n: t.clone() for n, t in run.state.weights["all"].items()}, dict(run.state.features))
     run.round()
-    assert_close((run.states[1].pool["all"], run.states[1].features), before, **EXACTLY)
+    assert_close((run.states[1].weights["all"], run.states[1].features), before, **EXACTLY)
 
 
 # Wire and hyper-parameters
@@ -501,12 +503,12 @@ def test_statistics_are_sent_by_default_and_not_where_the_text_of_the_revision_i
 
 def test_a_first_round_sends_weights_to_all_and_so_does_a_clients_own_first_one(play, clouds):
     run = play(FedIN(), clouds("norm2", "norm2"), rounds=0)
-    before = run.state.pool["all"]
+    before = run.state.weights["all"]
     run.round(0)
     run.round(1)
     first, late = run.wire.sent["local_update"][0][0], run.wire.sent["local_update"][1][1]
     assert_close(first["weights"], {name: before[name] for name in first["weights"]}, **EXACTLY)
-    assert_close(late["weights"], {name: run.states[1].pool["all"][name] for name in late["weights"]}, **EXACTLY)
+    assert_close(late["weights"], {name: run.states[1].weights["all"][name] for name in late["weights"]}, **EXACTLY)
 
 
 @pytest.mark.parametrize(
@@ -562,7 +564,7 @@ def test_a_model_that_cannot_be_split_is_refused_with_advice(play, clouds):
 
 def test_no_noise_is_no_noise_bit_for_bit(play, clouds):
     plain, silent = (play(FedIN(noise=noise), clouds("norm2", "norm3"), rounds=2) for noise in (0.0, 0))
-    assert_close(plain.state.pool, silent.state.pool, **EXACTLY)
+    assert_close(plain.state.weights, silent.state.weights, **EXACTLY)
 
 
 @pytest.mark.parametrize("strength", [0.8, 2.0])
@@ -657,7 +659,7 @@ def test_predictions_have_no_noise(play, clouds):
 
 def test_noise_repeats_under_one_seed(play, clouds):
     first, again = (play(FedIN(noise=0.8), clouds("norm2", "norm3"), rounds=2) for _ in range(2))
-    assert_close(first.state.pool, again.state.pool, **EXACTLY)
+    assert_close(first.state.weights, again.state.weights, **EXACTLY)
 
 
 def test_several_batches_are_sent_and_one_is_drawn_at_every_step(play, clouds):

@@ -186,7 +186,7 @@ def test_statistics_of_the_clients_own_are_refused_beside_privacy():
 
 def test_a_model_that_came_with_infinite_weights_costs_the_clients_reply(play, clouds, caplog):
     run = play(PRIVATE, clouds("norm2", "norm2"), rounds=0, tolerate_failures=True)
-    run.state.pool["all"]["stages.stage1.0.weight"][0, 0] = float("inf")
+    run.state.weights["all"]["stages.stage1.0.weight"][0, 0] = float("inf")
     with suppress(ClientFailure):
         run.round()
     assert run.wire.replied["local_update"] == [{}]
@@ -200,7 +200,7 @@ def test_a_model_that_came_with_infinite_weights_costs_the_clients_reply(play, c
 def test_privacy_changes_what_is_sent_and_not_how_a_client_trains(play, clouds):
     federation = clouds("norm2", "norm3")
     private, plain = (play(replace(PRIVATE, privacy=p), federation) for p in (MECHANISM, None))
-    assert_close(private.state.pool, plain.state.pool, **EXACTLY)
+    assert_close(private.state.weights, plain.state.weights, **EXACTLY)
     assert private.reports[0].traffic == plain.reports[0].traffic
     assert private.reports[0].losses == plain.reports[0].losses
 
@@ -226,7 +226,7 @@ def test_without_features_nothing_is_released_and_runs_repeat(play, clouds):
     assert not method.releases_privately
     runs = [play(method, clouds("norm2", "norm3"), rounds=2) for _ in range(2)]
     assert runs[0].engine.ledger.releases == {}
-    assert_close(runs[0].state.pool, runs[1].state.pool, **EXACTLY)
+    assert_close(runs[0].state.weights, runs[1].state.weights, **EXACTLY)
 
 
 def test_private_pairs_are_stored_sent_on_and_trained_on(play, clouds):
@@ -237,4 +237,4 @@ def test_private_pairs_are_stored_sent_on_and_trained_on(play, clouds):
     assert received["s_in"].shape == (ROWS, 8)
     without = play(replace(PRIVATE, feature_training=False), clouds("norm2", "norm3"), rounds=2)
     inner = "stages.stage1.0.weight"
-    assert not torch.equal(run.state.pool["all"][inner], without.state.pool["all"][inner])
+    assert not torch.equal(run.state.weights["all"][inner], without.state.weights["all"][inner])

@@ -195,11 +195,11 @@ def test_uncompressed_it_sends_the_whole_mentee_and_averages_plainly(play, cloud
     federation = clouds("norm2", "norm2", "norm2")
     ours = play(FedKD(SHORT, **WHOLE, **ALONE), federation, rounds=3)
     fedavg = play(FedAvg(SHORT, Sharing(weighting="uniform")), federation, rounds=0)
-    fedavg.states = [replace(fedavg.state, pool={"all": ours.states[0].common})]
+    fedavg.states = [replace(fedavg.state, weights={"all": ours.states[0].common})]
     for _ in range(3):
         fedavg.round()
     for mine, theirs in zip(ours.states, fedavg.states, strict=True):
-        assert_close(mine.common, theirs.pool["all"], rtol=1e-4, atol=1e-6)
+        assert_close(mine.common, theirs.weights["all"], rtol=1e-4, atol=1e-6)
     assert numbers(replied(ours))["left"] == 0
     assert ours.reports[0].traffic.up["update"] == ours.reports[0].traffic.down["common"]
 

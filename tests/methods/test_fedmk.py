@@ -224,11 +224,11 @@ def test_the_generator_is_trained_kept_and_used_from_the_second_round_on(play, c
     for before, after in zip(run.states, run.states[1:], strict=False):
         assert all(not torch.equal(before.generator[name], after.generator[name]) for name in names)
     forgetful = play(small(), clouds("mlp2", "mlp2"), rounds=1)
-    assert_close(forgetful.state.pool, run.states[1].pool, **EXACTLY)
+    assert_close(forgetful.state.weights, run.states[1].weights, **EXACTLY)
     new = forgetful.states[0].generator
-    forgetful.states[-1] = type(forgetful.state)(forgetful.state.pool, new, forgetful.state.knowledge)
+    forgetful.states[-1] = type(forgetful.state)(forgetful.state.weights, new, forgetful.state.knowledge)
     forgetful.round()
-    assert not torch.equal(forgetful.state.pool["mlp2"]["head.weight"], run.state.pool["mlp2"]["head.weight"])
+    assert not torch.equal(forgetful.state.weights["mlp2"]["head.weight"], run.state.weights["mlp2"]["head.weight"])
 
 
 def test_the_generator_learns_to_be_recognised_by_the_servers_models(play, clouds):
@@ -244,11 +244,11 @@ def test_the_generator_learns_to_be_recognised_by_the_servers_models(play, cloud
 
 def test_the_server_trains_a_model_of_each_architecture_on_all_uploads_whoever_was_drawn(play, clouds):
     run = play(small(), clouds("mlp2", "mlp3"), rounds=0)
-    before = run.state.pool
+    before = run.state.weights
     run.round(0)
     for p in ("mlp2", "mlp3"):
-        assert not torch.equal(before[p]["head.weight"], run.state.pool[p]["head.weight"])
-        assert_close(weights_of(run.model(0 if p == "mlp2" else 1)), dict(run.state.pool[p]), **EXACTLY)
+        assert not torch.equal(before[p]["head.weight"], run.state.weights[p]["head.weight"])
+        assert_close(weights_of(run.model(0 if p == "mlp2" else 1)), dict(run.state.weights[p]), **EXACTLY)
 
 
 def test_models_learn_from_uploads_alone(play, clouds):

@@ -170,7 +170,7 @@ def test_the_second_client_step_is_the_papers(play, clouds):
 def test_the_global_net_is_the_one_of_this_round(play, clouds):
     """Without the hybrid paths' own loss, a client's first step is FedAvg's while both nets are equal."""
     runs = [play(method, clouds("mlp2", "mlp3"), rounds=3) for method in (FedMLB(FULL, lambda2=0.0), FedAvg(FULL))]
-    assert_close(runs[0].state.pool, runs[1].state.pool, rtol=1e-5, atol=1e-6)
+    assert_close(runs[0].state.weights, runs[1].state.weights, rtol=1e-5, atol=1e-6)
 
 
 def test_after_training_the_global_net_can_use_a_clients_features_better_than_after_fedavgs(play, clouds):
@@ -194,9 +194,9 @@ def test_after_training_the_global_net_can_use_a_clients_features_better_than_af
 def test_without_hybrid_paths_it_is_fedavg_bit_for_bit(play, clouds):
     federation = clouds("norm2", "norm3", sizes=(12, 20))
     runs = [play(m, federation, rounds=3) for m in (FedMLB(LONG, lambda2=0.0, lambda3=0.0), FedAvg(LONG))]
-    assert_close(runs[0].state.pool, runs[1].state.pool, **EXACTLY)
-    both = play(FedMLB(LONG), federation, rounds=3).state.pool["all"]
-    assert not torch.allclose(both["head.weight"], runs[1].state.pool["all"]["head.weight"], atol=1e-4)
+    assert_close(runs[0].state.weights, runs[1].state.weights, **EXACTLY)
+    both = play(FedMLB(LONG), federation, rounds=3).state.weights["all"]
+    assert not torch.allclose(both["head.weight"], runs[1].state.weights["all"]["head.weight"], atol=1e-4)
 
 
 def test_a_batch_of_one_example_can_be_learnt_from(play, clouds):

@@ -44,7 +44,7 @@ def federation(architectures=("net",) * 3):
 def after_a_round(method, world=None):
     engine = Engine(method, world or federation())
     state, _ = engine.round(1, engine.start(), range(3))
-    return state.pool["all"]
+    return state.weights["all"]
 
 
 def sgd(**more):
@@ -91,8 +91,8 @@ def test_a_client_that_nobody_heard_of_changes_nothing_of_a_layer():
     engine = Engine(FedNova(sgd()), federation(("net", "deep", "deep")))
     before = engine.start()
     after, _ = engine.round(1, before, [0])
-    assert torch.equal(after.pool["all"]["layers.deep"], before.pool["all"]["layers.deep"])
-    assert not torch.equal(after.pool["all"]["layers.w"], before.pool["all"]["layers.w"])
+    assert torch.equal(after.weights["all"]["layers.deep"], before.weights["all"]["layers.deep"])
+    assert not torch.equal(after.weights["all"]["layers.w"], before.weights["all"]["layers.w"])
 
 
 def test_a_sharing_that_averages_nothing_is_refused():
@@ -133,7 +133,7 @@ def of_opposite_slopes(training, rounds=12):
     state = engine.start()
     for number in range(1, rounds + 1):
         state, _ = engine.round(number, state, range(2))
-    return state.pool["all"]["layers.w"].item()
+    return state.weights["all"]["layers.w"].item()
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_the_second_client_step_is_the_papers(play, clouds):
 def test_a_client_distils_the_net_it_was_sent_in_this_round(play, clouds):
     """With one step a round the two nets are equal, so were another net distilled, it would not be FedAvg."""
     runs = [play(method, clouds("mlp2", "mlp3"), rounds=3) for method in (FedNTD(FULL, beta=5.0), FedAvg(FULL))]
-    assert_close(runs[0].state.pool, runs[1].state.pool, rtol=1e-5, atol=1e-6)
+    assert_close(runs[0].state.weights, runs[1].state.weights, rtol=1e-5, atol=1e-6)
 
 
 def test_a_class_that_the_client_lacks_is_forgotten_less_than_with_fedavg(play, clouds):
@@ -161,15 +161,17 @@ def test_without_beta_it_is_fedavg_bit_for_bit(play, clouds):
     federation = clouds("norm2", "norm3", "mlp2", sizes=(12, 20, 9))
     sharing = Sharing("architecture")
     runs = [play(method, federation, rounds=3) for method in (FedNTD(LONG, sharing, 0.0, 3.0), FedAvg(LONG, sharing))]
-    assert_close(runs[0].state.pool, runs[1].state.pool, **EXACTLY)
+    assert_close(runs[0].state.weights, runs[1].state.weights, **EXACTLY)
 
 
 def test_with_two_classes_it_is_fedavg(play, clouds):
     federation = clouds("mlp2", "mlp2", labels=((0, 1), (0, 1)))
     two = replace(federation, architectures={"mlp2": two_classes}, num_classes=2)
     runs = [play(method, two, rounds=2) for method in (FedNTD(LONG, beta=5.0), FedAvg(LONG))]
-    assert_close(runs[0].state.pool, runs[1].state.pool)
-    three = [play(method, federation, rounds=2).state.pool["all"] for method in (FedNTD(LONG, beta=5.0), FedAvg(LONG))]
+    assert_close(runs[0].state.weights, runs[1].state.weights)
+    three = [
+        play(method, federation, rounds=2).state.weights["all"] for method in (FedNTD(LONG, beta=5.0), FedAvg(LONG))
+    ]
     assert not torch.allclose(three[0]["head.weight"], three[1]["head.weight"], atol=1e-4)
 
 

@@ -297,7 +297,7 @@ def test_with_one_architecture_and_no_distillation_it_is_fedavg_bit_for_bit(play
     federation = clouds("norm2", "norm2", "norm2")
     ours = play(FedORION(SHORT, distillation=False), federation, rounds=3)
     theirs = play(FedAvg(SHORT, Sharing(weighting="uniform")), federation, rounds=3)
-    assert_close([s.common for s in ours.states], [s.pool["all"] for s in theirs.states], **EXACTLY)
+    assert_close([s.common for s in ours.states], [s.weights["all"] for s in theirs.states], **EXACTLY)
     assert [r.losses for r in ours.reports] == [r.losses for r in theirs.reports]
 
 
@@ -410,7 +410,7 @@ def test_the_students_running_statistics_are_kept_from_the_noise(teachers, keep)
 def test_a_server_step_is_the_papers(play, clouds, monkeypatch):
     noise = uniform(16, 6)
     fixed = replace(noise_examples("gaussian", 16, (6,)), inputs=noise, preprocess=None)
-    monkeypatch.setattr("potluck.methods.fedorion.noise_examples", lambda kind, count, shape: fixed)
+    monkeypatch.setattr("potluck.parts.noise.noise_examples", lambda kind, count, shape: fixed)
     federation = clouds("norm2", "norm3", "mlp3")  # the first holds the global architecture
     run = play(FedORION(SHORT, replace(FULL, epochs=3)), federation)
     averaged = play(FedORION(SHORT, distillation=False), federation).state.common
@@ -573,7 +573,7 @@ def overheard(monkeypatch):
 
         return replace(silent, preprocess=draw)
 
-    monkeypatch.setattr("potluck.methods.fedorion.noise_examples", listening)
+    monkeypatch.setattr("potluck.parts.noise.noise_examples", listening)
     return drawn
 
 

@@ -72,19 +72,19 @@ def test_the_stronger_the_pull_the_shorter_the_way(play, clouds):
 def test_the_first_step_of_a_round_feels_no_pull(play, clouds):
     one_step = LocalTraining("sgd", lr=0.1, steps=1)
     near, far = (play(FedProx(one_step, mu=mu), clouds(*BOTH), rounds=2) for mu in (0.0, 50.0))
-    assert_close(far.state.pool, near.state.pool, **EXACTLY)
+    assert_close(far.state.weights, near.state.weights, **EXACTLY)
 
 
 def test_without_mu_it_is_fedavg_bit_for_bit(play, clouds):
     prox, avg = (play(method, clouds(*BOTH), rounds=3) for method in (FedProx(SGD, mu=0.0), FedAvg(SGD)))
-    assert_close(prox.state.pool, avg.state.pool, **EXACTLY)
+    assert_close(prox.state.weights, avg.state.weights, **EXACTLY)
     assert [report.traffic for report in prox.reports] == [report.traffic for report in avg.reports]
 
 
 def test_the_pull_covers_parameters_and_no_statistics(play, clouds):
     """Statistics follow the data, however strong the pull."""
     run = play(FedProx(LocalTraining("sgd", lr=1e-4, epochs=5), mu=100.0), clouds(*BOTH))
-    before, after = (state.pool["all"]["stages.stage0.1.running_mean"] for state in run.states)
+    before, after = (state.weights["all"]["stages.stage0.1.running_mean"] for state in run.states)
     assert (after - before).abs().max() > 0.01
 
 
@@ -119,7 +119,7 @@ def test_decoupled_adam_does_not_hide_how_strong_the_pull_is(play, clouds):
 
 def test_decoupled_without_mu_it_is_fedavg_bit_for_bit(play, clouds):
     prox, avg = (play(m, clouds(*BOTH), rounds=2) for m in (FedProx(SGD, mu=0.0, coupled=False), FedAvg(SGD)))
-    assert_close(prox.state.pool, avg.state.pool, **EXACTLY)
+    assert_close(prox.state.weights, avg.state.weights, **EXACTLY)
 
 
 def test_a_negative_mu_is_refused():

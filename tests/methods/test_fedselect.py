@@ -301,7 +301,7 @@ def test_without_weights_of_their_own_it_is_fedavg_bit_for_bit(play, clouds):
     federation, uniform = clouds("mlp2", "mlp3"), Sharing(weighting="uniform")
     long = LocalTraining("adam", lr=0.01, batch_size=8, epochs=2)
     runs = [play(m, federation, rounds=4) for m in (FedSelect(long, rate=0.0, grow_every=1), FedAvg(long, uniform))]
-    assert_close(runs[0].state.weights, runs[1].state.pool["all"], **EXACTLY)
+    assert_close(runs[0].state.weights, runs[1].state.weights["all"], **EXACTLY)
 
 
 def test_it_needs_layers_of_one_shape():

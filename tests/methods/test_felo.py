@@ -271,7 +271,7 @@ def test_no_weights_and_no_labels_of_single_examples_cross_the_wire(play, clouds
     run = play(Felo(), clouds("norm2", "norm3"), rounds=2)
     assert set(run.reports[1].traffic.up) == {"counts", "features", "logits"}
     assert all(len(reply["features"]) == len(reply["logits"]) == CLASSES for reply in replied(run).values())
-    assert run.state.pool == {}
+    assert run.state.weights == {}
 
 
 @pytest.mark.parametrize("scope", ["layer", "architecture"])
@@ -285,7 +285,7 @@ def test_with_sharing_and_without_distances_it_is_fedavg_bit_for_bit(play, cloud
     for ids in ((0, 1), (1, 2), (0, 1, 2)):
         ours.round(*ids)
         theirs.round(*ids)
-    assert_close([s.pool for s in ours.states], [s.pool for s in theirs.states], **EXACTLY)
+    assert_close([s.weights for s in ours.states], [s.weights for s in theirs.states], **EXACTLY)
     for id in range(3):
         assert_close(dict(ours.model(id).state_dict()), dict(theirs.model(id).state_dict()), **EXACTLY)
 
@@ -295,13 +295,13 @@ def test_with_sharing_the_averages_travel_beside_the_weights(play, clouds):
     assert set(run.reports[1].traffic.down) == {"features", "logits", "weights", "buffers"}
     assert set(run.reports[1].traffic.up) == {"counts", "features", "logits", "weights", "buffers", "examples"}
     without = play(Felo(alpha=0.0, sharing=Sharing("architecture")), clouds("norm2", "norm3"), rounds=2)
-    one, other = (found.state.pool["norm2"]["head.weight"] for found in (run, without))
+    one, other = (found.state.weights["norm2"]["head.weight"] for found in (run, without))
     assert not torch.allclose(one, other, atol=1e-4)
 
 
 def test_with_sharing_one_architecture_has_a_global_model(play, clouds):
     run = play(Felo(sharing=Sharing()), clouds("mlp2", "mlp2"))
-    assert_close(dict(run.engine.global_model(run.state).state_dict()), run.state.pool["all"], **EXACTLY)
+    assert_close(dict(run.engine.global_model(run.state).state_dict()), run.state.weights["all"], **EXACTLY)
     assert_close(dict(run.model(0).state_dict()), dict(run.model(1).state_dict()), **EXACTLY)
 
 

@@ -203,9 +203,9 @@ def test_with_labels_alone_own_nets_are_local_and_copies_fedavg(play, clouds):
     federation = clouds("norm2", "norm2", "norm2")
     ours = play(FML(SHORT, alpha=1.0, beta=1.0), federation, rounds=3)
     fedavg = play(FedAvg(SHORT, Sharing(weighting="uniform")), federation, rounds=0)
-    begin(fedavg, pool={"all": ours.states[0].common})
+    begin(fedavg, weights={"all": ours.states[0].common})
     local = play(Local(SHORT), federation, rounds=3)
-    assert_close([s.common for s in ours.states], [s.pool["all"] for s in fedavg.states], **EXACTLY)
+    assert_close([s.common for s in ours.states], [s.weights["all"] for s in fedavg.states], **EXACTLY)
     for id in range(3):
         assert_close(weights_of(ours.model(id)), weights_of(local.model(id)), **EXACTLY)
 

@@ -141,10 +141,10 @@ def test_a_layer_that_one_architecture_has_frozen_is_averaged_over_the_others(pl
     for entry, tensor in (("weights", name), ("buffers", statistics)):
         total = 20 + 9
         expected = sum(replied[id][entry][tensor] * (size / total) for id, size in ((1, 20), (2, 9)))
-        assert_close(run.state.pool["all"][tensor], expected)
+        assert_close(run.state.weights["all"][tensor], expected)
     built = run.engine.server(0).build("norm2")
     assert_close(frozen_of(run.model(0)), frozen_of(built), **EXACTLY)
-    assert not torch.equal(weights_of(run.model(0))[name], run.state.pool["all"][name])
+    assert not torch.equal(weights_of(run.model(0))[name], run.state.weights["all"][name])
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from potluck.core.scale import FULL
 from potluck.core.weights import parameters_of
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedgen import FedGen, sent_heads
+from potluck.methods.fedgen import FedGen
 from potluck.methods.heterofl import HeteroFL
 from potluck.methods.moon import representation
 from potluck.models.contract import StagedNet, classifier_names, feature_shapes, of_depth
+from potluck.parts.generator import sent_heads
 from potluck.parts.sharing import Sharing
 from potluck.testing.worlds import quick
 
@@ -105,8 +106,10 @@ def test_fedavg__shares_the_layers_that_nets_of_other_depth_have_and_an_exit_wit
     for name, members in {"stages.stage1.0.weight": [0, 1, 2], "exits.stage2.head.weight": [1, 2]}.items():
         shares = sizes[members] / sizes[members].sum()
         expected = sum(share * replies[id][name] for share, id in zip(shares, members, strict=True))
-        assert_close(run.state.pool["all"][name], expected)
-    assert_close(run.state.pool["all"]["exits.stage1.head.weight"], replies[0]["exits.stage1.head.weight"], **EXACTLY)
+        assert_close(run.state.weights["all"][name], expected)
+    assert_close(
+        run.state.weights["all"]["exits.stage1.head.weight"], replies[0]["exits.stage1.head.weight"], **EXACTLY
+    )
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -49,7 +49,7 @@ def test_at_full_width_it_is_fedavg_with_equal_weights(play, clouds, architectur
     training = LocalTraining("sgd", lr=0.1, clip_norm=1.0)
     heterofl = play(HeteroFL(training), federation, rounds=3)
     fedavg = play(FedAvg(training, Sharing(weighting="uniform")), federation, rounds=3)
-    expected = {name: fedavg.state.pool["all"][name] for name in heterofl.state.weights}
+    expected = {name: fedavg.state.weights["all"][name] for name in heterofl.state.weights}
     assert_close(heterofl.state.weights, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -89,16 +89,16 @@ def test_in_every_round_the_top_layer_gets_the_mean_of_the_deeper_models_layers(
     for _ in range(3):
         run.round()
         expected = after(run, "mlp2", mixed(run, "mlp2", "mlp5", own=1, above=(1, 2, 3, 4), beta=0.3))
-        assert_close(run.state.pool["mlp2"], expected, **CLOSELY)
-        assert_close(run.state.pool["mlp5"], after(run, "mlp5", way(run, "mlp5")), **CLOSELY)
+        assert_close(run.state.weights["mlp2"], expected, **CLOSELY)
+        assert_close(run.state.weights["mlp5"], after(run, "mlp5", way(run, "mlp5")), **CLOSELY)
         plain = after(run, "mlp2", way(run, "mlp2"))[HIDDEN.format(1, "weight")]
-        assert not torch.allclose(run.state.pool["mlp2"][HIDDEN.format(1, "weight")], plain, atol=1e-4)
+        assert not torch.allclose(run.state.weights["mlp2"][HIDDEN.format(1, "weight")], plain, atol=1e-4)
 
 
 def test_with_beta_one_the_top_layer_moves_as_the_deeper_models_layers_do_in_the_mean(play, deep):
     run = play(InclusiveFL(SGD, beta=1.0, sharing=APART), deep(2, 3))
     name = HIDDEN.format(1, "weight")
-    moved = run.state.pool["mlp2"][name] - run.states[0].pool["mlp2"][name]
+    moved = run.state.weights["mlp2"][name] - run.states[0].weights["mlp2"][name]
     g = way(run, "mlp3")
     assert_close(moved, (g[name] + g[HIDDEN.format(2, "weight")]) / 2, **CLOSELY)
 
@@ -108,14 +108,14 @@ def test_each_of_three_sizes_learns_from_the_next_larger_and_its_update_before_m
     two = mixed(run, "mlp2", "mlp3", own=1, above=(1, 2), beta=0.5)
     three = mixed(run, "mlp3", "mlp5", own=2, above=(2, 3, 4), beta=0.5)
     for size, g in (("mlp2", two), ("mlp3", three), ("mlp5", way(run, "mlp5"))):
-        assert_close(run.state.pool[size], after(run, size, g), **CLOSELY)
+        assert_close(run.state.weights[size], after(run, size, g), **CLOSELY)
 
 
 def test_shared_layers_are_the_mean_over_sizes_of_their_mixed_updates(play, deep):
     run = play(InclusiveFL(SGD, beta=0.3), deep(2, 5, 2, 5), rounds=2)
     small = after(run, "mlp2", mixed(run, "mlp2", "mlp5", own=1, above=(1, 2, 3, 4), beta=0.3))
     large, n, m = after(run, "mlp5", way(run, "mlp5")), SIZES[0] + SIZES[2], SIZES[1] + SIZES[3]
-    for name, found in run.state.pool["all"].items():
+    for name, found in run.state.weights["all"].items():
         expected = (n * small[name] + m * large[name]) / (n + m) if name in small else large[name]
         assert_close(found, expected, **CLOSELY)
 
@@ -124,21 +124,21 @@ def test_shared_layers_are_the_mean_over_sizes_of_their_mixed_updates(play, deep
 def test_where_nobody_of_the_next_larger_size_answers_there_is_no_momentum(play, deep, cohort):
     federation = deep(2, 3, 5)
     runs = [play(method, federation, rounds=1) for method in (InclusiveFL(SGD, 0.9), FedAvg(SGD))]
-    runs[1].states[-1] = type(runs[1].state)(runs[0].state.pool)
+    runs[1].states[-1] = type(runs[1].state)(runs[0].state.weights)
     for run in runs:
         run.round(*cohort)
-    assert_close(runs[0].state.pool, runs[1].state.pool, **CLOSELY)
+    assert_close(runs[0].state.weights, runs[1].state.weights, **CLOSELY)
 
 
 def test_of_the_previous_round_it_is_mixed_in_from_the_second_on(play, deep):
     run = play(InclusiveFL(SGD, beta=0.4, momentum="previous", sharing=APART), deep(2, 5), rounds=1)
-    assert_close(run.state.pool["mlp2"], after(run, "mlp2", way(run, "mlp2")), **CLOSELY)
+    assert_close(run.state.weights["mlp2"], after(run, "mlp2", way(run, "mlp2")), **CLOSELY)
     assert_close(run.state.updates["mlp5"], way(run, "mlp5"), **CLOSELY)
     run.round(0)  # nobody of the larger size now, but in the round before
     g = mixed(run, "mlp2", "mlp5", own=1, above=(1, 2, 3, 4), beta=0.4, exchange=-2)
-    assert_close(run.state.pool["mlp2"], after(run, "mlp2", g), **CLOSELY)
+    assert_close(run.state.weights["mlp2"], after(run, "mlp2", g), **CLOSELY)
     run.round()
-    assert_close(run.state.pool["mlp2"], after(run, "mlp2", way(run, "mlp2")), **CLOSELY)
+    assert_close(run.state.weights["mlp2"], after(run, "mlp2", way(run, "mlp2")), **CLOSELY)
 
 
 def test_of_the_same_round_no_update_is_kept(play, deep):
@@ -248,7 +248,7 @@ def test_running_statistics_are_plain_means(play, clouds):
     one, two = (run.wire.replied["local_update"][0][id]["buffers"] for id in (0, 1))
     for name, buffer in one.items():
         expected = (12 * buffer + 20 * two[name]) / 32 if buffer.is_floating_point() else max(buffer, two[name])
-        assert_close(run.state.pool["all"][name], expected)
+        assert_close(run.state.weights["all"][name], expected)
 
 
 def test_statistics_of_a_layer_that_a_size_keeps_are_its_own(play, clouds):
@@ -272,7 +272,7 @@ def test_with_one_size_it_is_fedavg_bit_for_bit_and_has_a_global_model(play, clo
 def test_without_beta_it_is_fedavg(play, clouds):
     federation = clouds("norm2", "norm3", "norm3")
     runs = [play(method, federation, rounds=3) for method in (InclusiveFL(SGD, 0.0), FedAvg(SGD))]
-    assert_close(runs[0].state.pool, runs[1].state.pool, **CLOSELY)
+    assert_close(runs[0].state.weights, runs[1].state.weights, **CLOSELY)
 
 
 def test_it_needs_models_in_stages():

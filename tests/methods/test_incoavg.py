@@ -35,8 +35,8 @@ def test_a_round_is_that_of_the_method_with_its_deep_layers_mixed(name, play, cl
     """From one state on, the methods differ in the deep layer, and there by the equation."""
     federation = clouds("norm3", "norm2", "norm3", "norm2")
     base, mixing = play(method(OVER[name]), federation), play(method(name), federation)
-    before, after = base.states[0].pool["all"], base.state.pool["all"]
-    found = mixing.state.pool["all"]
+    before, after = base.states[0].weights["all"], base.state.weights["all"]
+    found = mixing.state.weights["all"]
     assert found.keys() == after.keys()
     for layer in found.keys() - {DEEP}:
         assert torch.equal(found[layer], after[layer]), layer
@@ -58,13 +58,13 @@ def test_what_crosses_the_wire_is_that_of_the_method(name, play, clouds):
 
 def test_incoavg_mixes_the_plain_means_of_all_owners_updates(play, clouds):
     run = play(method("incoavg"), clouds("norm3", "norm2", "norm3", "norm2"))
-    before, replies = run.states[0].pool["all"], run.wire.replied["local_update"][0]
+    before, replies = run.states[0].weights["all"], run.wire.replied["local_update"][0]
     owners = {SHALLOW: [0, 1, 2, 3], DEEP: [0, 2]}
     g_0, g_k = (
         mean([replies[id]["weights"][layer] for id in ids], [1.0] * len(ids)) - before[layer]
         for layer, ids in owners.items()
     )
-    assert_close(run.state.pool["all"][DEEP], before[DEEP] + CrossLayer().mixed(g_k, g_0))
+    assert_close(run.state.weights["all"][DEEP], before[DEEP] + CrossLayer().mixed(g_k, g_0))
 
 
 def test_deep_layers_follow_clients_that_lack_them(play, clouds):
@@ -73,14 +73,14 @@ def test_deep_layers_follow_clients_that_lack_them(play, clouds):
     other = clouds("norm3", "norm2", seed=1)
     changed = replace(federation, sites={0: federation.sites[0], 1: other.sites[1]})
     for name, reached in (("fedavg", False), ("incoavg", True)):
-        pools = [play(method(name), world).state.pool["all"] for world in (federation, changed)]
+        pools = [play(method(name), world).state.weights["all"] for world in (federation, changed)]
         assert torch.equal(pools[0][DEEP], pools[1][DEEP]) is not reached
 
 
 def test_a_deep_layer_of_which_no_owner_is_drawn_keeps_its_bits(play, clouds):
     run = play(method("incoavg"), clouds("norm3", "norm2"), rounds=0)
     run.round(1)
-    before, after = (state.pool["all"] for state in run.states)
+    before, after = (state.weights["all"] for state in run.states)
     assert torch.equal(after[DEEP], before[DEEP])
     assert not torch.equal(after[SHALLOW], before[SHALLOW])
 
@@ -89,7 +89,7 @@ def test_within_architectures_each_mixes_its_own_layers(play, clouds):
     federation = clouds("norm3", "norm2", "norm3")
     sharing = Sharing("architecture", "uniform")
     base, mixing = (play(method(name, sharing=sharing), federation) for name in ("fedavg", "incoavg"))
-    before, after, found = base.states[0].pool, base.state.pool, mixing.state.pool
+    before, after, found = base.states[0].weights, base.state.weights, mixing.state.weights
     assert all(torch.equal(found["norm2"][name], after["norm2"][name]) for name in after["norm2"])
     g_0, g_k = (after["norm3"][layer] - before["norm3"][layer] for layer in (SHALLOW, DEEP))
     assert_close(found["norm3"][DEEP], before["norm3"][DEEP] + CrossLayer().mixed(g_k, g_0))
@@ -115,6 +115,6 @@ def test_clients_weigh_alike_by_default(name):
 def test_a_round_does_not_change_the_state_it_is_given(clouds):
     engine = Engine(method("incoavg"), clouds("norm3", "norm2"))
     before = engine.start()
-    kept = {name: tensor.clone() for name, tensor in before.pool["all"].items()}
+    kept = {name: tensor.clone() for name, tensor in before.weights["all"].items()}
     engine.round(1, before, [0, 1])
-    assert_close(before.pool["all"], kept, rtol=0, atol=0)
+    assert_close(before.weights["all"], kept, rtol=0, atol=0)

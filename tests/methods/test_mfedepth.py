@@ -75,7 +75,7 @@ def exit_of(fit):
 def test_with_memory_for_all_it_is_fedavg_and_sends_no_heads_back(play, clouds):
     federation = clouds("norm2", "norm3", "norm3")
     mfedepth, fedavg = play(MFeDepth(PLAIN), federation, rounds=2), play(FedAvg(PLAIN), federation, rounds=2)
-    assert_close([s.pool for s in mfedepth.states], [s.pool for s in fedavg.states], **EXACTLY)
+    assert_close([s.weights for s in mfedepth.states], [s.weights for s in fedavg.states], **EXACTLY)
     assert mfedepth.reports[1].traffic.up == fedavg.reports[1].traffic.up
     assert_close(mfedepth.states[2].exits, mfedepth.states[0].exits, **EXACTLY)
 
@@ -197,7 +197,7 @@ def test_a_net_of_one_block_needs_no_heads(play, clouds):
     federation = replace(clouds("mlp3"), architectures={"mlp3": one_block})
     run = play(MFeDepth(PLAIN), federation, rounds=2)
     assert run.state.exits == {"all": {}}
-    assert not torch.equal(run.state.pool["all"]["head.weight"], run.states[0].pool["all"]["head.weight"])
+    assert not torch.equal(run.state.weights["all"]["head.weight"], run.states[0].weights["all"]["head.weight"])
 
 
 def one_block():

@@ -25,7 +25,7 @@ UNIFORM = FedAvg(PLAIN, Sharing(weighting="uniform"))
 
 
 def weight(run):
-    (weights,) = run.state.pool["all"].values()
+    (weights,) = run.state.weights["all"].values()
     return weights.item()
 
 
@@ -178,7 +178,7 @@ def test_the_full_gradient_leaves_the_statistics_alone(play, clouds):
     federation = clouds("norm2", "norm2")
     by_gradient = play(Scaffold(PLAIN, "gradient"), federation)
     by_path = play(Scaffold(PLAIN, "path"), federation)
-    assert_close(by_gradient.state.pool, by_path.state.pool)
+    assert_close(by_gradient.state.weights, by_path.state.weights)
 
 
 def test_clients_who_are_not_drawn_keep_their_control(play, clouds):
@@ -246,7 +246,7 @@ class Tied(nn.Module):
 def test_tied_weights_stay_tied_and_have_one_control(play, clouds, option, optimizer):
     federation = replace(clouds("mlp2", "mlp2"), architectures={"mlp2": Tied})
     run = play(Scaffold(replace(PLAIN, optimizer=optimizer), option), federation, rounds=3)
-    for part in (run.state.pool["all"], run.state.control["all"], controls(run, [0])[0]):
+    for part in (run.state.weights["all"], run.state.control["all"], controls(run, [0])[0]):
         assert "second.weight" not in part
     assert run.state.control["all"]["first.weight"].any()
     model = run.model(0)
@@ -279,7 +279,7 @@ def test_a_parameter_that_a_clients_loss_does_not_reach_has_the_gradient_zero(pl
     if training.optimizer == "adam" and option == "path":  # steps without a gradient are none, and so corrected
         assert controls(unreached, [0])[0]["v"].item() == pytest.approx(0.0, abs=1e-6)
         return
-    assert_close(unreached.state.pool, reached.state.pool, **EXACTLY)
+    assert_close(unreached.state.weights, reached.state.weights, **EXACTLY)
     assert_close(controls(unreached, [0, 1]), controls(reached, [0, 1]), **EXACTLY)
     if not training.weight_decay:
         assert controls(unreached, [0])[0]["v"].item() == pytest.approx(0.0, abs=1e-6)
@@ -289,7 +289,7 @@ def test_a_parameter_that_a_clients_loss_does_not_reach_has_the_gradient_zero(pl
 @BOTH_OPTIONS
 def test_what_one_clients_loss_does_not_reach_finds_the_others_optimum(play, lines, option):
     run = play(Scaffold(SGD, option), lines(*LINES, architecture=partial(Branching, False)), rounds=60)
-    assert {name: tensor.item() for name, tensor in run.state.pool["all"].items()} == {
+    assert {name: tensor.item() for name, tensor in run.state.weights["all"].items()} == {
         "w": pytest.approx(1.0, abs=5e-3),
         "v": pytest.approx(-2.0, abs=5e-3),
     }
@@ -303,13 +303,13 @@ def test_the_first_round_is_fedavg(play, clouds, optimizer):
     training = replace(PLAIN, optimizer=optimizer)
     federation = clouds("norm2", "norm3", "norm3")
     fedavg = play(FedAvg(training, Sharing(weighting="uniform")), federation)
-    assert_close(play(Scaffold(training), federation).state.pool, fedavg.state.pool, rtol=1e-5, atol=1e-6)
+    assert_close(play(Scaffold(training), federation).state.weights, fedavg.state.weights, rtol=1e-5, atol=1e-6)
 
 
 def test_from_the_second_round_on_scaffold_goes_its_own_way(play, clouds):
     federation = clouds("mlp2", "mlp2")
     scaffold, fedavg = play(Scaffold(PLAIN), federation, rounds=2), play(UNIFORM, federation, rounds=2)
-    gap = minus(scaffold.state.pool["all"], fedavg.state.pool["all"])
+    gap = minus(scaffold.state.weights["all"], fedavg.state.weights["all"])
     assert max(tensor.abs().max().item() for tensor in gap.values()) > 1e-3
 
 
@@ -329,7 +329,7 @@ def test_under_plain_sgd_both_places_of_the_correction_are_one(play, clouds):
     training = LocalTraining("sgd", lr=0.1, batch_size=64)
     federation = clouds("mlp2", "mlp2")
     path, gradient = (play(Scaffold(training, o), federation, rounds=4) for o in ("path", "gradient"))
-    assert_close(path.state.pool, gradient.state.pool, rtol=1e-4, atol=1e-5)
+    assert_close(path.state.weights, gradient.state.weights, rtol=1e-4, atol=1e-5)
     assert_close(path.state.control, gradient.state.control, rtol=1e-3, atol=1e-5)
 
 
@@ -414,18 +414,18 @@ def test_the_server_goes_its_own_rate_along_the_mean_change(play, clouds, server
     run = play(Scaffold(PLAIN, server_lr=server_lr), clouds("norm2", "norm2", "norm2"), rounds=0)
     run.round(0, 2)
     one, two = (run.wire.replied["local_update"][0][id]["dy"] for id in (0, 2))
-    x = run.states[0].pool["all"]
+    x = run.states[0].weights["all"]
     expected = {name: x[name] + server_lr * (one[name] + two[name]) / 2 for name in one}
-    assert_close({name: run.state.pool["all"][name] for name in expected}, expected)
+    assert_close({name: run.state.weights["all"][name] for name in expected}, expected)
 
 
 def test_a_layer_that_nobody_drawn_owns_keeps_weights_and_control(play, clouds):
     run = play(Scaffold(PLAIN), clouds("norm2", "norm3"), rounds=2)
     run.round(0)
-    for part in ("pool", "control"):
+    for part in ("weights", "control"):
         before, after = (getattr(state, part)["all"] for state in run.states[-2:])
         kept = [name for name in after if name.startswith("stages.stage2.")]
-        assert len(kept) == (7 if part == "pool" else 4)
+        assert len(kept) == (7 if part == "weights" else 4)
         for name in kept:
             assert_close(after[name], before[name], **EXACTLY)
 
@@ -437,7 +437,7 @@ def test_buffers_are_plain_means_without_any_correction(play, clouds, server_lr)
     assert len(one) == 6
     for name, buffer in one.items():
         expected = (buffer + two[name]) / 2 if buffer.is_floating_point() else max(buffer, two[name])
-        assert_close(run.state.pool["all"][name], expected)
+        assert_close(run.state.weights["all"][name], expected)
 
 
 @pytest.mark.parametrize("buffers", ["local", "drop"])
@@ -447,7 +447,7 @@ def test_the_policy_for_buffers_does_not_change_weights_or_controls(play, clouds
     run = play(Scaffold(PLAIN, sharing=Sharing(weighting="uniform", buffers=buffers)), federation, rounds=3)
     assert_close(run.state.control, averaged.state.control, **EXACTLY)
     for name in run.state.control["all"]:
-        assert_close(run.state.pool["all"][name], averaged.state.pool["all"][name], **EXACTLY)
+        assert_close(run.state.weights["all"][name], averaged.state.weights["all"][name], **EXACTLY)
     assert not {"buffers"} & {*run.reports[0].traffic.down, *run.reports[0].traffic.up}
 
 
@@ -467,9 +467,9 @@ def test_messages_carry_twice_the_parameters_of_fedavg(play, clouds):
 
 def test_a_round_leaves_the_state_it_was_given_unchanged(play, clouds):
     run = play(Scaffold(PLAIN), clouds("norm2", "norm2"))
-    before = {n: t.clone() for part in (run.state.pool, run.state.control) for n, t in part["all"].items()}
+    before = {n: t.clone() for part in (run.state.weights, run.state.control) for n, t in part["all"].items()}
     run.round()
-    after = {n: t for part in (run.states[1].pool, run.states[1].control) for n, t in part["all"].items()}
+    after = {n: t for part in (run.states[1].weights, run.states[1].control) for n, t in part["all"].items()}
     assert_close(after, before, **EXACTLY)
 
 

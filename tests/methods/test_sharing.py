@@ -31,20 +31,20 @@ def test_with_one_architecture_the_mean_by_layer_is_plain_fedavg(play, clouds, s
     federation = clouds("norm2", "norm2", "norm2")
     by_layer = play(FedAvg(sharing=Sharing("layer", "uniform")), federation, rounds=2)
     plain = play(FedAvg(sharing=Sharing(scope, "uniform")), federation, rounds=2)
-    assert_close(list(by_layer.state.pool.values()), list(plain.state.pool.values()), **EXACTLY)
+    assert_close(list(by_layer.state.weights.values()), list(plain.state.weights.values()), **EXACTLY)
 
 
 def test_a_layer_of_one_drawn_client_is_copied_bit_for_bit(play, clouds):
     run = play(FedAvg(), clouds("mlp2", "mlp3", "mlp3"), rounds=0)
     run.round(0, 2)
     reply = run.wire.replied["local_update"][0][2]["weights"]
-    assert_close(run.state.pool["all"][DEEP], reply[DEEP], **EXACTLY)
+    assert_close(run.state.weights["all"][DEEP], reply[DEEP], **EXACTLY)
 
 
 def test_a_layer_that_nobody_drawn_owns_keeps_its_value_bit_for_bit(play, clouds):
     run = play(FedAvg(), clouds("norm2", "norm3"), rounds=2)
     run.round(0)
-    before, after = (state.pool["all"] for state in run.states[-2:])
+    before, after = (state.weights["all"] for state in run.states[-2:])
     kept = [name for name in after if name.startswith("stages.stage2.")]
     assert len(kept) == 7  # two tensors of the linear layer, two weights and three buffers of the norm
     for name in kept:
@@ -55,7 +55,7 @@ def test_a_layer_that_nobody_drawn_owns_keeps_its_value_bit_for_bit(play, clouds
 def test_a_shared_layer_lies_between_its_owners(play, clouds):
     run = play(FedAvg(), clouds("mlp2", "mlp3", "mlp3"))
     replies = run.wire.replied["local_update"][0]
-    for name, merged in run.state.pool["all"].items():
+    for name, merged in run.state.weights["all"].items():
         owners = torch.stack([r["weights"][name] for r in replies.values() if name in r["weights"]])
         assert len(owners) == (2 if "hidden2" in name else 3)
         assert (merged >= owners.amin(0) - 1e-6).all()
@@ -113,14 +113,14 @@ def test_layers_of_one_name_and_two_shapes_are_refused_with_advice(play, clouds)
 
 def test_a_shared_layer_starts_as_the_largest_architecture_has_it(play, clouds):
     run = play(FedAvg(), clouds("mlp2", "mlp3"), rounds=0)
-    assert_close(run.state.pool["all"], dict(run.engine.server(0).build("mlp3").state_dict()), **EXACTLY)
+    assert_close(run.state.weights["all"], dict(run.engine.server(0).build("mlp3").state_dict()), **EXACTLY)
 
 
 def test_a_client_that_was_not_drawn_is_judged_with_the_newest_weights(play, clouds):
     run = play(FedAvg(), clouds("mlp2", "mlp3"), rounds=0)
     run.round(0)
     for name, weight in run.model(1).state_dict().items():
-        assert_close(weight, run.state.pool["all"][name], **EXACTLY)
+        assert_close(weight, run.state.weights["all"][name], **EXACTLY)
 
 
 # Within architectures: FedIN's revision, eq. 20 and 21
@@ -131,7 +131,7 @@ def test_a_group_of_one_client_trains_locally(play, clouds):
         FedAvg(sharing=Sharing("architecture")), clouds("mlp2", "mlp3", "wide2", sizes=(9, 12, 15)), rounds=3
     )
     alone = play(FedAvg(sharing=Sharing("architecture")), clouds("mlp3", sizes=(12,), first_id=1), rounds=3)
-    assert_close(together.state.pool["mlp3"], alone.state.pool["mlp3"], **EXACTLY)
+    assert_close(together.state.weights["mlp3"], alone.state.weights["mlp3"], **EXACTLY)
 
 
 def test_a_group_does_not_depend_on_the_others_data(play, clouds):
@@ -141,14 +141,14 @@ def test_a_group_does_not_depend_on_the_others_data(play, clouds):
     )
     method = FedAvg(sharing=Sharing("architecture"))
     first, second = play(method, federation, rounds=2), play(method, mixed, rounds=2)
-    assert_close(first.state.pool["mlp2"], second.state.pool["mlp2"], **EXACTLY)
-    assert not torch.equal(first.state.pool["mlp3"][DEEP], second.state.pool["mlp3"][DEEP])
+    assert_close(first.state.weights["mlp2"], second.state.weights["mlp2"], **EXACTLY)
+    assert not torch.equal(first.state.weights["mlp3"][DEEP], second.state.weights["mlp3"][DEEP])
 
 
 def test_a_group_that_nobody_is_drawn_from_is_untouched(play, clouds):
     run = play(FedAvg(sharing=Sharing("architecture")), clouds("norm2", "norm3", "norm3"), rounds=1)
     run.round(1, 2)
-    before, after = (state.pool for state in run.states[-2:])
+    before, after = (state.weights for state in run.states[-2:])
     assert_close(after["norm2"], before["norm2"], **EXACTLY)
     assert not torch.equal(after["norm3"]["head.weight"], before["norm3"]["head.weight"])
 
@@ -158,7 +158,7 @@ def test_within_a_group_clients_are_weighed(play, clouds, weighting, share):
     run = play(FedAvg(sharing=Sharing("architecture", weighting)), clouds("mlp2", "mlp2", "mlp3"))
     one, two = (run.wire.replied["local_update"][0][id]["weights"] for id in (0, 1))
     expected = {name: share * one[name] + (1 - share) * two[name] for name in one}
-    assert_close(run.state.pool["mlp2"], expected)
+    assert_close(run.state.weights["mlp2"], expected)
 
 
 # Buffers
@@ -168,7 +168,7 @@ def test_averaged_buffers_are_weighed_like_weights_and_counters_give_their_maxim
     run = play(FedAvg(LocalTraining(batch_size=4)), clouds("norm2", "norm2"))
     one, two = (reply["buffers"] for reply in run.wire.replied["local_update"][0].values())
     share = 12 / 32
-    pool = run.state.pool["all"]
+    pool = run.state.weights["all"]
     for name in one:
         if name.endswith("num_batches_tracked"):
             assert (one[name].item(), two[name].item()) == (3, 5)
@@ -225,8 +225,8 @@ def test_a_client_that_was_never_drawn_has_no_local_buffers_and_measures_them(pl
 def test_dropped_buffers_are_not_kept(play, clouds):
     run = play(FedAvg(sharing=Sharing(buffers="drop")), clouds("norm2", "norm2"), rounds=2)
     assert run.kept(0) == {"state": {}}
-    fresh = {name: b for name, b in run.states[0].pool["all"].items() if "running" in name}
-    assert_close({name: run.state.pool["all"][name] for name in fresh}, fresh, **EXACTLY)
+    fresh = {name: b for name, b in run.states[0].weights["all"].items() if "running" in name}
+    assert_close({name: run.state.weights["all"][name] for name in fresh}, fresh, **EXACTLY)
 
 
 def test_dropped_buffers_are_measured_on_the_clients_own_data_when_it_is_judged(play, clouds):
@@ -245,7 +245,7 @@ def test_the_policy_for_buffers_does_not_change_the_weights(play, clouds, buffer
     averaged = play(FedAvg(), federation, rounds=2)
     run = play(FedAvg(sharing=Sharing(buffers=buffers)), federation, rounds=2)
     for name in run.engine.federation.roster[1].parameters:
-        assert_close(run.state.pool["all"][name], averaged.state.pool["all"][name], **EXACTLY)
+        assert_close(run.state.weights["all"][name], averaged.state.weights["all"][name], **EXACTLY)
 
 
 @pytest.mark.parametrize(("buffers", "shared"), [("average", True), ("local", False), ("drop", False)])

@@ -153,7 +153,7 @@ def test_averaged_statistics_are_evaluated_as_they_were_sent(play, clouds):
     run = play(FedAvg(LONG), clouds("norm2", "norm2"), rounds=0)
     assert not any(norm.running_mean.any() for norm in batch_norms(run.model(1)).values())
     run.round(0)
-    assert_close(weights_of(run.model(1)), run.state.pool["all"], **EXACTLY)
+    assert_close(weights_of(run.model(1)), run.state.weights["all"], **EXACTLY)
 
 
 def test_statistics_that_were_learnt_are_evaluated_as_they_are(play, clouds):

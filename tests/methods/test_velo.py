@@ -358,7 +358,7 @@ def test_clients_keep_their_own_models_whoever_is_drawn(play, clouds, use):
     assert_close(after[1], before[1], **EXACTLY)
     assert not torch.equal(after[0]["head.weight"], before[0]["head.weight"])
     assert run.engine.global_model(run.state) is None
-    assert run.state.pool == {}
+    assert run.state.weights == {}
 
 
 def test_with_sharing_and_without_alpha_it_is_felo_with_sharing_bit_for_bit(play, clouds):
@@ -366,7 +366,7 @@ def test_with_sharing_and_without_alpha_it_is_felo_with_sharing_bit_for_bit(play
     sharing = Sharing("architecture")
     ours = play(Velo(vae_training=QUICK, alpha=0.0, sharing=sharing), federation, rounds=3)
     theirs = play(Felo(alpha=0.0, sharing=sharing), federation, rounds=3)
-    assert_close([s.pool for s in ours.states], [s.pool for s in theirs.states], **EXACTLY)
+    assert_close([s.weights for s in ours.states], [s.weights for s in theirs.states], **EXACTLY)
     assert set(ours.reports[1].traffic.up) == {"features", "labels", "logits", "weights", "buffers", "examples"}
     assert set(ours.reports[1].traffic.down) == {"features", "logits", "weights", "buffers"}
 

@@ -273,7 +273,7 @@ def test_norm__is_that_of_all_tensors_of_all_groups():
 
 @dataclass(frozen=True)
 class State:
-    pool: dict
+    weights: dict
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def test_a_method_that_shares_weights_is_judged_by_what_the_pool_holds():
     world, method = federation("shallow", "shallow"), Shares()
     host = server(world)
     state = State(method.sharing.initial(host))
-    state.pool["all"]["first.weight"].fill_(7)
+    state.weights["all"]["first.weight"].fill_(7)
     one = client(world, 1)
     model = method.inference_model(one, method.inference_message(state, 1, host))
     assert model.first.weight.unique().tolist() == [7.0]

@@ -63,12 +63,12 @@ class OverEveryone(MFeDepth):
     """Averages exits over all of the cohort, those as they were of the clients that trained none."""
 
     def round(self, state, cohort, server):
-        sent = self.sharing.send(state.pool, cohort, server, exits=lambda member: state.exits["all"])
+        sent = self.sharing.send(state.weights, cohort, server, exits=lambda member: state.exits["all"])
         replies = cohort.ask(self.local_update, sent)
         means = self.sharing.means(replies, server.roster, "weights", "buffers")
         found = [{**state.exits["all"], **reply.get("exits", {})} for reply in replies.values()]
         exits = {"all": mean_where_present(found, [1.0] * len(found), state.exits["all"])}
-        return replace(state, pool=means.over(state.pool, "weights", "buffers"), exits=exits)
+        return replace(state, weights=means.over(state.weights, "weights", "buffers"), exits=exits)
 
 
 class Secret(MFeDepth):

@@ -3,7 +3,7 @@
 Li et al. Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127. Algorithm 2.
 
 Symbols
-    w         state.pool
+    w         state.weights
     n_k       len(client.train)
     E, B, eta training.epochs, training.batch_size, training.lr
 
@@ -29,7 +29,7 @@ from potluck import fl
 class State:
     """What the server keeps from round to round: tensors, numbers, text, and dicts and lists of them."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Prox(fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         # What every client receives: further entries are arguments by name, `self.sharing.send(..., mu=0.1)`.
-        messages = self.sharing.send(state.pool, cohort, server)
+        messages = self.sharing.send(state.weights, cohort, server)
         replies = cohort.stream(self.local_update, messages)
         # How replies become the next state: here the mean of each layer over the clients that own it.
-        return State(self.sharing.merge(state.pool, replies, server.roster))
+        return State(self.sharing.merge(state.weights, replies, server.roster))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

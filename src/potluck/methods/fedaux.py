@@ -8,7 +8,7 @@ learns to tell its own data from public data, by a logistic regression on featur
 example counts for it as much as it looks like the client's own.
 
 Symbols
-    theta_p   state.pool[p], the prototype of architecture p
+    theta_p   state.weights[p], the prototype of architecture p
     h_0       features of the initial net of the client's architecture
     D_minus   state.negatives, public examples of which no client is certain
     D_distill the other public examples, on which is distilled
@@ -74,12 +74,12 @@ class State:
     """The prototypes, and who is certain of what.
 
     Attributes:
-        pool: the prototypes, by architecture.
+        weights: the prototypes, by architecture.
         negatives: D_minus, rows of the public data; none if clients count equally.
         scores: of each client that has sent them, for each row of D_distill.
     """
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     negatives: Tensor
     scores: dict[fl.ClientId, Tensor]
 
@@ -150,7 +150,7 @@ class FedAUX(fl.SharesWeights[State]):
         public = fl.public.public_of(server).take(others(len(fl.public.public_of(server)), state.negatives))
         asked = set(cohort.ids) - state.scores.keys() if self.certainty == "logistic" else set[fl.ClientId]()
         sent = self.sharing.send(
-            state.pool, cohort, server, negatives=lambda member: state.negatives if member.id in asked else None
+            state.weights, cohort, server, negatives=lambda member: state.negatives if member.id in asked else None
         )
         replies = cohort.stream(self.local_update, sent)
         means = self.sharing.no_means(server.roster, "weights", "buffers")
@@ -164,7 +164,7 @@ class FedAUX(fl.SharesWeights[State]):
             )
             taught.add(server.predict(fl.Predict(net, public)), scores.get(id))
             del reply  # before the next comes
-        pool = means.over(state.pool, "weights", "buffers")
+        pool = means.over(state.weights, "weights", "buffers")
         students = {p: fl.load(server.build(p), pool[p]) for p in pool}
         lesson = public.unaugmented().with_columns(soft_labels=taught.mean().softmax(1))
         fits = [
@@ -195,7 +195,7 @@ class FedAUX(fl.SharesWeights[State]):
         return certainty(own, public[negatives], asked, self.penalty, self.regression)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module:
-        prototypes = [fl.load(server.build(p), state.pool[p]) for p in sorted(state.pool)]
+        prototypes = [fl.load(server.build(p), state.weights[p]) for p in sorted(state.weights)]
         return prototypes[0] if len(prototypes) == 1 else Ensemble(prototypes)
 
 

@@ -7,7 +7,7 @@ several architectures each layer is averaged over the clients that own it, which
 (or HeteroAvg) in the papers on heterogeneous models.
 
 Symbols
-    w         state.pool
+    w         state.weights
     n_k       len(client.train)
     E, B, eta training.epochs, training.batch_size, training.lr
 
@@ -49,7 +49,7 @@ from potluck import fl
 class State:
     """The server's weights, by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class FedAvg(fl.SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
-        return State(self.sharing.merge(state.pool, replies, server.roster))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
+        return State(self.sharing.merge(state.weights, replies, server.roster))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

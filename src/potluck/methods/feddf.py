@@ -7,7 +7,7 @@ within each architecture, as FedAvg does, and then distils every average on unla
 ensemble of all the clients' models of the round, whatever their architecture.
 
 Symbols
-    x_p       state.pool[p], the prototype of architecture p
+    x_p       state.weights[p], the prototype of architecture p
     x_k, n_k  weights and examples of a reply
     d         the public data
     f(x, d)   logits of a model on them
@@ -61,7 +61,7 @@ from potluck import fl
 class State:
     """The prototypes, by architecture."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class FedDF(fl.SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
         means, taught = self.sharing.no_means(server.roster, "weights", "buffers"), self.sharing.combine.running()
         for id, reply in self.sharing.combine.arriving(replies):
             means.add(id, reply)
             taught.add(self._predictions(id, reply, server))
             del reply  # before the next comes
-        pool = means.over(state.pool, "weights", "buffers")  # FedAvg among clients of one architecture
+        pool = means.over(state.weights, "weights", "buffers")  # FedAvg among clients of one architecture
         labels = taught.value().softmax(1) if self.ensemble == "logits" else fl.public.as_distributions(taught.value())
         students = {p: fl.load(server.build(p), pool[p]) for p in pool}
         lesson = fl.public.public_of(server).unaugmented().with_columns(soft_labels=labels)
@@ -136,7 +136,7 @@ class FedDF(fl.SharesWeights[State]):
         return logits if self.ensemble == "logits" else logits.softmax(1)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module:
-        prototypes = [fl.load(server.build(p), state.pool[p]) for p in sorted(state.pool)]
+        prototypes = [fl.load(server.build(p), state.weights[p]) for p in sorted(state.weights)]
         return prototypes[0] if len(prototypes) == 1 else Ensemble(prototypes)
 
 

@@ -7,7 +7,7 @@ model. It then trains its own weights, pulled towards the global ones, and after
 size of the update close to a given bound. So clipping updates to this bound, for privacy, costs little.
 
 Symbols
-    theta_g   state.pool
+    theta_g   state.weights
     theta_i   client.model, kept by the client
     F         fisher, the diagonal of the Fisher information, scaled to [0, 1] in every tensor
     tau       threshold; a weight with F above it is the client's own
@@ -73,7 +73,7 @@ _MOVED = 1e-6  # distance from which a tensor counts as moved
 class State:
     """The server's weights, by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,17 @@ class FedDPA(fl.SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
         if not self.clipped:
-            return State(self.sharing.merge(state.pool, replies, server.roster))
+            return State(self.sharing.merge(state.weights, replies, server.roster))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         key, clients = fl.fold_in(int(torch.randint(2**62, (), generator=server.rng))), len(server.roster)
         for i, reply in self.sharing.combine.arriving(replies):
-            sent = state.pool[self.sharing.group(server.roster[i])]
+            sent = state.weights[self.sharing.group(server.roster[i])]
             clipped = self.clip(sent, reply["weights"], clients, key.fold(i).generator())
             means.add(i, fl.Message(**{**reply, "weights": clipped}))
             del reply  # before the next comes
-        return State(means.over(state.pool, "weights", "buffers"))
+        return State(means.over(state.weights, "weights", "buffers"))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

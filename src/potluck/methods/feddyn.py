@@ -7,7 +7,7 @@ The terms change from round to round so that, where clients and server come to r
 clients' data, although each client minimises a loss of its own.
 
 Symbols
-    theta     state.pool
+    theta     state.weights
     theta_k   client.model after local training
     h         state.h, the mean of the clients' g_k
     g_k       client.state["g"], the paper's gradient of L_k at theta_k; kept by the client, also while it is not drawn
@@ -60,7 +60,7 @@ from potluck import fl
 class State:
     """The server's weights theta and their dual variable h, by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     h: fl.GroupWeights
 
 
@@ -98,17 +98,17 @@ class FedDyn(fl.SharesWeights[State]):
             owners = all_owners[self.sharing.group(member)]
             return {name: self._weight(member) / owners[name] for name in member.parameters}
 
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
         means = self.sharing.means(replies, server.roster, "buffers", weights=share)
         mean, answered = means.of("weights"), means.weights("weights")  # of theta_k over P_t, and |P_t| / m
         drift = {
-            g: {n: answered[g][n] * gap for n, gap in fl.weights.minus(mean[g], state.pool[g]).items()} for g in mean
+            g: {n: answered[g][n] * gap for n, gap in fl.weights.minus(mean[g], state.weights[g]).items()} for g in mean
         }
         h = {g: fl.weights.plus(old, drift.get(g, {}), -self.alpha) for g, old in state.h.items()}  # h^t of Alg. 1
         if self.alpha:
             mean = {g: fl.weights.plus(x, h[g], -1 / self.alpha) for g, x in mean.items()}  # theta^t of Alg. 1
         server.note(h_norm=fl.sharing.norm(h))
-        kept = means.over(state.pool, "buffers")
+        kept = means.over(state.weights, "buffers")
         return State({g: {**old, **mean.get(g, {})} for g, old in kept.items()}, h)
 
     @fl.on_client

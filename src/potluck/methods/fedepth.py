@@ -10,7 +10,7 @@ those of Fair with `models=2` (Surplus). `potluck.parts.depthwise` says what a b
 benchmarks/results/fedepth_memory.md gives measurements.
 
 Symbols
-    W         state.pool
+    W         state.weights
     p_k       len(client.train)
     theta_j   the stages from piece.start to before piece.stop
     J_k       len(pieces)
@@ -96,7 +96,7 @@ from potluck import fl
 class State:
     """The server's weights, by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.send(state.pool, cohort, server))
-        return State(self.sharing.merge(state.pool, replies, server.roster))  # Alg. 1, l. 9
+        replies = cohort.stream(self.local_update, self.send(state.weights, cohort, server))
+        return State(self.sharing.merge(state.weights, replies, server.roster))  # Alg. 1, l. 9
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         return fl.Schema(**self.expected(member, message))

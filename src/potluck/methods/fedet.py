@@ -9,7 +9,7 @@ part in the target, as a regulariser. Heads, which all models have in one shape,
 with the mean of the clients' heads, and the prototypes end it with the large model's head.
 
 Symbols
-    w_u       state.pool[u], the prototype of architecture u
+    w_u       state.weights[u], the prototype of architecture u
     theta_s   state.common, the server's model
     w_k       weights of a reply
     s_k(x)    logits of client k on a public example
@@ -75,11 +75,11 @@ class State:
     """The small models and the large one.
 
     Attributes:
-        pool: the prototypes.
+        weights: the prototypes.
         common: theta_s, with its buffers.
     """
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     common: fl.Weights
 
 
@@ -138,7 +138,7 @@ class FedET(fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         public = fl.public.public_of(server).take(fl.public.drawn_rows(server, self.public_examples))
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         heads: list[fl.Weights] = []
         logits: list[Tensor] = []
@@ -156,7 +156,7 @@ class FedET(fl.SharesWeights[State]):
         lesson = public.unaugmented().with_columns(labels=labels, diverse=diverse)
         report = server.fit(fl.Fit(model, TransferLoss(self.diversity), lesson, self.server_training))
         server.note(transfer_loss=report.loss)
-        pool, back = means.over(state.pool, "weights", "buffers"), self._travelling(model)
+        pool, back = means.over(state.weights, "weights", "buffers"), self._travelling(model)
         return State({u: {**weights, **back} for u, weights in pool.items()}, fl.learnt_of(model))
 
     @fl.on_client

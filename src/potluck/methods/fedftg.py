@@ -7,7 +7,7 @@ generator of inputs learns to find samples that clients recognise and on which t
 and the average learns from the clients' predictions on these. Clients count by what they hold of a sample's class.
 
 Symbols
-    w_p       state.pool[p], the student of architecture p
+    w_p       state.weights[p], the student of architecture p
     w_k       weights of a reply
     G         the generator; its weights are state.generator
     z, y      noise and labels
@@ -62,7 +62,7 @@ from potluck import fl
 class State:
     """The students, by architecture, and the weights of G."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     generator: fl.Weights
 
 
@@ -132,8 +132,8 @@ class FedFTG(fl.SharesWeights[State]):
         return State(self.sharing.initial(server), fl.learnt_of(self._generator(server)))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, self.sharing.send(state.pool, cohort, server))
-        pool = self.sharing.merge(state.pool, replies, server.roster)  # as FedAvg
+        replies = cohort.ask(self.local_update, self.sharing.send(state.weights, cohort, server))
+        pool = self.sharing.merge(state.weights, replies, server.roster)  # as FedAvg
         counts = torch.stack(replies.entries("counts")).float()
         drawn = sorted({server.roster[id].architecture for id in replies})
         students = nn.ModuleList(fl.load(server.build(p), pool[p]) for p in drawn)

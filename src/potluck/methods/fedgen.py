@@ -7,7 +7,7 @@ recognise the class it is conditioned on. Clients train on their own examples an
 of the federation, so that their last layers learn classes that they lack.
 
 Symbols
-    theta     state.pool
+    theta     state.weights
     theta^p   head, a client's last layer
     G, w      the generator and state.generator, its weights
     z         a generated feature, what the last layer reads
@@ -72,7 +72,7 @@ from potluck import fl
 class State:
     """theta by group of clients, w, and how many examples of each class the last cohort has; None before the first."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     generator: fl.Weights
     counts: Tensor | None
 
@@ -125,10 +125,10 @@ class FedGen(fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         guide = {} if state.counts is None else {"generator": state.generator, "labels": state.counts}
-        sent = self.sharing.send(state.pool, cohort, server, **guide)
+        sent = self.sharing.send(state.weights, cohort, server, **guide)
         replies = cohort.ask(self.local_update, sent)  # Alg. 1, l. 4-9
         counts, heads = torch.stack(replies.entries("counts")), fl.generator.sent_heads(replies, server)
-        pool = self.sharing.merge(state.pool, replies, server.roster)  # l. 13
+        pool = self.sharing.merge(state.weights, replies, server.roster)  # l. 13
         return State(pool, self._taught(state.generator, counts, heads, server), counts.sum(0))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:

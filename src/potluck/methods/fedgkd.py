@@ -6,7 +6,7 @@ FedAvg in which clients also learn from the predictions of a teacher, the averag
 they forget less of what others have learnt.
 
 Symbols
-    w^t       state.pool
+    w^t       state.weights
     M         buffer
     w-bar^t   message["teacher"], and the net "teacher" that a client only reads: the mean of w^t, ..., w^(t-M+1)
     z, z-bar  logits of the net in training, and of "teacher"
@@ -62,11 +62,11 @@ class State:
     """The server's weights, and those of the last rounds.
 
     Attributes:
-        pool: w^t, by group of clients.
+        weights: w^t, by group of clients.
         history: the last M, by the number of the round that made them.
     """
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     history: dict[str, fl.GroupWeights]
 
 
@@ -108,8 +108,8 @@ class FedGKD(fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         teacher = mean_of(state.history) if self.buffer > 1 and self.gamma else {}
-        sent = self.sharing.send(state.pool, cohort, server, teacher=lambda member: self._owned(teacher, member))
-        pool = self.sharing.merge(state.pool, cohort.stream(self.local_update, sent), server.roster)
+        sent = self.sharing.send(state.weights, cohort, server, teacher=lambda member: self._owned(teacher, member))
+        pool = self.sharing.merge(state.weights, cohort.stream(self.local_update, sent), server.roster)
         history = {**state.history, str(server.round): pool}
         return State(pool, {number: history[number] for number in sorted(history, key=int)[-self.buffer :]})
 

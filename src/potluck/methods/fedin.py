@@ -9,7 +9,7 @@ layers for one batch. Each client also trains its intermediate layers to map ano
 client's outputs, and a small quadratic programme reconciles this gradient with the one of its own loss.
 
 Symbols
-    w         state.pool
+    w         state.weights
     s_in      features["s_in"]      output of the extractor = input of the intermediate layers
     s_out     features["s_out"]     output of the intermediate layers = input of the classifier
     S         message["features"]   one batch of pairs, the same for all clients and for all steps of the round
@@ -95,7 +95,7 @@ class State:
         signatures: by architecture, the signature of its features.
     """
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     features: fl.features.PairStore
     signatures: dict[str, str]
 
@@ -169,13 +169,13 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         features, kinds = state.features, state.signatures
         S = fl.features.drawn(features, self.feature_batch * self.feature_batches, server.rng)  # Alg. 1, l. 5
-        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
+        sent = self.sharing.send(state.weights, cohort, server, features=lambda m: S.get(kinds[m.architecture]))
         means = self.sharing.no_means(server.roster, "weights", "buffers")
         for id, reply in cohort.stream(self.local_update, sent):  # l. 6
             means.add(id, reply)  # l. 3
             features = fl.features.with_pairs(features, reply.get("features"), self.store_capacity)  # l. 4
             del reply
-        return State(means.over(state.pool, "weights", "buffers"), features, kinds)
+        return State(means.over(state.weights, "weights", "buffers"), features, kinds)
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         pairs = fl.features.expected_pairs(server, member, self.feature_batch) if self.feature_training else None

@@ -7,7 +7,7 @@ that has trained on them shall fit the client's own examples. A client begins wi
 before. The server trains its models on everything that came in, and on what a conditional generator makes beside it.
 
 Symbols
-    w_p       state.pool[p], the server's model of architecture p
+    w_p       state.weights[p], the server's model of architecture p
     D         client.train, with examples x, y
     D'        inputs and labels of a reply, the meta knowledge
     G         the generator; its weights are state.generator
@@ -70,7 +70,7 @@ from potluck import fl
 class State:
     """The server's models by architecture, the weights of G, and by client id what each client has last sent."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     generator: fl.Weights
     knowledge: dict[str, fl.Weights]
 
@@ -142,7 +142,7 @@ class FedMK(fl.Method[State]):
         replies = cohort.ask(self.condense, {id: self._sent(state, id, server) for id in cohort.ids})
         data = fl.Examples(torch.cat(replies.entries("inputs")), torch.cat(replies.entries("labels")))
         generator = fl.load(self._generator(server), state.generator)
-        models = {p: fl.load(server.build(p), weights) for p, weights in sorted(state.pool.items())}
+        models = {p: fl.load(server.build(p), weights) for p, weights in sorted(state.weights.items())}
         objective = KnowledgeLoss(self.pseudo if state.knowledge else 0.0)  # in the first round G has learnt nothing
         for model in models.values():
             server.fit(fl.Fit(model, objective, data, self.server_training, frozen={"generator": generator}))
@@ -171,7 +171,7 @@ class FedMK(fl.Method[State]):
         return fl.Message(inputs=knowledge.inputs.detach(), labels=labels)
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        return fl.Message(weights=state.pool[server.roster[client_id].architecture])
+        return fl.Message(weights=state.weights[server.roster[client_id].architecture])
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
@@ -180,12 +180,12 @@ class FedMK(fl.Method[State]):
         return net
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
-        names = list(state.pool)
-        return fl.load(server.build(names[0]), state.pool[names[0]]) if len(names) == 1 else None
+        names = list(state.weights)
+        return fl.load(server.build(names[0]), state.weights[names[0]]) if len(names) == 1 else None
 
     def _sent(self, state: State, id: fl.ClientId, server: fl.Server) -> fl.Message:
         """The client's model, and of each class what another client has sent of it, or else it itself."""
-        weights = state.pool[server.roster[id].architecture]
+        weights = state.weights[server.roster[id].architecture]
         others = [state.knowledge[i] for i in sorted(state.knowledge, key=int) if i != str(id)]
         own = [state.knowledge[str(id)]] if str(id) in state.knowledge else []
         inputs, labels = [torch.empty(0, *server.input_shape)], [torch.empty(0, dtype=torch.int64)]

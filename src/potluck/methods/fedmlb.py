@@ -7,7 +7,7 @@ on through the rest of the global model, which is frozen. The hybrid paths learn
 own path. So its features remain of use to the global model at every level.
 
 Symbols
-    theta     state.pool, and the net "global" that a client only reads
+    theta     state.weights, and the net "global" that a client only reads
     M         the stages of a client's net; hybrid path m follows its first m stages, and the global model from there
     q_L, q_H  softmax of the own path, and of a hybrid one
     lambda1   lambda1, of the own path's loss

@@ -6,7 +6,7 @@ Clients take different numbers of local steps. The server averages their updates
 this direction as they took on average; otherwise clients with many steps would dominate the result.
 
 Symbols
-    x         state.pool
+    x         state.weights
     tau_i     report.steps
     |a_i|_1   steps, the effective number of local steps
     d_i       d, the update of client i divided by |a_i|_1
@@ -56,7 +56,7 @@ from potluck import fl
 class State:
     """The server's weights, by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,13 @@ class FedNova(fl.SharesWeights[State]):
         return State(self.sharing.initial(server))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
         means = self.sharing.means(replies, server.roster, "d", "steps", "buffers")
         d, tau = means.of("d"), means.of("steps")  # sum p_i d_i and tau_eff, by layer
         step = {group: {name: tau[group][name] * d[group][name] for name in d[group]} for group in d}
-        moved = {g: fl.weights.plus(x, step.get(g, {}), -1.0) for g, x in state.pool.items()}  # x - tau_eff sum p_i d_i
+        moved = {
+            g: fl.weights.plus(x, step.get(g, {}), -1.0) for g, x in state.weights.items()
+        }  # x - tau_eff sum p_i d_i
         return State(means.over(moved, "buffers"))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:

@@ -7,7 +7,7 @@ example does not have. Local training thus learns the true class freely, and for
 has no examples of.
 
 Symbols
-    w         state.pool, and the net "global" that a client only reads
+    w         state.weights, and the net "global" that a client only reads
     z_l, z_g  logits of the net in training, and of "global"
     q_l, q_g  softmax of both over the not-true classes, those other than the label
     L_NTD     not_true_distillation

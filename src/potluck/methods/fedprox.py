@@ -6,7 +6,7 @@ FedAvg in which each client is also pulled towards the weights that it was sent,
 drift less far apart.
 
 Symbols
-    w^t       state.pool
+    w^t       state.weights
     h_k       ProximalLoss
     mu        mu
     p_k       len(client.train)

@@ -68,13 +68,13 @@ class State:
         features: by width, mean features of one client's class, oldest first.
         logits: mean logits of one client's class, oldest first.
         widths: by architecture, the width of its features, as text.
-        pool: the server's weights, if weights are shared.
+        weights: the server's weights, if weights are shared.
     """
 
     features: dict[str, fl.prototypes.Rows]
     logits: fl.prototypes.Rows
     widths: dict[str, str]
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,16 @@ class Felo(fl.SharesWeights[State]):
         features, logits = dict(state.features), state.logits
         H = {width: fl.prototypes.averages(rows, classes, self.combine) for width, rows in features.items() if ready}
         Z = fl.prototypes.averages(logits, classes, self.combine) if ready and logits else None
-        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(widths[m.architecture]), logits=Z)
+        sent = self.sharing.send(
+            state.weights, cohort, server, features=lambda m: H.get(widths[m.architecture]), logits=Z
+        )
         replies = cohort.ask(self.local_update, sent)
         for id, reply in replies.items():
             width, labels = widths[server.roster[id].architecture], reply["counts"].nonzero().flatten()
             new = {"values": reply["features"], "labels": labels, "counts": reply["counts"][labels]}
             features[width] = fl.prototypes.stored(features.get(width), new, self.feature_capacity)
             logits = fl.prototypes.stored(logits, fl.prototypes.one_each(reply["logits"], labels), self.logit_capacity)
-        return State(features, logits, widths, self.sharing.merge(state.pool, replies, server.roster))
+        return State(features, logits, widths, self.sharing.merge(state.weights, replies, server.roster))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         present, shape = (

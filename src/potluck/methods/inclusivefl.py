@@ -69,12 +69,12 @@ class State:
     """The server's weights.
 
     Attributes:
-        pool: by group of clients, the layers that its sizes share; one that no size shares keeps its first value here.
+        weights: by group of clients, the layers that its sizes share; one that no size shares keeps its first value.
         own: by size, the layers that it keeps to itself.
         updates: by size, g_i of the last round, if its momentum is still to be used.
     """
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     own: fl.GroupWeights
     updates: fl.GroupWeights
 
@@ -158,14 +158,14 @@ class InclusiveFL(fl.SharesWeights[State]):
     def _models(self, state: State, server: fl.Server) -> fl.GroupWeights:
         """By size, the weights that it picks its layers from."""
         groups = {size: self.sharing.group(member) for size, member in sizes(server).items()}
-        return {size: {**state.pool[group], **state.own.get(size, {})} for size, group in groups.items()}
+        return {size: {**state.weights[group], **state.own.get(size, {})} for size, group in groups.items()}
 
     def _shared(
         self, state: State, found: fl.GroupWeights, shares: Mapping[str, float], server: fl.Server
     ) -> fl.GroupWeights:
         """Heterogeneous aggregation: each layer's mean over the sizes that share it."""
         pool: fl.GroupWeights = {}
-        for group, keep in state.pool.items():
+        for group, keep in state.weights.items():
             ours = [size for size in found if self.sharing.group(sizes(server)[size]) == group]
             layers = [{n: w for n, w in found[size].items() if n not in state.own.get(size, {})} for size in ours]
             pool[group] = fl.weights.mean_where_present(

@@ -7,7 +7,7 @@ shape, so that deep layers, which few clients own and on which clients differ mo
 train and send as in FedAvg. `incoprox`, `incoscaffold`, `incomoon` and `inconova` do the same over other methods.
 
 Symbols
-    w         state.pool
+    w         state.weights
     g_k, g_0  the round's mean updates of a deep layer, and of its shallow one
     alpha     <g_0, g_0>
     beta      <g_0, g_k>

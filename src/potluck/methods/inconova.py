@@ -6,7 +6,7 @@ Clients train and send as in FedNova; the server mixes the normalised updates of
 as in InCoAvg.
 
 Symbols
-    x         state.pool
+    x         state.weights
     tau_eff   of FedNova, the mean number of local steps of each layer's owners
     g_k, g_0  the round's updates of a deep layer, and of its shallow one: -tau_eff times the mean of d
 

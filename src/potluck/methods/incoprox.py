@@ -5,7 +5,7 @@ Chan, Zhou, Zhao, Jiang, Ngai. ICLR 2024. https://arxiv.org/abs/2308.11464. Algo
 Clients train as in FedProx, and the server mixes deep layers' updates with those of shallow ones as in InCoAvg.
 
 Symbols
-    w         state.pool
+    w         state.weights
     mu        mu, of FedProx
     g_k, g_0  the round's mean updates of a deep layer, and of its shallow one
 

@@ -6,7 +6,7 @@ Clients train as in SCAFFOLD, and the server mixes deep layers' updates with tho
 Control variates are averaged as in SCAFFOLD and not mixed.
 
 Symbols
-    x, c      state.pool, state.control
+    x, c      state.weights, state.control
     c_i       client.state["control"]
     g_k, g_0  the round's updates of a deep layer, and of its shallow one: server_lr times the mean of dy
 

@@ -7,7 +7,7 @@ the network's classifier. The auxiliary classifiers are averaged like weights, e
 and are never used to predict. Mutual distillation is FeDepth's `models`.
 
 Symbols
-    W         state.pool
+    W         state.weights
     theta_j   the stages from piece.start to before piece.stop
     phi_j     exits, by the name of the block that they follow
     p_k       len(client.train)
@@ -65,7 +65,7 @@ from potluck import fl
 class State:
     """The server's weights, and the auxiliary classifiers, both by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     exits: fl.GroupWeights
 
 
@@ -103,10 +103,10 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         exits = state.exits
-        sent = self.send(state.pool, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
+        sent = self.send(state.weights, cohort, server, exits=lambda member: exits[self.sharing.group(member)])
         replies = cohort.stream(self.local_update, sent)
         means = self.sharing.means(replies, server.roster, "weights", "buffers", "exits")
-        return State(pool=means.over(state.pool, "weights", "buffers"), exits=means.over(exits, "exits"))
+        return State(weights=means.over(state.weights, "weights", "buffers"), exits=means.over(exits, "exits"))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         return fl.Schema(

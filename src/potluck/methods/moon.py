@@ -6,7 +6,7 @@ FedAvg whose clients add a contrastive loss to their own: the representation of 
 drawn towards the global model's, and away from that of the client's model after its last participation.
 
 Symbols
-    w^t       state.pool, and the net "global" that a client only reads
+    w^t       state.weights, and the net "global" that a client only reads
     w_i^t     client.model
     w_i^(t-1) client.state["previous"], and the net "previous"
     R_w(x)    what the last layer reads

@@ -6,7 +6,7 @@ Each client estimates its own mean gradient by a control variate and corrects ev
 difference to the server's, so that clients with different data do not drift apart.
 
 Symbols
-    x, c      state.pool, state.control
+    x, c      state.weights, state.control
     c_i       client.state["control"]         kept by the client, also while it is not drawn
     y_i       client.model after local training
     K         report.steps                    steps really taken
@@ -61,7 +61,7 @@ from potluck import fl
 class State:
     """The server's weights x and control variate c, by group of clients."""
 
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
     control: fl.GroupWeights
 
 
@@ -114,12 +114,12 @@ class Scaffold(fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         sharing, roster = self.sharing, server.roster
-        sent = sharing.send(state.pool, cohort, server, control=lambda member: self._control_of(state, member))
+        sent = sharing.send(state.weights, cohort, server, control=lambda member: self._control_of(state, member))
         replies = cohort.stream(self.local_update, sent)
         means = sharing.means(replies, roster, "dy", "buffers", dc=lambda member, reply: self._control_share(member))
         step, dc, drawn = means.of("dy"), means.of("dc"), means.weights("dc")
         moved = {
-            g: fl.weights.plus(w, step.get(g, {}), self.server_lr) for g, w in state.pool.items()
+            g: fl.weights.plus(w, step.get(g, {}), self.server_lr) for g, w in state.weights.items()
         }  # Alg. 1, l. 16-17
         whole = sharing.owners(roster, weight=self._control_share)  # N counts all clients, drawn or not
         control = {

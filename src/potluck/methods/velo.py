@@ -73,7 +73,7 @@ class State:
         vaes: by signature, the weights of the VAE.
         taught: by signature, the classes that the VAE has seen, bool (classes,).
         signatures: by architecture, the signature of its features.
-        pool: the server's weights, if weights are shared.
+        weights: the server's weights, if weights are shared.
     """
 
     features: dict[str, fl.prototypes.Rows]
@@ -81,7 +81,7 @@ class State:
     vaes: dict[str, fl.Weights]
     taught: dict[str, Tensor]
     signatures: dict[str, str]
-    pool: fl.GroupWeights
+    weights: fl.GroupWeights
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,9 @@ class Velo(fl.SharesWeights[State]):
         ready, kinds = server.round > self.warmup_rounds, state.signatures
         H = {name: self._generated(state, name, server) for name in sorted(state.vaes) if ready}
         Z = fl.prototypes.averages(state.logits, server.num_classes, self.combine) if ready and state.logits else None
-        sent = self.sharing.send(state.pool, cohort, server, features=lambda m: H.get(kinds[m.architecture]), logits=Z)
+        sent = self.sharing.send(
+            state.weights, cohort, server, features=lambda m: H.get(kinds[m.architecture]), logits=Z
+        )
         replies = cohort.ask(self.local_update, sent)
         features, logits = dict(state.features), state.logits
         for id, reply in replies.items():
@@ -171,7 +173,7 @@ class Velo(fl.SharesWeights[State]):
             if len(rows["labels"]) > 1:  # one feature alone has no batch statistics
                 vaes[name] = self._fitted(state.vaes.get(name), rows, server)
                 taught[name] = rows["labels"].bincount(minlength=server.num_classes) > 0
-        return State(features, logits, vaes, taught, kinds, self.sharing.merge(state.pool, replies, server.roster))
+        return State(features, logits, vaes, taught, kinds, self.sharing.merge(state.weights, replies, server.roster))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         n, present = fl.schema.UpTo(member.examples), fl.schema.UpTo(server.num_classes)

@@ -170,8 +170,8 @@ class InCo(SharesWeights[P]):
         """The method's round, after which its updates are mixed."""
         after = super().round(state, cohort, server)
         pairs = {group: self.inco.pairs_of(server, names) for group, names in self._architectures(server).items()}
-        pool: GroupWeights = {g: self.inco.moved(state.pool[g], after.pool[g], pairs[g]) for g in after.pool}
-        return replace(after, pool=pool)
+        pool: GroupWeights = {g: self.inco.moved(state.weights[g], after.weights[g], pairs[g]) for g in after.weights}
+        return replace(after, weights=pool)
 
     def _architectures(self, server: Server) -> dict[str, list[str]]:
         """By group, its members' architectures, the largest last."""

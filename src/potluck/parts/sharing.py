@@ -340,7 +340,7 @@ class HasWeights(Protocol):
     """A method's state that holds the server's weights."""
 
     @property
-    def pool(self) -> GroupWeights:
+    def weights(self) -> GroupWeights:
         """The server's weights, by group of clients."""
         ...
 
@@ -387,7 +387,7 @@ class SharesWeights(Method[P]):
 
     def inference_message(self, state: P, client_id: ClientId, server: Server) -> Message:
         """The weights that the client owns."""
-        return self.sharing.message(state.pool, server.roster[client_id])
+        return self.sharing.message(state.weights, server.roster[client_id])
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
@@ -396,14 +396,14 @@ class SharesWeights(Method[P]):
 
     def global_model(self, state: P, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture."""
-        return self.sharing.global_model(state.pool, server)
+        return self.sharing.global_model(state.weights, server)
 
 
 @dataclass(frozen=True)
 class Averaged:
     """The state of a server that averages: its weights, by group of clients."""
 
-    pool: GroupWeights
+    weights: GroupWeights
 
 
 @dataclass(frozen=True)
@@ -424,8 +424,8 @@ class Averages(SharesWeights[Averaged]):
 
     def round(self, state: Averaged, cohort: Cohort, server: Server) -> Averaged:
         """Send, and average what comes back."""
-        replies = cohort.stream(self.local_update, self.sharing.send(state.pool, cohort, server))
-        return Averaged(self.sharing.merge(state.pool, replies, server.roster))
+        replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
+        return Averaged(self.sharing.merge(state.weights, replies, server.roster))
 
     @on_client
     def local_update(self, client: Client, message: Message) -> ClientWork:

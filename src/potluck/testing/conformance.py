@@ -192,7 +192,7 @@ def leaves_a_layer_to_its_owners(method: Subject, overrides: Overrides = ()) -> 
     for who, ids in {"all": [*deep, *shallow], "its owners": deep, "the others": shallow}.items():
         engine = _engine(method, overrides)
         start = engine.start()
-        pools["nobody"], pools[who] = start.pool[group], engine.round(1, start, ids)[0].pool[group]
+        pools["nobody"], pools[who] = start.weights[group], engine.round(1, start, ids)[0].weights[group]
     for name in sorted(theirs):
         for one, other in (("the others", "nobody"), *([] if subject.mixes_layers else [("all", "its owners")])):
             same = torch.equal(pools[one][name], pools[other][name])

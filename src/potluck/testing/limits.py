@@ -218,7 +218,7 @@ def _pool_after(method: SharesWeights[Any], federation: Federation, ids: list[Cl
     """The server's weights after a first round with these clients."""
     engine = Engine(method, federation)
     state, _ = engine.round(1, engine.start(), ids)
-    return state.pool
+    return state.weights
 
 
 def _never_repeats(limit: Limit) -> None:
