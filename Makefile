@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow lint docs check package clean
+.PHONY: demo test slow lint docs evidence check package clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -21,6 +21,9 @@ lint: .venv/installed-dev
 
 docs: .venv/installed-dev
 	PYTHONPATH=docs $(BIN)/python -m sitegen
+
+evidence: .venv/installed-dev
+	$(BIN)/python -m evidence
 
 check: lint docs test slow
 

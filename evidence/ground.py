@@ -197,7 +197,7 @@ def mean_by_layer(
 
 
 def gap(ours: Any, theirs: Any) -> float:
-    """The largest difference of a number in two nested values, relative to numbers above 1; infinite if shapes differ."""
+    """The largest difference of a number, relative to numbers above 1; infinite if shapes or names differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         if {str(key) for key in ours} != {str(key) for key in theirs}:
             return math.inf

@@ -1,16 +1,12 @@
 """The second computations agree with the methods, and would notice if a method's training were another one."""
 
-import sys
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
+from evidence import observed, subjects
 
 from potluck.core.fit import LocalTraining
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from evidence import observed, subjects
 
 
 @pytest.mark.parametrize("name", subjects())
