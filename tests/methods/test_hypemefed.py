@@ -21,7 +21,7 @@ from potluck.experiment.needs import check_needs
 from potluck.methods.depthfl import DepthFL
 from potluck.methods.hypemefed import HypeMeFed, as_matrix, factors
 from potluck.models import get_model
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SGD = LocalTraining("sgd", lr=0.05, batch_size=8)
@@ -181,7 +181,7 @@ def test_a_hypernetwork_learns_what_it_is_shown(play):
 
 
 def test_a_robust_rule_counts_what_was_generated(play):
-    run = play(HypeMeFed(SGD, QUICK, combine=Mean("median")), images(1.0, 0.5, 0.5))
+    run = play(HypeMeFed(SGD, QUICK, combine=Aggregate("median")), images(1.0, 0.5, 0.5))
     name = "stages.layer3.0.conv1.weight"
     mine = answers(run)[0]
     net = run.state.hypernetworks[name]

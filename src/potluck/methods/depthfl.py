@@ -101,7 +101,7 @@ class DepthFL(fl.Method[State]):
     consistency: Annotated[float, fl.at_least(0)] = 1.0
     ramp: Annotated[int, fl.at_least(0)] = 300
     alpha: Annotated[float, fl.at_least(0)] = 0.1
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         fl.require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)

@@ -109,7 +109,7 @@ class HypeMeFed(fl.Method[State]):
     generate: bool = True
     rank: Annotated[int, fl.at_least(1)] = 100
     hidden: Annotated[int, fl.at_least(1)] = 512
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         fl.require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
