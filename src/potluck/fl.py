@@ -59,6 +59,7 @@ from potluck.models.contract import staged as staged
 from potluck.parts import channels as channels
 from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae
+from potluck.parts import depth as depth
 from potluck.parts import depthwise as depthwise
 from potluck.parts import exits as exits
 from potluck.parts import features as features
