@@ -24,7 +24,7 @@ from potluck.core.method import Method
 from potluck.core.needs import Offer
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model
@@ -41,7 +41,7 @@ class Timed(Sequential):
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         for task in tasks:
             job = task.make()

@@ -26,7 +26,7 @@ from potluck.core.weights import buffers_of, parameters_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Executor, Task
+from potluck.engine.executors import Executor, Pending
 from potluck.methods.fedavg import FedAvg, State
 from potluck.models import get_model
 
@@ -43,7 +43,7 @@ class Arrivals(Executor):
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         return (Answer(client, self._file.read_bytes(), None, ()) for client in range(len(tasks)))
 

@@ -34,7 +34,7 @@ from potluck.core.fit import LocalTraining
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Executor, Task
+from potluck.engine.executors import Executor, Pending
 from potluck.engine.numerics.allocator import keep_freed_memory
 from potluck.methods import get_method
 from potluck.models.preresnet import preresnet20
@@ -104,7 +104,7 @@ class Watched(Executor):
         self.found = Found(0, 0.0)
         self._watched = watched
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One call; it must not fail."""
         for task in tasks:
             call = task.make()

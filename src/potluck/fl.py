@@ -36,7 +36,7 @@ from potluck.core.method import on_client as on_client
 from potluck.core.modes import mode as mode
 from potluck.core.needs import Need as Need
 from potluck.core.requests import Gradient as Gradient
-from potluck.core.requests import Measure as Measure
+from potluck.core.requests import NormStatistics as NormStatistics
 from potluck.core.requests import Predict as Predict
 from potluck.core.rng import Key as Key
 from potluck.core.rng import fold_in as fold_in
@@ -59,6 +59,7 @@ from potluck.models.contract import staged as staged
 from potluck.parts import channels as channels
 from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae
+from potluck.parts import depth as depth
 from potluck.parts import depthwise as depthwise
 from potluck.parts import exits as exits
 from potluck.parts import features as features
@@ -83,7 +84,7 @@ from potluck.parts import sharing as sharing
 from potluck.parts import submodels as submodels
 from potluck.parts import teaching as teaching
 from potluck.parts import width as width
-from potluck.parts.means import Mean as Mean
+from potluck.parts.means import Aggregate as Aggregate
 from potluck.parts.sharing import Averages as Averages
 from potluck.parts.sharing import GroupWeights as GroupWeights
 from potluck.parts.sharing import SharesWeights as SharesWeights

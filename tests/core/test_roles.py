@@ -7,7 +7,7 @@ from potluck.core.examples import Batch, Examples
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client, runs_on_client
-from potluck.core.requests import Measure, Predict
+from potluck.core.requests import NormStatistics, Predict
 from potluck.core.rng import Key
 from potluck.core.roles import ClientFailure, Failure, Replies, Server, Supervised
 
@@ -49,7 +49,7 @@ def test_every_request_of_the_server_has_its_own_key():
     server = Server({}, torch.Generator(), None, 2, (1,), None, lambda *asks: asked.append(asks), Key((1,)), None)
     data = Examples(torch.zeros(2, 1), torch.zeros(2))
     fits = [Fit(nn.Identity(), [], data, LocalTraining()) for _ in range(2)]
-    predict, measure = Predict(nn.Identity(), data), Measure(nn.Identity(), data)
+    predict, measure = Predict(nn.Identity(), data), NormStatistics(nn.Identity(), data)
     server.fit(fits[0])
     server.predict(predict)
     server.measure(measure)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from potluck.core.errors import DataError
 from potluck.data.dataset import Dataset, Description
-from potluck.data.federate import Task
+from potluck.data.federate import MatchedClasses
 
 
 def named(*classes: str, name: str = "pets") -> Description:
@@ -27,7 +27,7 @@ def holding(description: Description) -> Dataset:
 
 def test_classes_are_those_of_all_sorted() -> None:
     own = {"a": named("cat", "dog", "zebra"), "b": named("ant", "dog", "owl")}
-    task = Task.matching(named("cat", "dog", "owl"), own)
+    task = MatchedClasses.matching(named("cat", "dog", "owl"), own)
     assert task.classes == ("ant", "cat", "dog", "owl", "zebra")
     labels = {who: task.relabelled(holding(description), who) for who, description in own.items()}
     assert labels["a"].train_targets.tolist() == labels["a"].test_targets.tolist() == [1, 2, 4]
@@ -37,7 +37,7 @@ def test_classes_are_those_of_all_sorted() -> None:
 
 
 def test_classes_are_in_the_common_order_if_clients_bring_none_of_their_own() -> None:
-    task = Task.matching(named("owl", "cat", "dog"), {"a": named("cat", "owl"), "b": named("dog")})
+    task = MatchedClasses.matching(named("owl", "cat", "dog"), {"a": named("cat", "owl"), "b": named("dog")})
     assert task.classes == ("owl", "cat", "dog")
     assert task.relabelled(holding(named("cat", "owl")), "a").train_targets.tolist() == [1, 0]
     assert task.relabelled(holding(named("dog")), "b").train_targets.tolist() == [2]
@@ -49,7 +49,7 @@ def test_classes_are_in_the_common_order_if_clients_bring_none_of_their_own() ->
 )
 def test_every_example_keeps_its_class(common: set[str], own: list[set[str]]) -> None:
     descriptions = {str(who): named(*sorted(classes)) for who, classes in enumerate(own)}
-    task = Task.matching(named(*sorted(common)), descriptions)
+    task = MatchedClasses.matching(named(*sorted(common)), descriptions)
     assert set(task.classes) == common.union(*own)
     for who, description in descriptions.items():
         targets = task.relabelled(holding(description), who).train_targets
@@ -58,13 +58,13 @@ def test_every_example_keeps_its_class(common: set[str], own: list[set[str]]) ->
 
 def test_numbers_are_those_of_the_common_data_set() -> None:
     """An archive without the highest classes is welcome; its numbers follow the classes wherever they go."""
-    task = Task.matching(named("cat", "dog", "owl"), {"a": numbered(2), "b": named("ant")})
+    task = MatchedClasses.matching(named("cat", "dog", "owl"), {"a": numbered(2), "b": named("ant")})
     assert task.classes == ("ant", "cat", "dog", "owl")
     assert task.relabelled(holding(numbered(2)), "a").train_targets.tolist() == [1, 2]
 
 
 def test_where_all_have_numbers_the_largest_counts() -> None:
-    task = Task.matching(numbered(9), {"a": numbered(3), "b": numbered(12)})
+    task = MatchedClasses.matching(numbered(9), {"a": numbered(3), "b": numbered(12)})
     assert task.classes == tuple(map(str, range(12)))
     for count in (3, 9, 12):
         data = task.relabelled(holding(numbered(count)), "it")
@@ -74,7 +74,7 @@ def test_where_all_have_numbers_the_largest_counts() -> None:
 
 def test_folders_called_by_numbers_are_those_numbers() -> None:
     folder = named("0", "10", "2")  # as a listing sorts them
-    task = Task.matching(numbered(11), {"a": folder})
+    task = MatchedClasses.matching(numbered(11), {"a": folder})
     assert task.relabelled(holding(folder), "a").train_targets.tolist() == [0, 10, 2]
 
 
@@ -98,10 +98,10 @@ def test_folders_called_by_numbers_are_those_numbers() -> None:
 )
 def test_names_that_cannot_be_matched_are_told(common: Description, own: Description, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Task.matching(common, {"client 0": own})
+        MatchedClasses.matching(common, {"client 0": own})
 
 
 def test_a_class_that_the_federation_lacks_is_told() -> None:
-    task = Task.matching(named("cat", "dog", "owl"))
+    task = MatchedClasses.matching(named("cat", "dog", "owl"))
     with pytest.raises(DataError, match=r"^client 3: class 'dgo' is none of the 3 of pets; nearest: dog"):
         task.relabelled(holding(named("cat", "dgo")), "client 3")

@@ -851,7 +851,7 @@ def test_a_name_that_the_message_lacks_is_the_methods_fault_and_no_clients(play,
             r"names_neither yielded two Fits without a name, whose optimisers could not be told apart under persist: "
             r'name the training that each is a part of: Fit\(\.\.\., name="train"\)',
         ),
-        ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit, Predict, Gradient or Measure"),
+        ("yields_a_net", r"yields_a_net yielded Sequential; expected a Fit, Predict, Gradient or NormStatistics"),
     ],
 )
 def test_a_broken_contract_stops_the_round(play, handler, complaint, tolerate):

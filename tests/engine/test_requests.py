@@ -14,7 +14,7 @@ from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
-from potluck.core.requests import Gradient, Measure, Predict
+from potluck.core.requests import Gradient, NormStatistics, Predict
 from potluck.core.rng import fold_in
 from potluck.core.roles import Supervised
 from potluck.core.tree import unpack
@@ -193,7 +193,7 @@ def test_gradient_of_nothing_is_refused():
 def test_measure_sets_the_statistics_of_the_weights_as_they_are():
     net, data = trained_net(), points(20)
     mine = weights_of(net)
-    assert asked(Measure(net, data, batch_size=20)) == 1
+    assert asked(NormStatistics(net, data, batch_size=20)) == 1
     hidden = net.stages[0][0](data.inputs).detach()
     assert_close(net.stages[0][1].running_mean, hidden.mean(0))
     assert_close(net.stages[0][1].running_var, hidden.var(0))
@@ -204,7 +204,7 @@ def test_measure_sets_the_statistics_of_the_weights_as_they_are():
 def test_measure_takes_batches_in_random_order():
     ordered = Examples(torch.arange(40.0).view(20, 2), torch.zeros(20, dtype=torch.int64))
     net = nn.Sequential(nn.BatchNorm1d(2))
-    assert asked(Measure(net, ordered, batch_size=5)) == 4
+    assert asked(NormStatistics(net, ordered, batch_size=5)) == 4
     in_order = torch.stack([part.var(0) for part in ordered.inputs.split(5)]).mean(0)
     assert (net[0].running_var > 2 * in_order).all()
 
@@ -227,11 +227,11 @@ class AsksForAll(Asks):
     @on_client
     def work(self, client, message):
         if client.id == 1:  # another rhythm than the others'
-            yield Measure(client.model, client.train, 4)
+            yield NormStatistics(client.model, client.train, 4)
         outputs, features = yield Predict(client.model, client.train, parts=("outputs", "features"))
         report = yield Fit(client.model, client.objective, client.train.with_columns(teacher=outputs), SGD)
         gradient = yield Gradient(client.model, client.objective, client.train)
-        batches = yield Measure(client.model, client.train, 4)
+        batches = yield NormStatistics(client.model, client.train, 4)
         after = yield Predict(client.model, client.train)
         return Message(
             outputs=outputs, features=features, loss=report.loss, gradient=gradient, batches=batches, after=after
@@ -265,7 +265,7 @@ def test_every_executor_answers_alike(executor):
     [
         (lambda client: Predict(client.model, client.train), "Predict"),
         (lambda client: Gradient(client.model, client.objective, client.train), "Gradient"),
-        (lambda client: Measure(client.model, client.train), "Measure"),
+        (lambda client: NormStatistics(client.model, client.train), "NormStatistics"),
         (lambda client: Fit(client.model, client.objective, client.train, SGD), "Fit"),
     ],
 )
@@ -303,7 +303,7 @@ def test_the_server_asks_as_clients_do():
             net, public = server.build(), server.public
             predicted = server.predict(Predict(net, public))
             gradient = server.gradient(Gradient(net, Supervised(F.cross_entropy), public))
-            batches = server.measure(Measure(net, public, 4))
+            batches = server.measure(NormStatistics(net, public, 4))
             return predicted, gradient, batches, net
 
     (predicted, gradient, batches, net), _ = Engine(OnTheServer(), federation()).round(1, None, IDS)
@@ -318,7 +318,7 @@ def test_a_model_to_be_evaluated_may_be_measured_but_not_trained():
     class Measures(Asks):
         @on_client
         def inference_model(self, client, message):
-            yield Measure(client.model, client.train, 4)
+            yield NormStatistics(client.model, client.train, 4)
             return client.model
 
     class TrainsToBeJudged(Asks):
@@ -330,7 +330,9 @@ def test_a_model_to_be_evaluated_may_be_measured_but_not_trained():
     one, two = (Engine(Measures(), federation()).inference_model(None, 0) for _ in range(2))
     assert one.stages[0][1].running_mean.any()
     assert_close(weights_of(one), weights_of(two), **EXACTLY)
-    with pytest.raises(ContractError, match=r"inference_model yielded Fit; expected a Predict, Gradient or Measure$"):
+    with pytest.raises(
+        ContractError, match=r"inference_model yielded Fit; expected a Predict, Gradient or NormStatistics$"
+    ):
         Engine(TrainsToBeJudged(), federation()).inference_model(None, 0)
 
 

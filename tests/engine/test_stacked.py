@@ -20,7 +20,7 @@ from potluck.core.roles import Supervised
 from potluck.core.weights import frozen_of, weights_of
 from potluck.engine.client.training import train
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Task, bundles
+from potluck.engine.executors import Pending, bundles
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked, pays, small_products
 from potluck.engine.executors.workers import Workers, can_fork
@@ -396,7 +396,9 @@ def test_the_rule_leaves_convolutions_alone(monkeypatch):
     ],
 )
 def test_tasks_of_one_kind_are_bundled(kinds, expected):
-    assert bundles([Task(lambda: None, kind=kind) for kind in kinds], at_once=4 if len(kinds) < 11 else 3) == expected
+    assert (
+        bundles([Pending(lambda: None, kind=kind) for kind in kinds], at_once=4 if len(kinds) < 11 else 3) == expected
+    )
 
 
 class Doubled(Supervised):

@@ -9,7 +9,7 @@ from potluck.core.rng import Key
 from potluck.core.roles import Failure
 from potluck.engine.client.runtime import EvalRequest
 from potluck.engine.client.session import Answer, Call
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.engine.executors.work import Work
 
 
@@ -32,7 +32,7 @@ class Exchange:
 
     def play(self, at_once=10):
         self.made, self.together = [], []
-        tasks = [Task(lambda client=client: self.make(client)) for client in range(self.clients)]
+        tasks = [Pending(lambda client=client: self.make(client)) for client in range(self.clients)]
         work = Work(Host(), tasks, at_once, tries=2)
         while bundle := work.take():
             clients = [job.client for job in bundle.jobs]

@@ -22,7 +22,7 @@ from potluck.core.tree import pack
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer, ContractError
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
@@ -215,7 +215,7 @@ def test_the_longest_task_is_taken_first_and_outcomes_keep_their_order(engine):
     made = []
 
     def noting(place):
-        return Task(lambda: made.append(place) or tasks[place].make(), tasks[place].cost)
+        return Pending(lambda: made.append(place) or tasks[place].make(), tasks[place].cost)
 
     workers = Workers(1)
     try:
@@ -237,7 +237,7 @@ def tasks_of(host, costs):
             return super().run(host, tasks)
 
     Engine(Trains(), federation(), executor=Catches()).round(1, {}, range(5))
-    return (Task(task.make, lambda cost=cost: cost) for task, cost in zip(caught, costs, strict=True))
+    return (Pending(task.make, lambda cost=cost: cost) for task, cost in zip(caught, costs, strict=True))
 
 
 def test_a_process_that_dies_costs_one_reply_and_is_replaced(engine):

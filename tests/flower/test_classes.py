@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from potluck.core.errors import DataError
 from potluck.data.dataset import Description
-from potluck.data.federate import Task
+from potluck.data.federate import MatchedClasses
 from potluck.experiment.assemble import assemble, common_classes, matched_classes
 from potluck.experiment.config import resolve
 from potluck.experiment.execute import execute, prepare
@@ -213,13 +213,13 @@ def test_a_node_takes_nothing_else_for_the_names_of_classes(tmp_path, classes):
 )
 def test_a_server_tells_no_names_that_nodes_would_refuse(names, message):
     with pytest.raises(DataError, match=message):
-        told(Task.matching(Description("xrays", (1,), len(names), names)))
+        told(MatchedClasses.matching(Description("xrays", (1,), len(names), names)))
 
 
 def test_what_a_server_tells_a_node_reads():
     numbered, named = Description("digits", (1,), 3), Description("xrays", (1,), 3, XRAYS)
     for common, expected in ((numbered, ("0", "1", "2")), (named, XRAYS)):
-        task = Classes.model_validate(told(Task.matching(common))).matched(numbered)
+        task = Classes.model_validate(told(MatchedClasses.matching(common))).matched(numbered)
         assert (task.classes, task.common.classes) == (expected, common.classes)
 
 

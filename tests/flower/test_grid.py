@@ -14,7 +14,7 @@ from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.experiment.config import RoundsClose
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, wait_for_nodes
@@ -51,7 +51,7 @@ def play(nodes, jobs, timeout=5.0, before=lambda grid: None, quorum=1, **limits)
     names = Nodes(grid, dict(enumerate(sorted(nodes))))
     executor = GridExecutor(names, {"run": "r"}, RoundsClose(quorum, timeout), poll=0.01, **limits)
     try:
-        return list(executor.run(Host(), [Task(lambda job=job: job) for job in jobs])), grid
+        return list(executor.run(Host(), [Pending(lambda job=job: job) for job in jobs])), grid
     finally:
         executor.close()
 
@@ -216,7 +216,7 @@ def test_a_node_that_is_late_gets_no_job_before_it_is_done():
     executor = GridExecutor(Nodes(grid, {0: "a", 1: "b"}), {"run": "r"}, RoundsClose(deadline_s=0.2), poll=0.01)
 
     def ask():
-        return list(executor.run(Host(), [Task(lambda client=client: call(client)) for client in (0, 1)]))
+        return list(executor.run(Host(), [Pending(lambda client=client: call(client)) for client in (0, 1)]))
 
     assert [type(outcome) for outcome in ask()] == [Answer, Failure]
     began = time.monotonic()
@@ -237,7 +237,7 @@ def test_a_late_node_that_was_started_anew_is_done():
     grid = Loopback({"a": echo, "b": echo})
     grid.silent.add("b")
     executor = GridExecutor(Nodes(grid, {0: "a", 1: "b"}), {"run": "r"}, RoundsClose(deadline_s=0.1), poll=0.01)
-    list(executor.run(Host(), [Task(lambda client=client: call(client)) for client in (0, 1)]))
+    list(executor.run(Host(), [Pending(lambda client=client: call(client)) for client in (0, 1)]))
     assert executor.absent([0, 1]) == {1: "b"}
     grid.nodes[1].last_activated_at = "2026-01-02T00:00:00+00:00"
     assert executor.absent([0, 1]) == {}

@@ -21,7 +21,7 @@ from potluck.core.tree import unpack
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.engine import Engine, RoundReport
-from potluck.engine.executors import Executor, Task
+from potluck.engine.executors import Executor, Pending
 from potluck.engine.store import ClientStore
 from potluck.models.contract import StagedNet
 from potluck.models.mlp import mlp2, mlp3
@@ -38,7 +38,7 @@ class Wire(Executor):
         self.sent: dict[str, list[dict[ClientId, Message]]] = defaultdict(list)
         self.replied: dict[str, list[dict[ClientId, Message]]] = defaultdict(list)
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         jobs = [task.make() for task in tasks]
         calls = [job for job in jobs if isinstance(job, Call)]
         for handler in {call.handler for call in calls}:

@@ -11,7 +11,7 @@ from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.needs import Need
 from potluck.methods.cronus import Cronus, filtered_mean
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -146,7 +146,7 @@ def test_a_poisoner_among_five_is_dropped_where_the_others_agree(play, clouds):
 
 
 def test_the_trimmed_mean_is_a_choice(play, clouds):
-    method = Cronus(aggregation="rule", combine=Mean("median"))
+    method = Cronus(aggregation="rule", combine=Aggregate("median"))
     run = play(method, clouds("mlp2", "norm3", "wide2", public=30))
     middle = torch.stack([r["predictions"] for r in run.wire.replied["predict_public"][0].values()]).median(0).values
     assert_close(run.wire.sent["local_update"][0][0]["labels"], middle / middle.sum(1, keepdim=True))

@@ -13,7 +13,7 @@ from potluck.core.needs import Need
 from potluck.core.roles import Replies
 from potluck.core.weights import learnt_of
 from potluck.methods.dsfl import DSFL
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -90,7 +90,7 @@ def test_labels_are_sharper_with_few_classes_and_flatter_with_many(classes, top,
 def test_labels_under_the_median_do_not_follow_one_client_of_five():
     honest = [torch.tensor([[0.9, 0.05, 0.05]])] * 4
     liar = torch.tensor([[0.0, 0.0, 1.0]])
-    median = labels_of(DSFL(aggregation="sa", combine=Mean("median")), *honest, liar)
+    median = labels_of(DSFL(aggregation="sa", combine=Aggregate("median")), *honest, liar)
     assert_close(median, honest[0])
     assert (labels_of(DSFL(aggregation="sa"), *honest, liar) - honest[0]).abs().max() > 0.15
 

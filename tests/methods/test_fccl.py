@@ -17,7 +17,7 @@ from potluck.core.needs import Need, Offer
 from potluck.core.weights import load
 from potluck.experiment.needs import check_needs
 from potluck.methods.fccl import FCCL, CorrelationLoss, DualDomainLoss, standardised
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -396,7 +396,7 @@ def test_clients_that_lack_classes_still_have_logits_of_all(play, clouds):
 
 
 def test_a_rule_of_means_bounds_what_one_client_can_do(play, clouds):
-    run = play(FCCL(combine=Mean("median")), clouds("mlp2", "mlp3", "wide2", public=30))
+    run = play(FCCL(combine=Aggregate("median")), clouds("mlp2", "mlp3", "wide2", public=30))
     logits = torch.stack([reply["logits"] for reply in run.wire.replied["score_public"][0].values()])
     assert_close(run.wire.sent["learn_from_others"][0][0]["consensus"], logits.median(0).values)
 

@@ -18,7 +18,7 @@ from potluck.core.needs import Need
 from potluck.core.weights import parameters_of
 from potluck.methods.fd import FD, DistillationByClass
 from potluck.methods.local import Local
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -103,7 +103,7 @@ def test_averages_are_those_of_the_last_round_whoever_took_part_in_it(play, clou
 
 
 def test_a_rule_that_drops_wild_reports_applies_by_class(play, clouds):
-    run = play(FD(FULL, averaged="all", combine=Mean("median")), clouds(*["mlp2"] * 3), rounds=2)
+    run = play(FD(FULL, averaged="all", combine=Aggregate("median")), clouds(*["mlp2"] * 3), rounds=2)
     zero = torch.stack([reported(run, id, exchange=0)[0] for id in range(3)])
     assert_close(sent(run)["averages"]["means"][0], zero.median(0).values)
 

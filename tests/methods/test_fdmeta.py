@@ -11,7 +11,7 @@ from potluck.core.inference import predict
 from potluck.core.needs import Need
 from potluck.core.weights import learnt_of
 from potluck.methods.fdmeta import UNCERTAINTY, FDMeta
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -122,7 +122,7 @@ def test_a_round_is_as_described(play, clouds):
 
 def test_labels_are_distributions_under_every_rule(play, clouds):
     for rule in ("mean", "median", "trimmed", "clipped"):
-        run = play(FDMeta(combine=Mean(rule)), clouds("mlp2", "norm3", "wide2", public=30, labels=((0, 1),) * 3))
+        run = play(FDMeta(combine=Aggregate(rule)), clouds("mlp2", "norm3", "wide2", public=30, labels=((0, 1),) * 3))
         labels = run.wire.sent["distil"][0][0]["labels"]
         assert labels.min() >= 0
         assert_close(labels.sum(1), torch.ones(30))

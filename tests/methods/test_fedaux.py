@@ -19,7 +19,7 @@ from potluck.methods.fedaux import FedAUX, Weighted, certainty, logistic, others
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.models.contract import split
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -322,7 +322,7 @@ def test_public_targets_are_never_read(play, mixed):
 
 def test_a_robust_rule_makes_the_averages_and_certainty_the_ensemble(play, clouds):
     federation = with_public(clouds("mlp2", "mlp2", "mlp2"))
-    robust = Sharing("architecture", "uniform", combine=Mean("median"))
+    robust = Sharing("architecture", "uniform", combine=Aggregate("median"))
     run = play(FedAUX(FULL, FULL, sharing=robust), federation)
     weights = [reply["weights"] for reply in replied(run).values()]
     student = net_of(run, 0, {n: torch.stack([w[n] for w in weights]).median(0).values for n in weights[0]})

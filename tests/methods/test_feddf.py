@@ -11,7 +11,7 @@ from potluck.core.needs import Need
 from potluck.core.weights import load
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -132,7 +132,7 @@ def test_teachers_predict_in_evaluation_mode_and_students_keep_the_public_statis
 
 def test_a_robust_rule_combines_predictions_too(play, clouds):
     federation = clouds("mlp2", "mlp2", "mlp2", public=30)
-    method = replace(ONE_STEP, ensemble="probabilities", sharing=Sharing("architecture", combine=Mean("median")))
+    method = replace(ONE_STEP, ensemble="probabilities", sharing=Sharing("architecture", combine=Aggregate("median")))
     run = play(method, federation)
     weights = [reply["weights"] for reply in run.wire.replied["local_update"][0].values()]
     middle = {name: torch.stack([w[name] for w in weights]).median(0).values for name in weights[0]}

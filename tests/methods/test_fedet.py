@@ -20,7 +20,7 @@ from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedet import FedET, TransferLoss, consensus, shares
 from potluck.models.contract import StagedNet
 from potluck.parts.heads import COMMON_HEAD, SERVERS_HEAD
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -328,7 +328,7 @@ def test_public_targets_are_never_read_and_rows_are_drawn_anew(play, mixed):
 
 def test_a_robust_rule_combines_prototypes_and_heads(play, clouds):
     federation = served(clouds("mlp2", "mlp2", "mlp2"))
-    run = play(FedET(FULL, STILL, sharing=Sharing("architecture", "uniform", combine=Mean("median"))), federation)
+    run = play(FedET(FULL, STILL, sharing=Sharing("architecture", "uniform", combine=Aggregate("median"))), federation)
     weights = [reply["weights"] for reply in replied(run).values()]
     for name, tensor in run.state.weights["mlp2"].items():
         assert_close(tensor, torch.stack([one[name] for one in weights]).median(0).values)

@@ -14,7 +14,7 @@ from potluck.core.needs import Need
 from potluck.core.weights import parameters_of
 from potluck.methods.fedhe import FedHe, LogitLoss
 from potluck.methods.local import Local
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -136,7 +136,7 @@ def test_averages_are_sent_once_clients_have_reported_often_enough(play, clouds)
 
 
 def test_a_rule_that_drops_wild_reports_applies_by_class(play, clouds):
-    run = play(FedHe(FULL, combine=Mean("median")), clouds(*["mlp2"] * 3, labels=((0, 1), (0, 1), (0,))))
+    run = play(FedHe(FULL, combine=Aggregate("median")), clouds(*["mlp2"] * 3, labels=((0, 1), (0, 1), (0,))))
     zero = torch.stack([reported(run, id)[0] for id in range(3)])
     assert_close(run.state.means[0], zero.median(0).values)
     one = torch.stack([reported(run, id)[1] for id in range(2)])

@@ -18,7 +18,7 @@ from potluck.methods.fedkd import AdaptiveLosses, FedKD, changed
 from potluck.methods.local import Local
 from potluck.models.contract import StagedNet
 from potluck.parts.lowrank import factored, multiplied
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -216,7 +216,7 @@ def test_the_server_adds_the_compressed_mean_of_what_clients_sent(play, clouds):
 
 
 def test_a_robust_rule_applies_to_the_updates(play, clouds):
-    run = play(FedKD(SHORT, combine=Mean("median"), **WHOLE), clouds("mlp2", "mlp3", "wide2"))
+    run = play(FedKD(SHORT, combine=Aggregate("median"), **WHOLE), clouds("mlp2", "mlp3", "wide2"))
     updates = torch.stack([replied(run, id)["whole"]["head.weight"] for id in range(3)])
     assert_close(run.state.update["whole"]["head.weight"], updates.median(0).values)
 

@@ -15,7 +15,7 @@ from potluck.core.needs import Need
 from potluck.core.weights import parameters_of, weights_of
 from potluck.methods.fedmrl import FedMRL, Matryoshka, MatryoshkaLoss, both_heads
 from potluck.models.contract import StagedNet
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step
@@ -165,7 +165,7 @@ def test_clients_begin_equal_and_the_common_net_is_no_copy_of_theirs(play, cloud
 
 
 def test_a_robust_rule_applies_to_the_copies(play, narrowed):
-    run = play(FedMRL(SHORT, combine=Mean("median")), narrowed("mlp2", "mlp3", "wide2"))
+    run = play(FedMRL(SHORT, combine=Aggregate("median")), narrowed("mlp2", "mlp3", "wide2"))
     copies = torch.stack([replied(run, id)["head.weight"] for id in range(3)])
     assert_close(run.state.common["head.weight"], copies.median(0).values)
 

@@ -18,7 +18,7 @@ from potluck.experiment.needs import check_needs
 from potluck.methods.fedproto import FedProto, MeansLoss
 from potluck.models.contract import StagedNet
 from potluck.parts.heads import COMMON_WIDTH
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.prototypes import NearestPrototype
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -92,7 +92,7 @@ def test_the_server_averages_the_prototypes_of_a_class_over_those_who_have_it(pl
 
 
 def test_a_rule_of_means_applies_by_class(play, clouds):
-    run = play(FedProto(STILL, combine=Mean("median")), clouds("mlp2", "mlp3", "mlp2", labels=((0, 1, 2),) * 3))
+    run = play(FedProto(STILL, combine=Aggregate("median")), clouds("mlp2", "mlp3", "mlp2", labels=((0, 1, 2),) * 3))
     sent = torch.stack([replied(run)[id]["prototypes"] for id in range(3)])
     assert_close(run.state.prototypes["means"], sent.median(0).values)
 

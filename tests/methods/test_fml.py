@@ -18,7 +18,7 @@ from potluck.methods.fedorion import FedORION
 from potluck.methods.fml import FML, MutualLosses
 from potluck.methods.local import Local
 from potluck.models.contract import StagedNet
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -148,7 +148,7 @@ def test_the_common_model_is_the_mean_of_the_copies(play, clouds, weighting):
 
 
 def test_a_robust_rule_applies_to_the_copies(play, clouds):
-    run = play(FML(SHORT, combine=Mean("median")), clouds("mlp2", "mlp3", "mlp2"))
+    run = play(FML(SHORT, combine=Aggregate("median")), clouds("mlp2", "mlp3", "mlp2"))
     copies = torch.stack([replied(run, id)["head.weight"] for id in range(3)])
     assert_close(run.state.common["head.weight"], copies.median(0).values)
 

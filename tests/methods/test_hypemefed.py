@@ -21,7 +21,7 @@ from potluck.experiment.needs import check_needs
 from potluck.methods.depthfl import DepthFL
 from potluck.methods.hypemefed import HypeMeFed, as_matrix, factors
 from potluck.models import get_model
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 SGD = LocalTraining("sgd", lr=0.05, batch_size=8)
@@ -99,7 +99,7 @@ def taught(net, pairs, kernels, training):
 @pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize("rank", [1, 100])
 def test_a_round_is_that_of_a_computation_by_hand(play, rank):
-    method = HypeMeFed(SGD, WHOLE, rank=rank, hidden=5)
+    method = HypeMeFed(SGD, server_training=WHOLE, rank=rank, hidden=5)
     run = play(method, images(*THREE, 0.5, 1.0))
     before = run.state.hypernetworks
     after = run.round()
@@ -122,7 +122,7 @@ def test_a_round_is_that_of_a_computation_by_hand(play, rank):
 
 
 def test_what_is_not_generated_is_the_mean_of_those_who_trained_it(play):
-    run = play(HypeMeFed(SGD, QUICK), images(*THREE))
+    run = play(HypeMeFed(SGD, server_training=QUICK), images(*THREE))
     found, alone = answers(run), run.state.weights
     for name in ("stages.layer4.0.norm1.weight", "head.weight"):
         assert_close(alone[name], found[0][name], **EXACTLY)
@@ -151,7 +151,7 @@ def test_without_generation_it_is_depthfl_without_what_that_adds_bit_for_bit(pla
 
 
 def test_what_nobody_of_a_round_has_stays_and_so_do_its_hypernetworks(play):
-    run = play(HypeMeFed(SGD, QUICK), images(*THREE), rounds=2)
+    run = play(HypeMeFed(SGD, server_training=QUICK), images(*THREE), rounds=2)
     before = run.state
     run.round(1, 2)
     for found, old in ((run.state.weights, before.weights), (run.state.hypernetworks, before.hypernetworks)):
@@ -169,7 +169,9 @@ def test_what_nobody_of_a_round_has_stays_and_so_do_its_hypernetworks(play):
 
 def test_a_hypernetwork_learns_what_it_is_shown(play):
     """From the source of its lesson it makes the kernel that it was shown, as nearly as its rank allows."""
-    method = HypeMeFed(SGD, LocalTraining("adam", lr=0.01, epochs=80), levels=(1.0, 0.75), rank=2, hidden=64)
+    method = HypeMeFed(
+        SGD, server_training=LocalTraining("adam", lr=0.01, epochs=80), levels=(1.0, 0.75), rank=2, hidden=64
+    )
     run = play(method, images(1.0))
     shown = answers(run)[0]
     for name, net in run.state.hypernetworks.items():
@@ -181,7 +183,7 @@ def test_a_hypernetwork_learns_what_it_is_shown(play):
 
 
 def test_a_robust_rule_counts_what_was_generated(play):
-    run = play(HypeMeFed(SGD, QUICK, combine=Mean("median")), images(1.0, 0.5, 0.5))
+    run = play(HypeMeFed(SGD, server_training=QUICK, combine=Aggregate("median")), images(1.0, 0.5, 0.5))
     name = "stages.layer3.0.conv1.weight"
     mine = answers(run)[0]
     net = run.state.hypernetworks[name]
@@ -260,7 +262,7 @@ def test_clients_minimise_the_sum_of_their_exits_losses(play):
 
 
 def test_the_last_exit_that_a_client_has_predicts_and_the_head_is_the_servers(play):
-    run = play(HypeMeFed(SGD, QUICK), images(*THREE), rounds=2)
+    run = play(HypeMeFed(SGD, server_training=QUICK), images(*THREE), rounds=2)
     test = run.engine.federation.sites[0].test
     net = load(run.engine.method.net(run.engine.server(0), 1.0), {**run.state.weights, **run.state.buffers}).eval()
     with torch.no_grad():

@@ -15,7 +15,7 @@ from potluck.experiment.needs import check_needs
 from potluck.methods.lgfedavg import LGFedAvg
 from potluck.models.contract import StagedNet
 from potluck.parts.heads import COMMON_HEAD
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step
@@ -54,7 +54,7 @@ def test_the_new_head_is_the_mean_of_what_was_sent(play, unlike, weighting, shar
 
 
 def test_a_rule_of_means_applies_to_heads(play, unlike):
-    run = play(LGFedAvg(FULL, combine=Mean("median")), unlike)
+    run = play(LGFedAvg(FULL, combine=Aggregate("median")), unlike)
     sent = torch.stack([replied(run)[id]["shared"]["weight"] for id in range(3)])
     assert_close(run.state.shared["weight"], sent.median(0).values)
 

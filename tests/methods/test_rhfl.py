@@ -18,7 +18,7 @@ from potluck.core.method import on_client
 from potluck.core.needs import Need, Offer
 from potluck.experiment.needs import check_needs
 from potluck.methods.rhfl import RHFL, SymmetricLoss, confidences
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)
@@ -386,7 +386,7 @@ def test_an_impossible_quality_is_its_senders_failure(play, clouds, quality):
 
 @pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
 def test_a_robust_rule_combines_the_others_to_distributions(play, clouds, rule):
-    run = play(RHFL(combine=Mean(rule)), clouds("mlp2", "mlp3", "wide2", "mlp2", public=30))
+    run = play(RHFL(combine=Aggregate(rule)), clouds("mlp2", "mlp3", "wide2", "mlp2", public=30))
     r = [reply["predictions"] for reply in run.wire.replied["predict_public"][0].values()]
     target = run.wire.sent["learn_from_others"][0][3]["target"]
     assert_close(target.sum(1), torch.ones(30))

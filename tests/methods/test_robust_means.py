@@ -10,7 +10,7 @@ from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.engine.engine import Engine
 from potluck.methods import get_method, list_methods
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 from potluck.testing.worlds import World, quick, toy_federation
 
@@ -89,7 +89,7 @@ def largest_sent(name, rule, monkeypatch):
     liar = with_a_liar(name, HANDLERS.get(name, "local_update"))
     method = quick(liar, SETTINGS.get(name, ()), optimizer="sgd", lr=0.01)
     holder = "sharing" if getattr(method, "sharing", Sharing("none")).averages else None
-    combine = {"combine": Mean(rule)}
+    combine = {"combine": Aggregate(rule)}
     method = replace(method, **({"sharing": replace(method.sharing, **combine)} if holder else combine))
     world = World(clients=5, capacity=1.0).fit_for(method)
     engine = Engine(method, toy_federation(world))

@@ -10,7 +10,7 @@ from potluck.core.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.roles import Arriving, Replies
 from potluck.core.weights import mean, mean_where_present
-from potluck.parts.means import Mean, mean_of
+from potluck.parts.means import Aggregate, mean_of
 
 ROBUST = ("median", "trimmed", "clipped")
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -31,28 +31,28 @@ def test_arriving__takes_replies_one_at_a_time_under_the_plain_mean_alone(rule):
             taken.append(id)
             yield id, Message()
 
-    first, _ = next(iter(Mean(rule).arriving(Arriving(pairs(), {}))))
+    first, _ = next(iter(Aggregate(rule).arriving(Arriving(pairs(), {}))))
     assert (first, taken) == (0, [0] if rule == "mean" else [0, 1, 2])
 
 
 def test_rule__a_wrong_word_and_a_wrong_share_are_refused():
     with pytest.raises(ConfigError, match="rule: "):
-        Mean("Median")  # pyright: ignore[reportArgumentType]
+        Aggregate("Median")  # pyright: ignore[reportArgumentType]
     for trim in (-0.1, 0.5, float("nan")):
         with pytest.raises(ConfigError, match="trim: "):
-            Mean("trimmed", trim)
+            Aggregate("trimmed", trim)
 
 
 @given(several)
 def test_mean__is_the_weighted_mean_bit_for_bit(tensors):
     shares = [1.0 + index for index in range(len(tensors))]
-    assert_close(Mean()(tensors, shares), mean(tensors, shares), **EXACTLY)
+    assert_close(Aggregate()(tensors, shares), mean(tensors, shares), **EXACTLY)
 
 
 @given(several)
 def test_median__is_the_middle_of_every_coordinate(tensors):
     expected = torch.stack(tensors).double().quantile(0.5, dim=0).float()
-    assert_close(Mean("median")(tensors, [1.0] * len(tensors)), expected)
+    assert_close(Aggregate("median")(tensors, [1.0] * len(tensors)), expected)
 
 
 @given(several)
@@ -60,26 +60,26 @@ def test_trimmed__drops_as_many_of_the_largest_as_of_the_smallest(tensors):
     kept = [sorted(column)[int(0.3 * len(tensors)) :] for column in torch.stack(tensors).T.tolist()]
     kept = [column[: len(column) - int(0.3 * len(tensors))] for column in kept]
     expected = torch.tensor([sum(column) / len(column) for column in kept])
-    assert_close(Mean("trimmed", 0.3)(tensors, [1.0] * len(tensors)), expected, rtol=1e-5, atol=1e-3)
+    assert_close(Aggregate("trimmed", 0.3)(tensors, [1.0] * len(tensors)), expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("rule", ["mean", *ROBUST])
 def test_equal_tensors_and_a_single_one_come_back(rule):
     one = drawn(3, 2)
-    assert_close(Mean(rule)([one], [7.0]), one)
-    assert_close(Mean(rule)([one, one, one], [1.0, 2.0, 3.0]), one)
+    assert_close(Aggregate(rule)([one], [7.0]), one)
+    assert_close(Aggregate(rule)([one, one, one], [1.0, 2.0, 3.0]), one)
 
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_single_numbers_are_combined_like_tensors(rule):
-    found = Mean(rule)([torch.tensor(value) for value in (1.0, 2.0, 3.0)], [1.0] * 3)
+    found = Aggregate(rule)([torch.tensor(value) for value in (1.0, 2.0, 3.0)], [1.0] * 3)
     assert_close(found, torch.tensor(2.0))
 
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_the_order_of_clients_does_not_matter(rule):
     tensors = [drawn(5, seed=seed) for seed in range(4)]
-    results = [Mean(rule)(list(order), [1.0] * 4) for order in itertools.permutations(tensors)]
+    results = [Aggregate(rule)(list(order), [1.0] * 4) for order in itertools.permutations(tensors)]
     for result in results[1:]:
         assert_close(result, results[0])
 
@@ -88,7 +88,7 @@ def test_the_order_of_clients_does_not_matter(rule):
 @given(lie=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=4, max_size=4), place=st.integers(0, 4))
 def test_one_liar_of_five_moves_the_result_no_further_than_the_honest_are_apart(rule, lie, place):
     honest = [drawn(4, seed=seed) for seed in range(4)]
-    result = Mean(rule)([*honest[:place], torch.tensor(lie), *honest[place:]], [1.0] * 5)
+    result = Aggregate(rule)([*honest[:place], torch.tensor(lie), *honest[place:]], [1.0] * 5)
     low, high = torch.stack(honest).amin(0), torch.stack(honest).amax(0)
     if (
         rule == "clipped"
@@ -102,26 +102,26 @@ def test_one_liar_of_five_moves_the_result_no_further_than_the_honest_are_apart(
 def test_clipped__far_clients_count_as_if_they_were_as_far_as_the_median_one():
     tensors = [torch.tensor([value]) for value in (0.0, 1.0, 2.0, 3.0, 1e6)]
     # The median is 2, the distances 2, 1, 0, 1, 1e6; their median is 1.
-    assert_close(Mean("clipped")(tensors, [1.0] * 5), torch.tensor([(1.0 + 1.0 + 2.0 + 3.0 + 3.0) / 5]))
+    assert_close(Aggregate("clipped")(tensors, [1.0] * 5), torch.tensor([(1.0 + 1.0 + 2.0 + 3.0 + 3.0) / 5]))
 
 
 def test_clipped__takes_single_numbers_too():
-    found = Mean("clipped")([torch.tensor(x) for x in (1.0, 2.0, 3.0, 100.0)], [1.0] * 4)
+    found = Aggregate("clipped")([torch.tensor(x) for x in (1.0, 2.0, 3.0, 100.0)], [1.0] * 4)
     # The median is 2.5, the distances 1.5, 0.5, 0.5 and 97.5, their median 1: 1.5 below, 0.5 below, 0.5 above, 1 above.
     assert found == pytest.approx(2.5 + (-1.0 - 0.5 + 0.5 + 1.0) / 4)
 
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_counters_have_their_middle(rule):
-    assert Mean(rule)([torch.tensor(3), torch.tensor(2**60), torch.tensor(5)], [1.0] * 3) == 5
+    assert Aggregate(rule)([torch.tensor(3), torch.tensor(2**60), torch.tensor(5)], [1.0] * 3) == 5
 
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_layers_are_combined_over_their_owners_and_others_keep_their_value(rule):
     owned = [{"a": drawn(2, seed=i), **({"b": drawn(3, seed=9 + i)} if i else {})} for i in range(4)]
-    merged = mean_where_present(owned, [1.0] * 4, {"c": drawn(1)}, Mean(rule))
-    assert_close(merged["a"], Mean(rule)([one["a"] for one in owned], [1.0] * 4))
-    assert_close(merged["b"], Mean(rule)([one["b"] for one in owned[1:]], [1.0] * 3))
+    merged = mean_where_present(owned, [1.0] * 4, {"c": drawn(1)}, Aggregate(rule))
+    assert_close(merged["a"], Aggregate(rule)([one["a"] for one in owned], [1.0] * 4))
+    assert_close(merged["b"], Aggregate(rule)([one["b"] for one in owned[1:]], [1.0] * 3))
     assert_close(merged["c"], drawn(1), **EXACTLY)
 
 
@@ -134,19 +134,19 @@ def test_mean_of__weighs_by_examples_or_equally_and_follows_the_rule():
         },
         {},
     )
-    by_examples, equally = (mean_of(replies, "net", kind, Mean()) for kind in ("samples", "uniform"))
+    by_examples, equally = (mean_of(replies, "net", kind, Aggregate()) for kind in ("samples", "uniform"))
     assert_close(by_examples, {"w": torch.full((2,), 2.8), "steps": torch.tensor(12)})
     assert_close(equally, {"w": torch.full((2,), 4.0), "steps": torch.tensor(12)})
-    assert_close(mean_of(replies, "net", "samples", Mean("median"))["w"], torch.full((2,), 5.0))
+    assert_close(mean_of(replies, "net", "samples", Aggregate("median"))["w"], torch.full((2,), 5.0))
 
 
 def test_mean_of__equal_weights_need_no_examples():
     replies = Replies({0: Message(net={"w": torch.ones(1)}), 1: Message(net={"w": torch.zeros(1)})}, {})
-    assert_close(mean_of(replies, "net", "uniform", Mean()), {"w": torch.tensor([0.5])})
+    assert_close(mean_of(replies, "net", "uniform", Aggregate()), {"w": torch.tensor([0.5])})
 
 
 def test_a_share_that_the_rule_does_not_trim_is_refused():
-    assert Mean("trimmed", 0.3).trim == 0.3
+    assert Aggregate("trimmed", 0.3).trim == 0.3
     for rule in ("mean", "median", "clipped"):
         with pytest.raises(ConfigError, match=r"^trim: expected 0\.2, as it was, since it belongs to .*, found 0\.3$"):
-            Mean(rule, 0.3)
+            Aggregate(rule, 0.3)

@@ -11,7 +11,7 @@ from potluck.core.message import Message
 from potluck.core.roles import Arriving
 from potluck.core.scale import Scale
 from potluck.core.slicing import cut_of, inside, lies_in, part
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.nested import Nested, NestedWidths, by_width, of_width, of_widths
 from potluck.testing.worlds import toy_net
 
@@ -20,7 +20,7 @@ from potluck.testing.worlds import toy_net
 class Halves(NestedWidths):
     training: LocalTraining = LocalTraining()
     levels: tuple[float, ...] = (1.0, 0.5)
-    combine: Mean = Mean()
+    combine: Aggregate = Aggregate()
 
 
 SERVER = SimpleNamespace(build=lambda width=1.0: toy_net(1, batchnorm=True, scale=Scale(width)))
@@ -45,7 +45,7 @@ def merged(heard, rule="mean"):
         for id in (1, 2, 4)
     }
     arriving = Arriving(iter(replies.items()), {})
-    return state, Halves(combine=Mean(rule)).merge(state, arriving, dict.fromkeys(heard, 1.0), SERVER, heard=heard)
+    return state, Halves(combine=Aggregate(rule)).merge(state, arriving, dict.fromkeys(heard, 1.0), SERVER, heard=heard)
 
 
 def test_merge__what_is_not_heard_of_a_reply_does_not_count():

@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 from potluck.core.task import Classification
 from potluck.models.contract import StagedNet
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.prototypes import NearestPrototype, averages, distance, means_by_class, one_each, stored
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -25,13 +25,13 @@ def test_a_class_of_one_example_is_sent_as_that_example_bit_for_bit():
 
 def test_averages__a_robust_rule_takes_the_rows_of_a_class_and_their_counts():
     rows = {"values": uniform(7, 4), "labels": torch.tensor([0, 2, 0, 0, 2, 0, 0]), "counts": torch.arange(1, 8)}
-    rule = Mean("clipped")
+    rule = Aggregate("clipped")
     table = averages(rows, CLASSES, rule)
     for label in (0, 2):
         mine = rows["labels"] == label
         assert_close(table["means"][label], rule([*rows["values"][mine]], rows["counts"][mine].tolist()))
     assert table["known"].tolist() == [True, False, True]
-    assert not torch.allclose(table["means"][0], averages(rows, CLASSES, Mean("median"))["means"][0])
+    assert not torch.allclose(table["means"][0], averages(rows, CLASSES, Aggregate("median"))["means"][0])
 
 
 @pytest.mark.parametrize("seed", range(6))

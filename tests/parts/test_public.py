@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.examples import Batch
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.public import consensus, soft_labels_loss
 
 ONE = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.5, 0.5]])
@@ -13,23 +13,23 @@ TWO = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])
 
 
 def test_consensus_is_the_mean_of_the_distributions():
-    assert_close(consensus([ONE, TWO], Mean()), torch.tensor([[0.4, 0.2, 0.4], [0.25, 0.5, 0.25]]))
+    assert_close(consensus([ONE, TWO], Aggregate()), torch.tensor([[0.4, 0.2, 0.4], [0.25, 0.5, 0.25]]))
 
 
 def test_consensus_weighs_clients_by_their_shares():
-    assert_close(consensus([ONE, TWO], Mean(), [3.0, 1.0]), (3 * ONE + TWO) / 4)
+    assert_close(consensus([ONE, TWO], Aggregate(), [3.0, 1.0]), (3 * ONE + TWO) / 4)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed", "clipped"])
 def test_consensus_of_a_robust_rule_is_a_distribution_too(rule):
     clients = [torch.rand(20, 4, generator=torch.Generator().manual_seed(i)).mul(5).softmax(1) for i in range(5)]
-    found = consensus(clients, Mean(rule))
+    found = consensus(clients, Aggregate(rule))
     assert (found >= 0).all()
     assert_close(found.sum(1), torch.ones(20))
 
 
 def test_consensus_of_clients_who_are_certain_of_different_classes_is_uniform_under_the_median():
-    assert_close(consensus(list(torch.eye(3)[:, None]), Mean("median")), torch.full((1, 3), 1 / 3))
+    assert_close(consensus(list(torch.eye(3)[:, None]), Aggregate("median")), torch.full((1, 3), 1 / 3))
 
 
 def test_soft_labels_loss_has_the_gradient_of_the_divergence_from_the_labels():

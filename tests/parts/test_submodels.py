@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from potluck.core.message import Message
 from potluck.core.roles import Arriving
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.submodels import CoverageMean, leading, mean_where_covered, packed, put, select, unpacked, whole
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -84,7 +84,7 @@ def by_hand(keep, clients):
 
 
 def averaged(keep, clients, rule="mean"):
-    means = CoverageMean(keep, Mean(rule))
+    means = CoverageMean(keep, Aggregate(rule))
     for sent, submodel, share, rows in clients:
         means.add(sent, submodel, share, rows)
     return means.weights()
@@ -146,7 +146,7 @@ def test_put__is_what_select_takes_and_nothing_else(cohort):
 def test_coverage_mean__with_only_full_clients_is_the_running_mean_of_all_methods():
     tensors, shares = [drawn(5, 3, seed=seed) for seed in range(4)], [1.0, 2.0, 0.5, 3.0]
     clients = [({"w": t}, leading({"w": t.shape}), share, {}) for t, share in zip(tensors, shares, strict=True)]
-    assert_close(averaged({"w": drawn(5, 3, seed=9)}, clients)["w"], Mean()(tensors, shares))
+    assert_close(averaged({"w": drawn(5, 3, seed=9)}, clients)["w"], Aggregate()(tensors, shares))
 
 
 @pytest.mark.parametrize("rule", ROBUST)
@@ -162,7 +162,7 @@ def test_coverage_mean__a_rule_combines_those_who_cover_a_coordinate(rule):
         return
     for row in range(3):
         mine = [one["w"][row] for one in slices if len(one["w"]) > row]
-        assert_close(found[row], Mean(rule)(mine, [1.0] * len(mine)))
+        assert_close(found[row], Aggregate(rule)(mine, [1.0] * len(mine)))
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -193,7 +193,7 @@ def test_coverage_mean__counters_stay_counters_and_clients_without_weight_cover_
 @pytest.mark.parametrize("rule", ["mean", "median"])
 def test_coverage_mean__refuses_what_does_not_fit_its_place(sent, complaint, rule):
     with pytest.raises(ValueError, match=complaint):
-        CoverageMean({"w": torch.zeros(3)}, Mean(rule)).add(sent, {"w": (slice(0, 2),)})
+        CoverageMean({"w": torch.zeros(3)}, Aggregate(rule)).add(sent, {"w": (slice(0, 2),)})
 
 
 def test_mean_where_covered__takes_replies_one_at_a_time_and_lets_go_of_each():

@@ -4,7 +4,7 @@ import pytest
 
 from potluck.core.examples import Examples
 from potluck.core.fit import Fit
-from potluck.core.requests import Gradient, Measure, Predict
+from potluck.core.requests import Gradient, NormStatistics, Predict
 from potluck.core.roles import Client, Server
 from potluck.engine.engine import Engine, _Cohort
 from potluck.methods import get_method
@@ -70,7 +70,7 @@ def _watch(patch):
     watch(Examples, "with_columns", always("columns"))
     watch(Predict, "__post_init__", lambda self: ["predictions", *["parts"] * (self.parts != "outputs")])
     watch(Gradient, "__post_init__", always("gradients"))
-    watch(Measure, "__post_init__", always("statistics"))
+    watch(NormStatistics, "__post_init__", always("statistics"))
     watch(Fit, "__post_init__", _of_fit)
     watch(Means, "add", _of_means)
     watch(CoverageMean, "add", lambda *args: ["sub-models", *["rows that count"] * bool(args[-1])])

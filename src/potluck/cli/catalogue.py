@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from potluck.cli.prose import reflowed
 from potluck.core.discovery import matching, named_file
 from potluck.core.errors import ConfigError, nearest
 from potluck.core.families import FAMILIES
@@ -124,7 +125,7 @@ def _print_method(console: Console, cls: type[Method[Any]]) -> None:
 
 def _print_model(console: Console, name: str) -> None:
     build = get_model(name)
-    console.print(f"{name}: {_described(build)}\n", markup=False)
+    _print_prose(console, f"{name}: {_described(build)}")
     console.print(f"federation.models={name}", markup=False)
     options = options_of(build, without=("scale",))
     if options:
@@ -139,7 +140,7 @@ def _print_partition(console: Console, name: str) -> None:
         _print_class(console, cls, "federation.partition", {"name": name})
         return
     part, _ = kind_of(name)
-    console.print(f"{name}: {_described(part)}\n", markup=False)
+    _print_prose(console, f"{name}: {_described(part)}")
     console.print(f"federation.partition={name}", markup=False)
     options = settings_of(part) if isinstance(part, type) else options_of(part)
     _print_settings(console, options, "federation.partition.")
@@ -171,12 +172,17 @@ def _described(part: Any) -> str:
     return (inspect.getdoc(part) or "no documentation").partition("\n\nArgs:")[0]
 
 
+def _print_prose(console: Console, text: str) -> None:
+    """Documentation as wide as the terminal, and an empty line."""
+    console.print(f"{reflowed(text, console.width)}\n", markup=False, highlight=False, soft_wrap=True)
+
+
 def _print_class(console: Console, cls: type[Any], prefix: str, named: Mapping[str, str] | None = None) -> None:
     """Print the documentation of a class's module, or of a class of many, and the keys that set its fields."""
     module = inspect.getmodule(cls)
     own = module is not None and module.__name__.startswith(("potluck.methods.", "potluck.data.partition."))
     text = (module and module.__doc__) if own or prefix == "method" else (inspect.getdoc(cls) or "").split("\n")[0]
-    console.print(f"{(text or '').strip()}\n", markup=False)
+    _print_prose(console, text or "")
     for key, value in (named or {}).items():
         console.print(f"{prefix}.{key}={value}", markup=False)
     _print_settings(console, settings_of(cls), f"{prefix}.")

@@ -127,7 +127,7 @@ class Method(Checked, Generic[S]):
         """The model that this client would deploy, and that is evaluated; its own by default.
 
         If clients keep their models, BatchNorm's statistics that are those of a new layer are then measured on the
-        client's training data. It may yield requests such as `Measure`, but must not train.
+        client's training data. It may yield requests such as `NormStatistics`, but must not train.
         """
         return client.model
 

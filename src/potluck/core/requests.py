@@ -83,7 +83,7 @@ class Gradient(Request, Checked):
 
 
 @dataclass(eq=False)
-class Measure(Request, Checked):
+class NormStatistics(Request, Checked):
     """A request to measure BatchNorm's running statistics for the net's current weights, see `measure_statistics`.
 
     The net's buffers are set in place. The result is the number of batches measured.

@@ -14,7 +14,7 @@ from potluck.core.federation import ClientId, Criterion, Roster
 from potluck.core.fit import Extras, Fit, FitReport, Moments, Request
 from potluck.core.message import Message
 from potluck.core.notes import Notes
-from potluck.core.requests import Gradient, Measure, Predict
+from potluck.core.requests import Gradient, NormStatistics, Predict
 from potluck.core.rng import Key
 from potluck.core.scale import Scale
 from potluck.core.text import last_lines, one_line
@@ -224,8 +224,8 @@ class Server:
         """The mean gradient of an objective by parameter name, see `Gradient`."""
         return self._answer(request)
 
-    def measure(self, request: Measure) -> int:
-        """Measure BatchNorm's statistics in place, and return the number of batches, see `Measure`."""
+    def measure(self, request: NormStatistics) -> int:
+        """Measure BatchNorm's statistics in place, and return the number of batches, see `NormStatistics`."""
         return self._answer(request)
 
     def module(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:

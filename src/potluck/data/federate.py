@@ -16,7 +16,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Task:
+class MatchedClasses:
     """The classes of a federation, whichever clients hold examples of them.
 
     Classes are matched by name. The classes of a data set without names are numbered as in the common data set. If the
@@ -36,7 +36,7 @@ class Task:
         return len(self.classes) if self.common.task.has_classes else self.common.num_classes
 
     @classmethod
-    def matching(cls, common: Description, own: Mapping[str, Description] | None = None) -> "Task":
+    def matching(cls, common: Description, own: Mapping[str, Description] | None = None) -> "MatchedClasses":
         """The classes of the common data set and of clients' own ones together.
 
         If clients have no further classes, the order is that of the common data set; otherwise all are sorted.

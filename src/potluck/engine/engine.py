@@ -26,7 +26,7 @@ from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call, ContractError
 from potluck.engine.door import Door, expected_sums, most_bytes, refusal
 from potluck.engine.events import Attendance, ClientEnd
-from potluck.engine.executors import Executor, Task
+from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.inspection import check_inputs, not_finite
 from potluck.engine.ledger import Ledger
@@ -282,7 +282,7 @@ class Engine:
         self._evaluations += 1
         sent = self.evaluation_traffic.down.copy()
         attendance = Attendance(self._tell, self.rounds_done, "evaluation", self._evaluations, "evaluation", len(parts))
-        tasks: list[Task] = []
+        tasks: list[Pending] = []
         for client, wanted in sorted(parts.items()):
             make, sizes = partial(self._eval_request, state, client, wanted, book), self._sizes(client)
             most = most_bytes(expected_sums({part: sizes[part] for part in wanted}, self.federation))
@@ -495,7 +495,7 @@ class Engine:
         expected: Mapping[ClientId, Kind],
         place: "_Place",
         attendance: Attendance,
-    ) -> list[Task]:
+    ) -> list[Pending]:
         """One call for each client, its message encoded when its turn comes."""
         encoded = _Encoded(messages.values())
 
@@ -503,7 +503,7 @@ class Engine:
             key = fold_in(self.seed, "client", place.round, place.exchange, client)
             return Call(handler.__name__, client, encoded.payload(message), self.store.read(client), key, place.round)
 
-        tasks: list[Task] = []
+        tasks: list[Pending] = []
         for client, message in sorted(messages.items()):
             place.report.traffic.down.update(message.sizes())
             make, most = partial(call, client, message), most_bytes(expected[client])
@@ -523,9 +523,9 @@ class Engine:
         parts: tuple[str, ...],
         most_bytes: int,
         attendance: Attendance,
-    ) -> Task:
+    ) -> Pending:
         architecture = self.federation.sites[client].architecture
-        return Task(make, partial(self._cost, client, parts), architecture, most_bytes, attendance.note)
+        return Pending(make, partial(self._cost, client, parts), architecture, most_bytes, attendance.note)
 
     def _cost(self, client: ClientId, parts: tuple[str, ...]) -> int:
         """Floating-point operations of the client's network on these parts of its examples."""

@@ -23,7 +23,7 @@ from potluck.core.needs import Offer
 from potluck.core.rng import Key, fold_in, isolated
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets import describe, load
-from potluck.data.federate import Task, fingerprint, matching_test_parts, split_validation
+from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
 from potluck.experiment.config import Experiment, FederationConfig, ModelSpec
 from potluck.experiment.needs import check_needs
 from potluck.models import get_model
@@ -106,7 +106,7 @@ def task_of(experiment: Experiment) -> core.Task:
     return experiment.task or describe(experiment.federation.dataset).task
 
 
-def common_of(experiment: Experiment, matched: Task) -> tuple[Examples | None, Examples | None]:
+def common_of(experiment: Experiment, matched: MatchedClasses) -> tuple[Examples | None, Examples | None]:
     """The public examples and the common test set, on a machine that may not have the data that they are part of.
 
     Args:
@@ -126,7 +126,7 @@ def common_of(experiment: Experiment, matched: Task) -> tuple[Examples | None, E
     return _private_and_public(experiment, dataset)[1], dataset.test
 
 
-def assemble_server(experiment: Experiment, matched: Task | None = None) -> Federation:
+def assemble_server(experiment: Experiment, matched: MatchedClasses | None = None) -> Federation:
     """The federation of a server whose clients are on other machines.
 
     Args:
@@ -196,17 +196,17 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     return _Dealt(found, fingerprint(parts))
 
 
-def common_classes(experiment: Experiment) -> Task:
+def common_classes(experiment: Experiment) -> MatchedClasses:
     """The classes of the experiment's data set, which is not loaded.
 
     Raises:
         ConfigError: there is no such data set.
         DataError: it cannot be read.
     """
-    return Task.matching(common_data(experiment))
+    return MatchedClasses.matching(common_data(experiment))
 
 
-def matched_classes(experiment: Experiment) -> Task:
+def matched_classes(experiment: Experiment) -> MatchedClasses:
     """The classes of the data set and of clients' own data on this machine, none of which is loaded.
 
     Raises:
@@ -216,7 +216,7 @@ def matched_classes(experiment: Experiment) -> Task:
     places = experiment.federation.data or ()
     common = common_data(experiment)
     own = {named(client, place): _described(experiment, place) for client, place in enumerate(places)}
-    return Task.matching(common, own)
+    return MatchedClasses.matching(common, own)
 
 
 def common_data(experiment: Experiment) -> Description:
@@ -243,7 +243,7 @@ def named(client: ClientId, place: str | Path) -> str:
     return f"client {client} ({place})"
 
 
-def _own(experiment: Experiment, matched: Task) -> _Dealt:
+def _own(experiment: Experiment, matched: MatchedClasses) -> _Dealt:
     """Each client's own data."""
     places = enumerate(experiment.federation.data or ())
     datasets = [matched.relabelled(load_own(experiment, place), named(client, place)) for client, place in places]

@@ -88,7 +88,7 @@ class Cronus(fl.Method[State]):
     aggregation: Literal["filter", "rule"] = "filter"
     outliers: Annotated[float, fl.at_least(0), fl.below(0.5)] = 0.25
     variance: Annotated[float, fl.above(0)] = 0.1
-    combine: fl.Mean = fl.Mean("trimmed")
+    combine: fl.Aggregate = fl.Aggregate("trimmed")
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})

@@ -48,13 +48,14 @@ Departures from the paper
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from potluck import fl
 
@@ -71,20 +72,16 @@ class State:
 
 
 @dataclass(frozen=True)
-class DepthFL(fl.Method[State]):
-    """Hyper-parameters of DepthFL.
+class DepthFL(fl.depth.DepthLevels[State]):
+    """Hyper-parameters of DepthFL, beside those of `DepthLevels`.
 
     Attributes:
-        training: a client's local training.
-        levels: shares of the blocks that clients may train; the network has a classifier behind each.
         exits: "bottleneck" for the paper's classifiers behind feature maps, or "linear" for small ones.
         consistency: the weight of what classifiers teach one another, once it is grown; 0 for none.
         ramp: rounds in which it grows; with 0 it is there at once.
         alpha: strength of FedDyn's regulariser; 0 for FedAvg.
         combine: how the clients' values of a number become one.
     """
-
-    family = "parts"
 
     variants = {
         "small classifiers": {"exits": "linear"},
@@ -93,30 +90,18 @@ class DepthFL(fl.Method[State]):
         "median": {"combine.rule": "median"},
     }
 
-    predicts_with_exits = True
-    default_capacities = (1.0, 0.75, 0.5, 0.25)
-    training: fl.LocalTraining = fl.LocalTraining()
-    levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.75, 0.5, 0.25)
     exits: Literal["bottleneck", "linear"] = "bottleneck"
     consistency: Annotated[float, fl.at_least(0)] = 1.0
     ramp: Annotated[int, fl.at_least(0)] = 300
     alpha: Annotated[float, fl.at_least(0)] = 0.1
-    combine: fl.Mean = fl.Mean()
-
-    def __post_init__(self) -> None:
-        fl.require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
-
-    @property
-    def keeps_model(self) -> bool:
-        return False
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         teaches = fl.Need.CLASSES if self.consistency and len(self.levels) > 1 else fl.Need.ONE_OUTPUT
-        return frozenset({fl.Need.ONE_ARCHITECTURE, fl.Need.SPLIT_MODEL, fl.Need.DEPTH_PREFIXES, teaches})
+        return super().needs() | {teaches}
 
     def init(self, server: fl.Server) -> State:
-        fl.width.warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
-        net = self.net(server, max(self.levels))
+        net = self.whole(server)
         return State(fl.parameters_of(net), fl.buffers_of(net), fl.weights.zeros_like(fl.parameters_of(net)))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
@@ -131,12 +116,6 @@ class DepthFL(fl.Method[State]):
         server.note(h_norm=fl.sharing.norm({"all": h}))
         return State({**state.weights, **mean}, means.over({"all": state.buffers}, "buffers")["all"], h)
 
-    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        buffers = message.get("buffers")
-        return fl.Schema(
-            weights=fl.schema.like(message["weights"]), buffers=None if buffers is None else fl.schema.like(buffers)
-        )
-
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net, sent = self.filled(client, message), message["weights"]
@@ -145,15 +124,7 @@ class DepthFL(fl.Method[State]):
         yield fl.Fit(net, objective, client.train, self.training, extras=extras)
         if self.alpha:
             client.state["g"] = fl.weights.plus(extras["g"], fl.weights.minus(fl.parameters_of(net), sent), -self.alpha)
-        return fl.Message(weights=fl.parameters_of(net), buffers=fl.buffers_of(net) or None)
-
-    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        names = server.about(None, self.names)[fl.width.level_within(self.levels, server.roster[client_id].capacity)]
-        weights, buffers = (
-            {name: tensor for name, tensor in whole.items() if name.startswith(names)}
-            for whole in (state.weights, state.buffers)
-        )
-        return fl.Message(weights=weights, buffers=buffers or None)
+        return self.reply(net)
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
@@ -164,26 +135,10 @@ class DepthFL(fl.Method[State]):
         fl.load(net, {**state.weights, **state.buffers})
         return ensemble(net)
 
-    def filled(self, client: fl.Client, message: fl.Message) -> fl.StagedNet:
-        """On the client, its part of the network with what it was sent."""
-        net = self.net(client, fl.width.level_within(self.levels, client.capacity))
-        fl.load(net, {**message["weights"], **(message.get("buffers") or {})})
-        return net
-
-    def net(self, party: fl.Server | fl.Client, level: float) -> fl.StagedNet:
-        """The leading share of the network's blocks, with the classifiers behind them."""
-        full, data = (party.build(), party) if isinstance(party, fl.Server) else (party.model, party.train)
-        shapes = fl.contract.place_shapes(fl.contract.in_stages(full), data.input_shape)
-        build = (
-            partial(fl.exits.bottleneck_exit, [*shapes.values()])
-            if self.exits == "bottleneck"
-            else fl.contract.linear_exit
-        )
-        return fl.exits.leading_share(party, fl.contract.in_stages(full), data.input_shape, level, self.levels, build)
-
-    def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
-        """By level, what the names of its tensors begin with."""
-        return {level: fl.exits.leading_names(fl.contract.in_stages(net), level) for level in self.levels}
+    def exit_behind(self, shapes: Sequence[Size]) -> fl.exits.ExitBuilder:
+        if self.exits == "linear":
+            return fl.contract.linear_exit
+        return partial(fl.exits.bottleneck_exit, shapes)
 
     def weight(self, number: int) -> float:
         """w(t) of a round, counted from 1."""

@@ -97,7 +97,7 @@ class DSFL(fl.Method[State]):
     aggregation: Literal["era", "sa"] = "era"
     temperature: Annotated[float, fl.above(0)] = 0.1
     average: Literal["probabilities", "logits"] = "probabilities"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})

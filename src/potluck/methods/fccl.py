@@ -107,7 +107,7 @@ class FCCL(fl.Method[State]):
     intra: Annotated[float, fl.at_least(0)] = 1.0
     inter: Annotated[float, fl.at_least(0)] = 1.0
     pretrain: Annotated[int, fl.at_least(0)] = 1
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
@@ -155,7 +155,7 @@ class FCCL(fl.Method[State]):
         weights = {name: weight for name, weight in (("intra", self.intra), ("inter", self.inter)) if weight}
         teachers = {name: fl.load(client.twin(), past[name]) for name in weights}
         for teacher in teachers.values():
-            yield fl.Measure(teacher, client.train, layers="unlearnt")
+            yield fl.NormStatistics(teacher, client.train, layers="unlearnt")
         objective = DualDomainLoss(client.criterion, **weights)
         yield fl.Fit(client.model, objective, client.train, self.training, frozen=teachers, name="train")
         return fl.Message()

@@ -88,7 +88,7 @@ class FD(fl.Method[State]):
     gamma: Annotated[float, fl.at_least(0)] = 1.0
     exchanged: Exchanged = "probabilities"
     averaged: Literal["others", "all"] = "others"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES})

@@ -93,7 +93,7 @@ class FDMeta(fl.Method[State]):
     sampling: Literal["entropy", "confidence", "margin", "random"] = "entropy"
     exploration: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.2
     distil_clients: bool = True
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})

@@ -92,7 +92,7 @@ class FedH2L(fl.Method[State]):
     strength: Annotated[float, fl.at_least(0)] = 1.0
     weighting: Literal["sum", "mean"] = "sum"
     conflicts: Literal["project", "keep"] = "project"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.PUBLIC_LABELS, fl.Need.CLASSES})

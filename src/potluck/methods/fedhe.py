@@ -102,7 +102,7 @@ class FedHe(fl.Method[State]):
     warmup: Annotated[int, fl.at_least(0)] = 1
     memory: Annotated[int, fl.at_least(1)] = 10
     weighting: Literal["uniform", "samples"] = "uniform"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES})

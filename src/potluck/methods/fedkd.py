@@ -117,7 +117,7 @@ class FedKD(fl.Method[State]):
     energy_end: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.98
     growth: Annotated[int, fl.at_least(1)] = 100
     gradients: Literal["own", "joint"] = "own"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES, fl.Need.SPLIT_MODEL} if self.hidden else {fl.Need.CLASSES})

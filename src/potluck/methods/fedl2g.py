@@ -105,7 +105,7 @@ class FedL2G(fl.Method[State]):
     study: Annotated[int, fl.at_least(2)] = 16
     quiz: Annotated[int, fl.at_least(2)] = 16
     warm_up: Annotated[int, fl.at_least(0)] = 0
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset(

@@ -87,7 +87,7 @@ class FedMD(fl.Method[State]):
     pretrain: bool = True
     public_labels: bool = False
     public_training: fl.LocalTraining = fl.LocalTraining(epochs=20, batch_size=128)
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         labels = {fl.Need.PUBLIC_LABELS} if self.public_labels else set[fl.Need]()

@@ -92,7 +92,7 @@ class FedMRL(fl.Method[State]):
     common_weight: Annotated[float, fl.at_least(0)] = 1.0
     own_weight: Annotated[float, fl.at_least(0)] = 1.0
     weighting: Literal["samples", "uniform"] = "samples"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.SPLIT_MODEL})

@@ -124,9 +124,9 @@ class FedORION(fl.Method[State]):
     distillation: bool = True
     mutual_from: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.0
     order: Literal["sequential", "simultaneous"] = "sequential"
-    noise: fl.noise.Kind = "gaussian"
+    noise: fl.noise.Noise = "gaussian"
     noise_batches: Annotated[int, fl.at_least(1)] | None = None
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         size = self.server_training.batch_size

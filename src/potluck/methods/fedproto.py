@@ -94,7 +94,7 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
     distance: Literal["examples", "means"] = "examples"
     report: Literal["during", "after"] = "during"
     prediction: Literal["nearest", "head"] = "nearest"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def init(self, server: fl.Server) -> State:
         classes = server.num_classes

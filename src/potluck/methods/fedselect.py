@@ -100,7 +100,7 @@ class FedSelect(fl.Method[State]):
     limit: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.8
     grow_every: Annotated[int, fl.at_least(1)] = 3
     evaluated: Literal["merged", "trained"] = "merged"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.NESTED_LAYERS, fl.Need.SHARED_LAYERS})

@@ -109,7 +109,7 @@ class Felo(fl.SharesWeights[State]):
     feature_capacity: Annotated[int, fl.at_least(1)] = 5000
     logit_capacity: Annotated[int, fl.at_least(1)] = 50000
     sharing: fl.Sharing = fl.Sharing(scope="none")
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     @property
     def exchanges_more(self) -> bool:

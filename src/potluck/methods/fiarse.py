@@ -105,7 +105,7 @@ class FIARSE(fl.Method[State]):
     server_lr: Annotated[float, fl.at_least(0)] = 1.0
     ladder: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = ()
     grow_every: Annotated[int, fl.at_least(1)] = 10
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         rises = all(low < high for low, high in pairwise(self.ladder))
@@ -151,9 +151,9 @@ class FIARSE(fl.Method[State]):
         return message_of(state.weights, self.submodel(state.weights, gamma, server))
 
     @fl.on_client
-    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Measure, Any, nn.Module]:
+    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.NormStatistics, Any, nn.Module]:
         net, _ = sparse_net(client, message)
-        yield fl.Measure(net, client.train, self.training.batch_size)
+        yield fl.NormStatistics(net, client.train, self.training.batch_size)
         return net
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:

@@ -77,7 +77,7 @@ class FjORD(fl.nested.NestedWidths[State]):
     training: fl.LocalTraining = fl.LocalTraining()
     levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.8, 0.6, 0.4, 0.2)
     distil: bool = True
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     default_capacities = (1.0, 0.8, 0.6, 0.4, 0.2)
     variants = {

@@ -122,7 +122,7 @@ class FLANC(fl.width.WidthSlices[State]):
     filters: Annotated[float, fl.above(0)] = 0.25
     channels: Annotated[float, fl.above(0), fl.at_most(1)] = 0.125
     penalty: Annotated[float, fl.at_least(0)] = 10.0
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     default_capacities = (1.0, 0.75, 0.5, 0.25)
     variants = {

@@ -83,7 +83,7 @@ class FML(fl.Method[State]):
     alpha: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
     beta: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES})

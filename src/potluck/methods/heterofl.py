@@ -75,7 +75,7 @@ class HeteroFL(fl.width.WidthSlices[State]):
 
     leave_out: tuple[float, ...] = ()
     mask: bool = True
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     variants = {
         "dynamic": {"assignment": "dynamic"},
@@ -140,7 +140,7 @@ class HeteroFL(fl.width.WidthSlices[State]):
     def measure(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         """Static BatchNorm, section 4.1: statistics of the new global model on this client's data."""
         net = fl.load(client.build(), message["weights"], partial=True)
-        batches = yield fl.Measure(net, client.train, self.training.batch_size)
+        batches = yield fl.NormStatistics(net, client.train, self.training.batch_size)
         return fl.Message(statistics=fl.buffers_of(net) or None, batches=batches)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:

@@ -80,20 +80,16 @@ class State:
 
 
 @dataclass(frozen=True)
-class HypeMeFed(fl.Method[State]):
-    """Hyper-parameters of HypeMeFed.
+class HypeMeFed(fl.depth.DepthLevels[State]):
+    """Hyper-parameters of HypeMeFed, beside those of `DepthLevels`.
 
     Attributes:
-        training: a client's local training.
         server_training: of a hypernetwork, on the matrices of one round.
-        levels: shares of the blocks that clients may train; the network has an exit behind each.
         generate: whether the server generates what a client lacks; else it averages what there is.
         rank: r, the largest.
         hidden: units of a hypernetwork's hidden layers.
         combine: how the clients' values of a number become one.
     """
-
-    family = "parts"
 
     variants = {
         "nothing generated": {"generate": False},
@@ -101,29 +97,19 @@ class HypeMeFed(fl.Method[State]):
         "median": {"combine.rule": "median"},
     }
 
-    predicts_with_exits = True
     default_capacities = (1.0, 0.75, 0.5)
-    training: fl.LocalTraining = fl.LocalTraining()
     server_training: fl.ServerTraining = fl.LocalTraining("adam", lr=0.0005, epochs=25, batch_size=1)
     levels: tuple[Annotated[float, fl.above(0), fl.at_most(1)], ...] = (1.0, 0.75, 0.5)
     generate: bool = True
     rank: Annotated[int, fl.at_least(1)] = 100
     hidden: Annotated[int, fl.at_least(1)] = 512
-    combine: fl.Mean = fl.Mean()
-
-    def __post_init__(self) -> None:
-        fl.require(len(self.levels) > 0, "levels", "at least one share of the blocks", self.levels)
-
-    @property
-    def keeps_model(self) -> bool:
-        return False
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.ONE_ARCHITECTURE, fl.Need.SPLIT_MODEL, fl.Need.DEPTH_PREFIXES, fl.Need.ONE_OUTPUT})
+        return super().needs() | {fl.Need.ONE_OUTPUT}
 
     def init(self, server: fl.Server) -> State:
-        fl.width.warn_below(min(self.levels), server, self, "the smallest level", "give method.levels a smaller one")
-        net = self.net(server, max(self.levels))
+        net = self.whole(server)
         return State(fl.parameters_of(net), fl.buffers_of(net), {})
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
@@ -174,42 +160,18 @@ class HypeMeFed(fl.Method[State]):
                 found |= {target: source for target, source in pairs.items() if source in weights}
         return found
 
-    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        buffers = message.get("buffers")
-        return fl.Schema(
-            weights=fl.schema.like(message["weights"]), buffers=None if buffers is None else fl.schema.like(buffers)
-        )
-
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
-        net = self.inference_model(client, message)
+        net = self.filled(client, message)
         yield fl.Fit(net, ExitsLoss(client.criterion, 0.0), client.train, self.training)
-        return fl.Message(weights=fl.parameters_of(net), buffers=fl.buffers_of(net) or None)
-
-    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        names = server.about(None, self.names)[fl.width.level_within(self.levels, server.roster[client_id].capacity)]
-        weights, buffers = (
-            {name: tensor for name, tensor in whole.items() if name.startswith(names)}
-            for whole in (state.weights, state.buffers)
-        )
-        return fl.Message(weights=weights, buffers=buffers or None)
+        return self.reply(net)
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
-        net = self.net(client, fl.width.level_within(self.levels, client.capacity))
-        return fl.load(net, {**message["weights"], **(message.get("buffers") or {})})
+        return self.filled(client, message)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:
         return fl.load(self.net(server, max(self.levels)), {**state.weights, **state.buffers})
-
-    def net(self, party: fl.Server | fl.Client, level: float) -> fl.StagedNet:
-        """The leading share of the network's blocks, with the exits behind them."""
-        full, data = (party.build(), party) if isinstance(party, fl.Server) else (party.model, party.train)
-        return fl.exits.leading_share(party, fl.contract.in_stages(full), data.input_shape, level, self.levels)
-
-    def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
-        """By level, what the names of its tensors begin with."""
-        return {level: fl.exits.leading_names(fl.contract.in_stages(net), level) for level in self.levels}
 
 
 def block_names(net: fl.StagedNet) -> list[str]:

@@ -73,7 +73,7 @@ class LGFedAvg(fl.Method[State]):
     training: fl.LocalTraining = fl.LocalTraining()
     averaged: Literal["head", "all"] = "head"
     weighting: Literal["samples", "uniform"] = "samples"
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset(

@@ -114,7 +114,7 @@ class RHFL(fl.Method[State]):
     confidence: Annotated[float, fl.at_least(0)] = 0.5
     scale: Scale = "absolute"
     pretrain: Annotated[int, fl.at_least(0)] = 1
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})

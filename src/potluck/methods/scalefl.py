@@ -107,7 +107,7 @@ class ScaleFL(fl.width.WidthSlices[State]):
     temperature: Annotated[float, fl.above(0)] = 3.0
     warmup: Annotated[int, fl.at_least(0)] = 0
     teacher_learns: bool = True
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,7 +162,7 @@ class ScaleFL(fl.width.WidthSlices[State]):
     def measure(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         """Statistics of the new global network, without early exits, on this client's data."""
         net = fl.load(client.build(), message["weights"], partial=True)
-        batches = yield fl.Measure(net, client.train, self.training.batch_size)
+        batches = yield fl.NormStatistics(net, client.train, self.training.batch_size)
         return fl.Message(statistics=fl.buffers_of(net) or None, batches=batches)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:

@@ -89,7 +89,7 @@ class SlimFL(fl.nested.NestedWidths[State]):
     weights: tuple[Annotated[float, fl.at_least(0)], ...] = (0.5, 0.5)
     decoded: tuple[Share, ...] = (0.7, 0.9)
     distil: bool = True
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     default_capacities = (1.0,)
     variants = {

@@ -94,7 +94,7 @@ class SplitMix(fl.Method[State]):
     atom: Annotated[float, fl.above(0), fl.at_most(1)] = 0.125
     scaler: bool = True
     mask: bool = False
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     default_capacities = (1.0, 0.5, 0.25, 0.125)
     variants = {
@@ -184,10 +184,10 @@ class SplitMix(fl.Method[State]):
         return fl.Message(weights=of_bases(state.weights, bases))
 
     @fl.on_client
-    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Measure, Any, nn.Module]:
+    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.NormStatistics, Any, nn.Module]:
         """A mix with statistics measured on the client's own training data; a single base as it is."""
         net = self.received(client, message)
-        yield fl.Measure(net, client.train, self.training.batch_size)
+        yield fl.NormStatistics(net, client.train, self.training.batch_size)
         return net if len(net) > 1 else next(iter(net.values()))
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module | None:

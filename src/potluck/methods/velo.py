@@ -126,7 +126,7 @@ class Velo(fl.SharesWeights[State]):
     feature_capacity: Annotated[int, fl.at_least(1)] = 5000
     logit_capacity: Annotated[int, fl.at_least(1)] = 50000
     sharing: fl.Sharing = fl.Sharing(scope="none")
-    combine: fl.Mean = fl.Mean()
+    combine: fl.Aggregate = fl.Aggregate()
 
     def __post_init__(self) -> None:
         replays, size, vae_size = self.use == "replay", self.training.batch_size, self.vae_training.batch_size

@@ -20,7 +20,7 @@ from potluck.core.weights import RunningMean, Weights, mean, mean_where_present
 
 
 @dataclass(frozen=True)
-class Mean(Checked):
+class Aggregate(Checked):
     """A rule for combining clients' tensors, one tensor at a time.
 
     Attributes:
@@ -85,7 +85,7 @@ class Mean(Checked):
         return middle + (gaps.nan_to_num() * present).sum(0) / present.sum(0)
 
 
-def mean_of(replies: Replies, entry: str, weighting: Literal["samples", "uniform"], combine: Mean) -> Weights:
+def mean_of(replies: Replies, entry: str, weighting: Literal["samples", "uniform"], combine: Aggregate) -> Weights:
     """What clients sent under an entry, tensors by name, combined name by name.
 
     Args:
@@ -105,7 +105,7 @@ class Gathered:
         weight: the sum of the shares.
     """
 
-    def __init__(self, rule: Mean) -> None:
+    def __init__(self, rule: Aggregate) -> None:
         self.weight = 0.0
         self._rule = rule
         self._tensors: list[Tensor] = []

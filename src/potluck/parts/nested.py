@@ -19,7 +19,7 @@ from potluck.core.roles import Arriving, Client, Server
 from potluck.core.schema import Kind, like
 from potluck.core.slicing import inside, lies_in, part
 from potluck.core.weights import Weights, buffers_of, load, parameters_of
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 from potluck.parts.submodels import CoverageMean, leading, select
 from potluck.parts.width import HasWeights, WidthSlices
 
@@ -56,7 +56,7 @@ class NestedWidths(WidthSlices[N]):
     The method declares the field `combine`, which says how the clients' values of a number become one.
     """
 
-    combine: Mean
+    combine: Aggregate
 
     def within(self, rate: float) -> list[float]:
         """The widths that a client of this rate trains, the largest first."""

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from potluck.core.errors import ConfigError
 from potluck.core.examples import Examples
 
-Kind = Literal["gaussian", "dead_leaves", "stylegan"]
+Noise = Literal["gaussian", "dead_leaves", "stylegan"]
 Shape = tuple[int, ...]
 
 RADII = torch.linspace(0.03, 1.0, 200)  # of leaves, as shares of the image's size
@@ -28,7 +28,7 @@ LEAVES_AT_ONCE = 16
 STYLE, CHANNELS = 64, 32  # of the generator: width of a style, and of its hidden layers
 
 
-def noise_examples(kind: Kind, count: int, shape: Shape) -> Examples:
+def noise_examples(kind: Noise, count: int, shape: Shape) -> Examples:
     """`count` inputs of noise of this `shape` to train on; their targets are empty.
 
     Args:
@@ -51,7 +51,7 @@ def noise_examples(kind: Kind, count: int, shape: Shape) -> Examples:
 class _Drawn:
     """A preprocessing that replaces a batch by noise of its size, drawn from the training step's generator."""
 
-    kind: Kind
+    kind: Noise
     shape: Shape
 
     def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
@@ -185,7 +185,7 @@ def standardised(images: Tensor) -> Tensor:
     return (images - images.mean(axes, keepdim=True)) / (images.std(axes, keepdim=True) + 1e-6)
 
 
-_KINDS: dict[Kind, Callable[[int, Shape, torch.Generator | None], Tensor]] = {
+_KINDS: dict[Noise, Callable[[int, Shape, torch.Generator | None], Tensor]] = {
     "gaussian": gaussian,
     "dead_leaves": dead_leaves,
     "stylegan": stylegan_like,

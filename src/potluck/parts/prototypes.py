@@ -24,7 +24,7 @@ from potluck.core.schema import ClassCounts, Schema, UpTo, floats
 from potluck.models.contract import split
 from potluck.parts.features import feature_shape
 from potluck.parts.heads import COMMON_WIDTH
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 Table = dict[str, Tensor]
 """"means" by class (classes, width), zero for classes that are not "known" (bool, classes)."""
@@ -42,7 +42,7 @@ def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
     return (gaps * table["known"][labels]).mean()
 
 
-def averages(rows: Rows, classes: int, combine: Mean | None = None) -> Table:
+def averages(rows: Rows, classes: int, combine: Aggregate | None = None) -> Table:
     """By class, the mean of the values (n, width) weighted by their counts, or their combination by a robust rule."""
     if combine is not None and combine.rule != "mean":
         return _combined(rows, classes, combine)
@@ -53,7 +53,7 @@ def averages(rows: Rows, classes: int, combine: Mean | None = None) -> Table:
     return {"means": means.index_add_(0, labels, rows["values"] * shares[:, None]), "known": whole > 0}
 
 
-def _combined(rows: Rows, classes: int, combine: Mean) -> Table:
+def _combined(rows: Rows, classes: int, combine: Aggregate) -> Table:
     """By class, the rows' values combined by a rule."""
     means = rows["values"].new_zeros(classes, rows["values"].shape[1])
     for label in rows["labels"].unique().tolist():

@@ -11,7 +11,7 @@ from potluck.core.fit import Extras, Fit, LocalTraining, Request
 from potluck.core.requests import Predict
 from potluck.core.roles import Client, Server
 from potluck.parts.losses import soft_cross_entropy
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 
 def public_of(party: Server | Client) -> Examples:
@@ -64,7 +64,7 @@ def soft_labels_loss(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     return soft_cross_entropy(net(batch.inputs), batch.columns["soft_labels"])
 
 
-def consensus(predictions: Sequence[Tensor], combine: Mean, shares: Sequence[float] | None = None) -> Tensor:
+def consensus(predictions: Sequence[Tensor], combine: Aggregate, shares: Sequence[float] | None = None) -> Tensor:
     """The combination of the clients' distributions, by their shares or equally: distributions, (rows, classes)."""
     combined = combine(predictions, [1.0] * len(predictions) if shares is None else shares)
     return combined if combine.rule == "mean" else as_distributions(combined)

@@ -20,7 +20,7 @@ from potluck.core.fields import Checked
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.requests import Measure
+from potluck.core.requests import NormStatistics
 from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
 from potluck.core.schema import Kind, Schema, count, like
 from potluck.core.weights import (
@@ -34,7 +34,7 @@ from potluck.core.weights import (
     pick,
     zeros_like,
 )
-from potluck.parts.means import Gathered, Mean
+from potluck.parts.means import Aggregate, Gathered
 
 GroupWeights = dict[str, Weights]
 """Weights by group of clients, and by name."""
@@ -69,7 +69,7 @@ class Sharing(Checked):
     scope: Literal["layer", "architecture", "model", "none"] = "layer"
     weighting: Literal["samples", "uniform"] = "samples"
     buffers: Literal["average", "local", "drop"] = "average"
-    combine: Mean = Mean()
+    combine: Aggregate = Aggregate()
 
     @property
     def averages(self) -> bool:
@@ -242,7 +242,7 @@ class Sharing(Checked):
             measure_statistics(client.model, inputs, None if self.buffers == "drop" else unlearnt(client.model))
         return client.model
 
-    def ready(self, client: Client, net: nn.Module) -> Generator[Measure, Any, nn.Module]:
+    def ready(self, client: Client, net: nn.Module) -> Generator[NormStatistics, Any, nn.Module]:
         """The net, ready to be read in evaluation mode by the client's training, as a teacher is.
 
         For `teacher = yield from self.sharing.ready(client, net)` in a handler.
@@ -253,7 +253,7 @@ class Sharing(Checked):
         """
         if not (self.averages and self.buffers == "average"):
             dropped = self.averages and self.buffers == "drop"
-            yield Measure(net, client.train, layers="all" if dropped else "unlearnt")
+            yield NormStatistics(net, client.train, layers="all" if dropped else "unlearnt")
         return net
 
     def global_model(self, pool: GroupWeights, server: Server) -> nn.Module | None:

@@ -20,7 +20,7 @@ from potluck.core.message import Message
 from potluck.core.roles import Arriving
 from potluck.core.slicing import Indices
 from potluck.core.weights import Weights
-from potluck.parts.means import Mean
+from potluck.parts.means import Aggregate
 
 Place = Indices | Tensor
 """Where a tensor lies in the global one: an index set for each dimension, or a boolean mask of the global one's shape.
@@ -33,7 +33,7 @@ RowMasks = Mapping[str, Tensor | None]
 """Which rows of a tensor count, bool, by the tensor's name: of the client's tensor, or of the global one if masked.
 All do of tensors that are absent or None."""
 
-PLAIN = Mean()
+PLAIN = Aggregate()
 
 
 def leading(shapes: Mapping[str, Size]) -> SubModel:
@@ -81,7 +81,7 @@ class CoverageMean:
         combine: how several clients' values of a coordinate become one. All rules but "mean" hold what was added.
     """
 
-    def __init__(self, keep: Mapping[str, Tensor], combine: Mean = PLAIN) -> None:
+    def __init__(self, keep: Mapping[str, Tensor], combine: Aggregate = PLAIN) -> None:
         self._keep = keep
         self._combine = combine
         self._running: dict[str, tuple[Tensor, Tensor]] = {}
@@ -151,7 +151,7 @@ def mean_where_covered(
     replies: Arriving,
     submodels: Mapping[ClientId, SubModel],
     keep: Mapping[str, Tensor],
-    combine: Mean = PLAIN,
+    combine: Aggregate = PLAIN,
     *,
     share: Callable[[Message], float] = lambda reply: 1.0,
     rows: Callable[[Message], RowMasks] = lambda reply: {},

@@ -18,7 +18,7 @@ from potluck.core.fields import above, at_most, require
 from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
-from potluck.core.requests import Measure
+from potluck.core.requests import NormStatistics
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.slicing import lies_in
 from potluck.core.weights import Weights, load, mean
@@ -98,10 +98,12 @@ class WidthSlices(Method[W]):
         return Message(weights=select(state.weights, self.submodel(server, rate)), rate=rate)
 
     @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Measure, Any, nn.Module]:
+    def inference_model(
+        self, client: Client, message: Message
+    ) -> nn.Module | Generator[NormStatistics, Any, nn.Module]:
         """The narrow net, with BatchNorm's statistics measured on the client's own training data."""
         net = self.narrow_net(client, message)
-        yield Measure(net, client.train, self.training.batch_size)
+        yield NormStatistics(net, client.train, self.training.batch_size)
         return net
 
 

@@ -30,7 +30,7 @@ from potluck.core.weights import Weights, frozen_of, parameters_of, weights_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
@@ -491,7 +491,7 @@ class Without(Sequential):
     def __init__(self, absent: ClientId) -> None:
         self._absent = absent
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks, a failure for the absent client's calls."""
         for job in (task.make() for task in tasks):
             if isinstance(job, Call) and job.client == self._absent:
@@ -506,7 +506,7 @@ class Overhearing(Sequential):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         for job in (task.make() for task in tasks):
             self.hear(Message.decode(job.payload))

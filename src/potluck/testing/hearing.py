@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 
 
@@ -14,7 +14,7 @@ class Hearing(Sequential):
     def __init__(self) -> None:
         self.exchanges: list[tuple[Call, Answer]] = []
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         for job in (task.make() for task in tasks):
             outcome = host.execute(job)

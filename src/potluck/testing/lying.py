@@ -12,7 +12,7 @@ from potluck.core.message import Message
 from potluck.core.tree import pack
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer
-from potluck.engine.executors import Task
+from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 
 LIAR = 1
@@ -40,7 +40,7 @@ class Lying(Sequential):
         self.asked: set[tuple[int, ClientId]] = set()
         self._rounds = rounds
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Outcomes in the order of the tasks."""
         jobs: list[Job] = []
         noted = [replace(task, make=partial(_noting, task.make, jobs)) for task in tasks]

@@ -11,7 +11,7 @@ from potluck.core.batchnorm import keep_statistics, measure_statistics, unlearnt
 from potluck.core.fit import Fit, Request
 from potluck.core.inference import forward
 from potluck.core.modes import mode
-from potluck.core.requests import Gradient, Measure, NetPart, Parted, Predict
+from potluck.core.requests import Gradient, NetPart, NormStatistics, Parted, Predict
 from potluck.core.rng import Key, isolated
 from potluck.core.weights import Weights
 from potluck.engine.client.training import reading, train, widened
@@ -84,7 +84,7 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
 
 
 @_carried_out.register
-def _(request: Measure, key: Key, computing: Numerics) -> int:
+def _(request: NormStatistics, key: Key, computing: Numerics) -> int:
     batches = request.data.batches(request.batch_size, key.fold("order").generator())
     with isolated(key.fold("forward")), computing.applied(request.net), computing.cast():
         only = unlearnt(request.net) if request.layers == "unlearnt" else None

@@ -178,7 +178,7 @@ class ClientRuntime:
         """The model that the handler returns after its requests.
 
         Raises:
-            ContractError: it yielded anything but `Predict`, `Gradient` or `Measure`.
+            ContractError: it yielded anything but `Predict`, `Gradient` or `NormStatistics`.
         """
         answer, number = None, 0
         try:
@@ -187,7 +187,7 @@ class ClientRuntime:
                 if not isinstance(request, Request) or isinstance(request, Fit):
                     raise ContractError(
                         f"{self.full_name('inference_model')} yielded {type(request).__name__};"
-                        " expected a Predict, Gradient or Measure"
+                        " expected a Predict, Gradient or NormStatistics"
                     )
                 answer = self.carry_out(request, key.fold("request", number))
                 number += 1

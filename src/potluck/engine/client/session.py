@@ -190,7 +190,8 @@ class Session:
             else:
                 if not isinstance(found, Request):
                     raise ContractError(
-                        f"{self._name} yielded {type(found).__name__}; expected a Fit, Predict, Gradient or Measure"
+                        f"{self._name} yielded {type(found).__name__}; expected a Fit, Predict, Gradient or"
+                        " NormStatistics"
                     )
                 return found
         if not isinstance(found, Message):

@@ -29,7 +29,7 @@ def train(fit: Fit, key: Key, computing: Numerics = PLAIN) -> FitReport:
     """
     epochs = schedule(len(fit.data), fit.training, key.fold("order"), takes_batch_statistics(fit.net))
     order = [positions for epoch in epochs for positions in epoch]
-    observer = Observer.of_last_epoch(fit, epochs, key.fold("keep"))
+    observer = Keeper.of_last_epoch(fit, epochs, key.fold("keep"))
     losses: list[Tensor] = []
     data, forward = resident(fit.data, computing.place), key.fold("forward")
     nets = fit.net, *networks_in(fit.extras)
@@ -77,7 +77,7 @@ def schedule(examples: int, training: LocalTraining, key: Key, batch_statistics:
 
 
 @dataclass
-class Observer:
+class Keeper:
     """Keeps observations of a uniform sample of the last epoch's examples, made as each is visited."""
 
     chosen: Tensor
@@ -85,7 +85,7 @@ class Observer:
     kept: list[Observed] = field(default_factory=list)
 
     @classmethod
-    def of_last_epoch(cls, fit: Fit, epochs: list[list[Tensor]], key: Key) -> "Observer":
+    def of_last_epoch(cls, fit: Fit, epochs: list[list[Tensor]], key: Key) -> "Keeper":
         """Draw `fit.keep` of the last epoch's examples."""
         visited = torch.cat(epochs[-1])
         drawn = torch.randperm(len(visited), generator=key.generator())[: fit.keep]

@@ -11,7 +11,7 @@ from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 
 
 @dataclass(frozen=True)
-class Task:
+class Pending:
     """A job that is not built before its turn, so that not all messages are in memory at once.
 
     Attributes:
@@ -41,7 +41,7 @@ class Executor(Protocol):
     def start(self, host: ClientRuntime) -> None:
         """Prepare for the jobs of this host; `run` does so if it was not called."""
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
         ...
 
@@ -67,7 +67,7 @@ class Inner(Executor, Protocol):
         ...
 
 
-def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
+def bundles(tasks: Sequence[Pending], at_once: int) -> list[list[int]]:
     """Indices of tasks of one kind, up to `at_once` together; at least two bundles, for two cores.
 
     Bundles do not depend on the number of processes, and so neither do results.
@@ -79,7 +79,7 @@ def bundles(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
     return [bundle for places in by_kind.values() for bundle in _evenly(places, at_least, at_once)]
 
 
-def longest_last(tasks: Sequence[Task], at_once: int) -> list[list[int]]:
+def longest_last(tasks: Sequence[Pending], at_once: int) -> list[list[int]]:
     """`bundles` in ascending order of cost; idle processes take from the end."""
     cost = {place: task.cost() for place, task in enumerate(tasks)}
     return sorted(bundles(tasks, at_once), key=lambda bundle: (sum(cost[place] for place in bundle), -bundle[0]))

@@ -14,7 +14,7 @@ import torch
 
 from potluck.core.errors import ConfigError
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
-from potluck.engine.executors import Executor, Inner, Task
+from potluck.engine.executors import Executor, Inner, Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.work import Bundle, Work
 from potluck.engine.numerics.allocator import keep_freed_memory
@@ -62,7 +62,7 @@ class RayActors(Executor):
         for _ in range(count):
             self.call_one()
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
 
         Raises:

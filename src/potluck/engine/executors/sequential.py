@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
-from potluck.engine.executors import Inner, Task
+from potluck.engine.executors import Inner, Pending
 
 
 class Sequential(Inner):
     """The reference that other executors are compared with; holds one live model at a time."""
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
         return (host.execute(task.make()) for task in tasks)
 

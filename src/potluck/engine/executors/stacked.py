@@ -9,7 +9,7 @@ from torch import nn
 from potluck.core.fit import Fit, Request
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
-from potluck.engine.executors import Inner, Task, bundles
+from potluck.engine.executors import Inner, Pending, bundles
 from potluck.engine.executors.held import Held
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
 from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
@@ -62,7 +62,7 @@ class Stacked(Inner):
         self.at_once = at_once
         self.refused: set[str] = set()
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks."""
         done = Held(lambda place, outcome: tasks[place].arrived(outcome))
         left = bundles(tasks, self.at_once)

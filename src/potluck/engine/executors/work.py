@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from potluck.core.roles import Failure
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call
-from potluck.engine.executors import Task, longest_last
+from potluck.engine.executors import Pending, longest_last
 from potluck.engine.executors.held import Held
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Work:
         tries: how many processes a bundle may kill before it is held to be the cause.
     """
 
-    def __init__(self, host: ClientRuntime, tasks: Sequence[Task], at_once: int, tries: int) -> None:
+    def __init__(self, host: ClientRuntime, tasks: Sequence[Pending], at_once: int, tries: int) -> None:
         self.done = Held(lambda place, outcome: tasks[place].arrived(outcome))
         self._host = host
         self._tasks = tasks

@@ -22,7 +22,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 
 from potluck.engine.client.runtime import ClientRuntime, Outcome
-from potluck.engine.executors import Executor, Inner, Task
+from potluck.engine.executors import Executor, Inner, Pending
 from potluck.engine.executors.channel import Channel
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.work import Bundle, Work
@@ -122,7 +122,7 @@ class Workers(Executor):
         for _ in range(self._count):
             self._workers.append(self._fork(host))  # each has to close the channels of those before it
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome a task, in the order of the tasks, whatever the order in which they are done.
 
         Killing a process loses nothing: its bundle is carried out again. A job that kills one process after another is

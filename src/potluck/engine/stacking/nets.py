@@ -22,7 +22,7 @@ from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, O
 from potluck.core.modes import mode
 from potluck.core.rng import Key
 from potluck.core.weights import Weights
-from potluck.engine.client.training import Observer, and_seen, means, reading, schedule
+from potluck.engine.client.training import Keeper, and_seen, means, reading, schedule
 from potluck.engine.numerics.device import CPU, moved, networks_in, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.stacking.end_to_end import (
@@ -231,7 +231,7 @@ class _Client:
         self.batches = [positions for epoch in plan for positions in epoch]
         self.losses: list[Tensor] = []
         self.combined: list[Observed] = []
-        self._observer = Observer.of_last_epoch(fit, plan, key.fold("keep"))
+        self._observer = Keeper.of_last_epoch(fit, plan, key.fold("keep"))
 
     def batch(self, number: int) -> Batch:
         """Batch `number`, on the device."""

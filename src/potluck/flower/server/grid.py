@@ -16,7 +16,7 @@ from potluck.core.roles import Failure, FailureKind
 from potluck.core.text import ON_SCREEN
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
-from potluck.engine.executors import Executor, Task
+from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.held import Held
 from potluck.experiment.config import RoundsClose
 from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
@@ -79,7 +79,7 @@ class GridExecutor(Executor):
         busy, names = self._late.clients(), self._nodes.names
         return {client: names[client] for client in clients if client in busy or self._nodes.find(client) is None}
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """One outcome for each task, in the order of the tasks; anything wrong or missing is that node's failure."""
         self._nodes.refresh()
         exchange = _Exchange(self._nodes, host, self._close, tasks, self._late, self._largest)
@@ -110,7 +110,7 @@ class _Exchange:
         nodes: Nodes,
         host: ClientRuntime,
         close: RoundsClose,
-        tasks: Sequence[Task],
+        tasks: Sequence[Pending],
         late: "_Late",
         largest: int,
     ) -> None:

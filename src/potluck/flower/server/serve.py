@@ -22,7 +22,7 @@ from potluck.core.errors import CheckpointError, ConfigError
 from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
 from potluck.core.rng import Key
-from potluck.data.federate import Task
+from potluck.data.federate import MatchedClasses
 from potluck.engine.executors.choice import Choice
 from potluck.engine.files import write_atomically
 from potluck.experiment.assemble import Assembly, assemble_server, common_classes
@@ -50,7 +50,7 @@ def serve(
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
     largest: int = LARGEST_REPLY,
-    matched: Task | None = None,
+    matched: MatchedClasses | None = None,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -145,7 +145,7 @@ class _Meeting:
     grid: Grid
     experiment: Experiment
     base: Federation
-    matched: Task
+    matched: MatchedClasses
     header: Mapping[str, Any]
     say: Callable[[str], None]
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -327,7 +327,7 @@ class RemoteFederation(Federation):
 
 
 def remote_assembly(
-    experiment: Experiment, base: Federation, matched: Task, introductions: Mapping[ClientId, Introduction]
+    experiment: Experiment, base: Federation, matched: MatchedClasses, introductions: Mapping[ClientId, Introduction]
 ) -> Assembly:
     """The federation of clients that introduced themselves.
 

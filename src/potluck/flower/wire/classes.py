@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from potluck.core.errors import DataError
 from potluck.core.text import one_line
 from potluck.data.dataset import Description
-from potluck.data.federate import Task
+from potluck.data.federate import MatchedClasses
 from potluck.flower.wire.schemas import LONGEST_NAME, Header
 
 MOST_CLASSES = 10**6
@@ -49,19 +49,19 @@ class Classes(Header):
     count: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     names: ClassNames | None
 
-    def matched(self, own: Description) -> Task:
+    def matched(self, own: Description) -> MatchedClasses:
         """The federation's classes, for a node whose own data are described.
 
         Raises:
             DataError: they are not `count` different names.
         """
         names = None if self.names is None else tuple(self.names)
-        return Task.matching(
+        return MatchedClasses.matching(
             Description("the server's data set", own.input_shape, self.count, names, own.task),
         )
 
 
-def told(matched: Task) -> dict[str, Any]:
+def told(matched: MatchedClasses) -> dict[str, Any]:
     """The entry of a message's header that `Classes` reads.
 
     Raises:
