@@ -24,7 +24,7 @@ from potluck.core.weights import weights_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.engine import Engine
-from potluck.engine.executors import Executor, Task
+from potluck.engine.executors import Executor, Pending
 from potluck.testing.worlds import World, toy_federation
 
 Weights = dict[str, Tensor]
@@ -82,7 +82,7 @@ class _Listening(Executor):
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def run(self, host: ClientRuntime, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, host: ClientRuntime, tasks: Sequence[Pending]) -> Iterator[Outcome]:
         """Carry the tasks out in order."""
         jobs = [task.make() for task in tasks]
         calls = [job for job in jobs if isinstance(job, Call)]
