@@ -83,7 +83,7 @@ def descended_on(S: Weights, w: Weights) -> Weights:
 
 
 def nearest(pairs: Weights, w: Weights, x: Tensor) -> float:
-    """How far the numbers of uploaded pairs are at most from those of the nearest that the weights make of the client's examples."""
+    """How far uploaded pairs are at most from the nearest that the weights make of the client's examples."""
     s_in = (x @ w["stages.stem.0.weight"].T + w["stages.stem.0.bias"]).clamp(min=0)
     rows = torch.cat([s_in, intermediate(w, s_in)], 1)
     gaps = torch.cat([pairs["s_in"], pairs["s_out"]], 1)[:, None] - rows
