@@ -141,6 +141,22 @@ def played(
     return run
 
 
+@contextmanager
+def recorded(loss: type[Any]) -> Iterator[list[Tensor]]:
+    """Inside the block, the inputs of each batch that a loss of this type is called with are kept."""
+    plain, seen = loss.__call__, list[Tensor]()
+
+    def listening(self: Any, net: Any, batch: Any, extras: Any) -> Any:
+        seen.append(batch.inputs.detach().clone())
+        return plain(self, net, batch, extras)
+
+    loss.__call__ = listening
+    try:
+        yield seen
+    finally:
+        loss.__call__ = plain
+
+
 # A network by hand
 
 
