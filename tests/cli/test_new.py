@@ -129,7 +129,7 @@ Departures from the paper
 
 from dataclasses import dataclass
 
-from potluck import on_client
+from potluck import fl
 from potluck.methods.fedavg import FedAvg
 
 
@@ -139,7 +139,7 @@ class Broken(FedAvg):
 
     variants = {}
 
-    @on_client
+    @fl.on_client
     def local_update(self, client, message):
         return {}["b"]
 '''

@@ -91,7 +91,7 @@ class RunResult:
         """The network that a client predicts with, in evaluation mode; or with "global" the server's.
 
         It is the one that is evaluated, also where that is more than the client's own network. It reads prepared inputs
-        (batch, ...), as `potluck.predict` gives them. Of a folder the data are loaded for it, once.
+        (batch, ...), as `fl.predict` gives them. Of a folder the data are loaded for it, once.
 
         Args:
             whose: a client's number, or "global".
