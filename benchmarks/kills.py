@@ -5,9 +5,9 @@
 Plays tiny runs through the command line's own code, each in a process group of its own, and ends them with SIGKILL at
 a moment drawn uniformly from the making of its folder to its end: the whole group, or, where there are workers, the
 first process alone or one worker alone. `compare` and `sweep`, which begin runs, are killed too, and typed again. With
---faults, each run and each resume is also played once for every step that
-changes a file, and killed before that step, or told there that the disk is full. Then the run is resumed, and its
-digest compared with that of a run that nobody disturbed.
+--faults, each run and each resume is also played once for every step that changes a file, and killed before that step,
+or told there that the disk is full. Then the run is resumed, and its digest compared with that of a run that nobody
+disturbed.
 
 Every trial is noted when it is done, so that a command that was interrupted goes on where it was.
 """
@@ -268,7 +268,8 @@ class Ground:
         """Of the run, or of each run by its seed; None if there is none."""
         digests: dict[str, str] = {}
         for folder in self.folders:
-            with suppress(CheckpointError):  # one that was killed before its first round, and begun anew beside it
+            # One that was killed before its first round, or before it had a configuration, and begun anew beside it.
+            with suppress(CheckpointError, FileNotFoundError):
                 seed = tomllib.loads((folder / CONFIG).read_text())["run"]["seed"]
                 digests |= {f"{seed} {name}": content for name, content in run_digest(folder).items()}
         return digests or None
