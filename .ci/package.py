@@ -52,13 +52,14 @@ plain = lambda name: name.lower().replace("_", "-")
 declared = [Requirement(text) for text in requires("potluck")]
 needed = {plain(one.name) for one in declared if one.marker is None}
 extra = {plain(one.name) for one in declared} - needed
+called = {"google": "protobuf"}  # packages that are imported by another name
 owners = packages_distributions()
 wrong = []
 for name, path in sorted(used.items()):
     if name in sys.stdlib_module_names or name in ("potluck", "IPython"):  # a notebook has the latter already
         continue
     owned = {plain(owner) for owner in owners.get(name, [])}
-    if not owned & needed and not any(plain(name) in (one, one.removesuffix("-skinny")) for one in extra):
+    if not owned & needed and not any(called.get(name, plain(name)) in (one, one.removesuffix("-skinny")) for one in extra):
         wrong.append(f"{path} imports {name}, of {owned or 'a package that is not installed'}")
 assert not wrong, "not declared: " + "; ".join(wrong)
 """
