@@ -59,7 +59,8 @@ for name, path in sorted(used.items()):
     if name in sys.stdlib_module_names or name in ("potluck", "IPython"):  # a notebook has the latter already
         continue
     owned = {plain(owner) for owner in owners.get(name, [])}
-    if not owned & needed and not any(called.get(name, plain(name)) in (one, one.removesuffix("-skinny")) for one in extra):
+    known = called.get(name, plain(name))
+    if not owned & needed and not any(known in (one, one.removesuffix("-skinny")) for one in extra):
         wrong.append(f"{path} imports {name}, of {owned or 'a package that is not installed'}")
 assert not wrong, "not declared: " + "; ".join(wrong)
 """
