@@ -1,4 +1,4 @@
-"""What all tests share: one torch thread, a limit on CPU time, a watch on threads and torch's global generator."""
+"""What all tests share: one torch thread, a measure of CPU time, a watch on threads and torch's global generator."""
 
 import gc
 import threading
@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-LIMIT_SECONDS = 2.0  # on an idle core; an older processor, or a busy machine, may take twice as long
+LIMIT_SECONDS = 2.0  # on an idle core of today
+CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
 torch.set_num_threads(1)
 
@@ -70,16 +71,26 @@ def no_thread_is_left():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fail a test that computes for too long; CPU time is measured, so that a loaded machine fails nobody."""
+    """Note what a test computed for; CPU time is measured, so that waiting for other processes is charged to nobody."""
     started = time.process_time()
     result = yield
-    spent = time.process_time() - started
-    if spent > 2 * LIMIT_SECONDS and item.get_closest_marker("slow") is None:
-        pytest.fail(
-            f"took {spent:.1f} s of CPU time; expected {LIMIT_SECONDS:g} s or the mark `slow`",
-            pytrace=False,
-        )
+    if item.get_closest_marker("slow") is None:
+        item.user_properties.append((CPU_SECONDS, time.process_time() - started))
     return result
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name the tests that want the mark `slow`. A machine three times slower than another fails nobody."""
+    spent = {
+        report.nodeid: seconds
+        for report in terminalreporter.stats.get("passed", [])
+        for name, seconds in report.user_properties
+        if name == CPU_SECONDS and report.when == "call" and seconds > LIMIT_SECONDS
+    }
+    if spent:
+        terminalreporter.section(f"above {LIMIT_SECONDS:g} s of CPU time, without the mark `slow`")
+    for nodeid, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"{seconds:.1f} s {nodeid}")
 
 
 @pytest.fixture
