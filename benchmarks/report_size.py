@@ -2,10 +2,10 @@
 
     python benchmarks/report_size.py [--runs FOLDER] [KEY=VALUE ...]
 
-`potluck sweep benchmarks/report_size.toml` runs every method on a part of the digits with four clients, each round
-evaluated; finished runs in the folder are not repeated. The page is opened in headless Chromium from the disk, five
-times, each in a fresh context: from the request to the moment at which the curves are drawn. Then all numbers of the
-page's curves and of its table of runs are compared with the records. The results go to
+A sweep over all methods, on the federation of `benchmarks/report_size.toml`, runs every method on a part of the digits
+with four clients, each round evaluated; finished runs in the folder are not repeated. The page is opened in headless
+Chromium from the disk, five times, each in a fresh context: from the request to the moment at which the curves are
+drawn. Then all numbers of the page's curves and of its table of runs are compared with the records. The results go to
 `benchmarks/results/report_size.md`.
 """
 
@@ -28,10 +28,16 @@ from potluck.analysis.embedded import series_of, shown
 from potluck.analysis.names import run_names
 from potluck.analysis.read import StoredRun, find_runs, read_run
 from potluck.analysis.report import write_report
+from potluck.methods import list_methods
 
 RESULTS = Path(__file__).parent / "results" / "report_size.md"
 SWEEP = Path(__file__).with_suffix(".toml")
 OPENINGS = 5
+
+
+def sweep_of_all() -> str:
+    """The sweep: the federation, and every method."""
+    return f'{SWEEP.read_text()}\n[sweep]\n"method.name" = {json.dumps(list_methods())}\n'
 
 
 def opened(browser: Browser, page_file: Path) -> tuple[float, float, float]:
@@ -98,7 +104,10 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     # What a run that fails says is in the sweep's output; the report is on the others.
-    command = [sys.executable, "-m", "potluck", "sweep", str(SWEEP), *options.overrides, "--to", str(options.runs)]
+    options.runs.mkdir(parents=True, exist_ok=True)
+    sweep = options.runs / "sweep.toml"
+    sweep.write_text(sweep_of_all())
+    command = [sys.executable, "-m", "potluck", "sweep", str(sweep), *options.overrides, "--to", str(options.runs)]
     subprocess.run(command, check=False)
     folders = find_runs([options.runs])
     started = time.perf_counter()

@@ -15,6 +15,7 @@ from potluck.core.needs import Need
 from potluck.core.schedule import Schedule
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.experiment.config import override, read_toml, resolve
+from potluck.experiment.sweep import read_sweep
 from potluck.methods import list_methods
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -196,9 +197,12 @@ def test_a_row_of_mnist1d_is_tuned_and_played_once_and_measured_by_family(mnist1
     assert capsys.readouterr().out == "1 of 1 runs are finished\n"
 
 
-def test_the_report_that_is_measured_is_on_every_method():
-    sweep = tomllib.loads((BENCHMARKS / "report_size.toml").read_text())["sweep"]
-    assert sweep["method.name"] == sorted(list_methods())
+def test_the_report_that_is_measured_is_on_every_method(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import report_size
+
+    plan = read_sweep(tomllib.loads(report_size.sweep_of_all()), "sweep.toml")
+    assert [point["method.name"] for point in plan.points] == list_methods()
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from potluck.core.method import Releases as Releases
 from potluck.core.method import on_client as on_client
 from potluck.core.modes import mode as mode
 from potluck.core.needs import Need as Need
+from potluck.core.needs import Offer as Offer
 from potluck.core.requests import Gradient as Gradient
 from potluck.core.requests import NormStatistics as NormStatistics
 from potluck.core.requests import Predict as Predict
@@ -56,6 +57,7 @@ from potluck.models import contract as contract
 from potluck.models.contract import StagedNet as StagedNet
 from potluck.models.contract import split as split
 from potluck.models.contract import staged as staged
+from potluck.parts import adapting as adapting
 from potluck.parts import channels as channels
 from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae
@@ -75,6 +77,7 @@ from potluck.parts import moving as moving
 from potluck.parts import nested as nested
 from potluck.parts import noise as noise
 from potluck.parts import normalised as normalised
+from potluck.parts import personal as personal
 from potluck.parts import precision as precision
 from potluck.parts import privacy as privacy
 from potluck.parts import projection as projection

@@ -46,7 +46,7 @@ def test_the_tasks_objective_is_the_criterion_on_the_outputs():
 
 def test_every_request_of_the_server_has_its_own_key():
     asked = []
-    server = Server({}, torch.Generator(), None, 2, (1,), None, lambda *asks: asked.append(asks), Key((1,)), None)
+    server = Server({}, torch.Generator(), None, 2, (1,), None, None, lambda *asks: asked.append(asks), Key((1,)), None)
     data = Examples(torch.zeros(2, 1), torch.zeros(2))
     fits = [Fit(nn.Identity(), [], data, LocalTraining()) for _ in range(2)]
     predict, measure = Predict(nn.Identity(), data), NormStatistics(nn.Identity(), data)

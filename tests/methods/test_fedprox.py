@@ -8,7 +8,8 @@ from torch.testing import assert_close
 from potluck.core.fit import LocalTraining
 from potluck.core.weights import minus, parameters_of
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedprox import FedProx, ProximalLoss
+from potluck.methods.fedprox import FedProx
+from potluck.parts.losses import ProximalLoss
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}

@@ -23,33 +23,7 @@ SETTINGS = {  # else not all five count, and 'trimmed' drops none of four
     "fedl2g": ("server_rate=100.0", "study=64"),  # gradients are small
     "hypemefed": ("generate=false",),  # hypernetworks learn from every client's matrices
 }
-BOUNDED = "what clients send are distributions, of which one client of five moves a mean by a fifth"
-BESIDES = {
-    "local": "exchanges nothing",
-    "fedfomo": "clients choose what they mix, and no mean is taken",
-    "ktpfl": "the server learns what clients mix, and no mean is taken",
-    "dsfl": BOUNDED,
-    "fdmeta": BOUNDED,
-    "cronus": BOUNDED,
-    "rhfl": BOUNDED,
-    "fedh2l": BOUNDED,
-    "feddf": "a rule acts among the clients of one architecture, and 'trimmed' drops none of three",
-    "fedaux": "a rule acts among the clients of one architecture, and 'trimmed' drops none of three",
-    "fedet": "a rule acts among the clients of one architecture, and 'trimmed' drops none of three",
-    "fedftg": "the generator and the students learn from every client's model; their averages are protected",
-    "fedgkt": "the server's network learns from every client's features",
-    "fedkemf": "the server's network learns from every client's predictions",
-    "fedmk": "the server's models learn from every client's condensed examples",
-    "inclusivefl": "a rule acts among the clients of one size, and 'trimmed' drops none of three",
-    "fedgen": "the generator learns from every client's head; its weights are protected",
-    "fedgh": "the server's head learns from every client's means of classes",
-    "fedre": "the server's head learns from every client's mixture",
-    "fedktl": "the server's transformer learns from every client's prototypes, whose lengths it makes 1",
-    "fedtgp": "the server's prototypes learn from every client's",
-}
-"""Methods that learn from replies by other ways than a mean."""
-AVERAGING = [name for name in list_methods() if name not in BESIDES]
-TAKES_NONE = {"local", "fedfomo", "fedgkt", "fedgh", "fedre", "fedktl", "fedtgp", "ktpfl", "fedkemf", "fedmk"}
+AVERAGING = [name for name in list_methods() if not get_method(name).unguarded]
 
 
 def swollen(node):
@@ -128,5 +102,5 @@ def test_one_liar_ruins_a_mean_and_no_robust_one(name, monkeypatch):
 def test_a_method_has_a_rule_of_means_unless_it_takes_none():
     """Whoever adds a method that takes means and offers no rule for them is told here."""
     for name in list_methods():
-        names = {spec.name for spec in fields(get_method(name))}
-        assert bool(names & {"sharing", "combine"}) == (name not in TAKES_NONE), name
+        cls = get_method(name)
+        assert {spec.name for spec in fields(cls)} & {"sharing", "combine"} or cls.unguarded, name

@@ -44,7 +44,7 @@ def server(world):
     def build(architecture=None, scale=FULL, draw=""):
         return world.build(architecture, Key(("initial", architecture or world.server_architecture)), scale)
 
-    return Server(world.roster, torch.Generator(), None, 2, (1,), build, lambda fit, key: None, Key(()), None)
+    return Server(world.roster, torch.Generator(), None, 2, (1,), None, build, lambda fit, key: None, Key(()), None)
 
 
 def client(world, id=0, value=0.0):

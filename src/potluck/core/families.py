@@ -17,7 +17,9 @@ class Family:
 
 
 FAMILIES = {
-    "alone": Family("Without a federation", "The baseline of all comparisons."),
+    "alone": Family(
+        "Without a federation", "The bounds of all comparisons: each client for itself, and all data in one place."
+    ),
     "weights": Family(
         "Averages of weights",
         "Clients send weights or updates, which are averaged over the clients that have a layer in common.",

@@ -76,6 +76,10 @@ class Method(Checked, Generic[S]):
     predicts_with_exits: ClassVar[bool] = False
     """Whether exits have a part in predictions, see `potluck.parts.exits`; else they serve training alone."""
 
+    unguarded: ClassVar[str] = ""
+    """Why one lying client of five moves what the others are sent whatever rule `combine` has; empty if a robust rule
+    keeps it from that."""
+
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named options of the method: hyper-parameters by dotted key. The conformance suite also checks each of them."""
 

@@ -149,6 +149,7 @@ class Server:
         public: the public examples, if the federation has any; unlabelled unless `Need.PUBLIC_LABELS` is met.
         num_classes: the width of an output: of a classification, its classes.
         input_shape: shape of one prepared input.
+        criterion: the task's loss.
         notes: numbers reported in this round.
     """
 
@@ -157,6 +158,7 @@ class Server:
     public: Examples | None
     num_classes: int
     input_shape: tuple[int, ...]
+    criterion: Criterion
     _build: Callable[..., nn.Module]
     _carry_out: Callable[[Request, Key], Any]
     _key: Key

@@ -171,6 +171,7 @@ class Engine:
             public=self.federation.public,
             num_classes=self.federation.num_classes,
             input_shape=self.federation.input_shape,
+            criterion=self.federation.criterion,
             _build=self._host.build,
             _carry_out=self._host.carry_out,
             _key=key,

@@ -73,6 +73,7 @@ class Cronus(fl.Method[State]):
     """
 
     family = "public"
+    unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 
     variants = {
         "trimmed mean": {"aggregation": "rule"},

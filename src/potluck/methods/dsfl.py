@@ -82,6 +82,7 @@ class DSFL(fl.Method[State]):
     """
 
     family = "public"
+    unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 
     variants = {
         "simple aggregation": {"aggregation": "sa"},

@@ -76,6 +76,7 @@ class FDMeta(fl.Method[State]):
     """
 
     family = "public"
+    unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 
     variants = {
         "random": {"sampling": "random"},

@@ -99,6 +99,7 @@ class FedAUX(fl.SharesWeights[State]):
     """
 
     family = "public"
+    unguarded = "a rule acts among the clients of one architecture, and 'trimmed' drops none of three"
 
     variants = {
         "equal": {"certainty": "equal"},

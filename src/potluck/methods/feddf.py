@@ -77,6 +77,7 @@ class FedDF(fl.SharesWeights[State]):
     """
 
     family = "public"
+    unguarded = "a rule acts among the clients of one architecture, and 'trimmed' drops none of three"
 
     variants = {
         "probabilities": {"ensemble": "probabilities"},

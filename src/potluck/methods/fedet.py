@@ -99,6 +99,7 @@ class FedET(fl.SharesWeights[State]):
     """
 
     family = "public"
+    unguarded = "a rule acts among the clients of one architecture, and 'trimmed' drops none of three"
 
     variants = {
         "no head travels": {"representation": "none"},

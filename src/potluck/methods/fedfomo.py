@@ -76,6 +76,7 @@ class FedFomo(fl.Method[State]):
     """
 
     family = "weights"
+    unguarded = "clients choose what they mix, and no mean is taken"
 
     training: fl.LocalTraining = fl.LocalTraining()
     peers: Annotated[int, fl.at_least(1)] = 5

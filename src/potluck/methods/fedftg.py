@@ -86,6 +86,8 @@ class FedFTG(fl.SharesWeights[State]):
         sharing: with which weights clients average within each architecture.
     """
 
+    unguarded = "the generator and the students learn from every client's model; their averages are protected"
+
     variants = {
         "released code": {"class_weights": "batch", "reduction": "mean", "server_training.lr": 0.1},
         "without hard samples": {"hardness": 0.0},

@@ -95,6 +95,8 @@ class FedGen(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    unguarded = "the generator learns from every client's head; its weights are protected"
+
     training: fl.LocalTraining = fl.LocalTraining()
     generator_training: fl.ServerTraining = fl.LocalTraining(lr=3e-4, epochs=5, batch_size=32, weight_decay=0.01)
     alpha: Annotated[float, fl.at_least(0)] = 1.0

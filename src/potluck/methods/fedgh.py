@@ -67,6 +67,7 @@ class FedGH(fl.Method[State]):
     """
 
     family = "classes"
+    unguarded = "the server's head learns from every client's means of classes"
 
     variants = {"own heads": {"clients_adopt": False}}
 

@@ -73,6 +73,7 @@ class FedGKT(fl.Method[State]):
     """
 
     family = "classes"
+    unguarded = "the server's network learns from every client's features"
 
     training: fl.LocalTraining = fl.LocalTraining()
     server_training: fl.ServerTraining = fl.LocalTraining()

@@ -78,6 +78,7 @@ class FedH2L(fl.Method[State]):
     """
 
     family = "public"
+    unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 
     variants = {
         "mean": {"weighting": "mean"},

@@ -84,6 +84,7 @@ class FedKEMF(fl.Method[State]):
     """
 
     family = "common"
+    unguarded = "the server's network learns from every client's predictions"
 
     variants = {
         "max": {"ensemble": "max"},

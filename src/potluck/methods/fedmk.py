@@ -97,6 +97,7 @@ class FedMK(fl.Method[State]):
     """
 
     family = "classes"
+    unguarded = "the server's models learn from every client's condensed examples"
 
     variants = {
         "noise": {"initial": "noise"},

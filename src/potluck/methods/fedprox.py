@@ -7,7 +7,7 @@ drift less far apart.
 
 Symbols
     w^t       state.weights
-    h_k       ProximalLoss
+    h_k       fl.losses.ProximalLoss
     mu        mu
     p_k       len(client.train)
     E, B, eta training.epochs, training.batch_size, training.lr
@@ -46,8 +46,6 @@ Departures from the paper
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch import Tensor, nn
-
 from potluck import fl
 
 
@@ -68,7 +66,7 @@ class FedProx(fl.Averages):
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        objective = ProximalLoss(client.criterion, self.mu if self.coupled else 0.0)
+        objective = fl.losses.ProximalLoss(client.criterion, self.mu if self.coupled else 0.0)
         sent, pull = {"sent": fl.parameters_of(client.model)}, None if self.coupled else self.pulled
         yield fl.Fit(client.model, objective, client.train, self.training, extras=sent, after_step=pull)  # l. 4
         return self.sharing.reply(client)  # l. 5
@@ -77,16 +75,3 @@ class FedProx(fl.Averages):
         """argmin_v |v - w|^2 / (2 eta) + (mu / 2) |v - w^t|^2 = w + eta mu / (1 + eta mu) (w^t - w)."""
         share = lr * self.mu / (1 + lr * self.mu)
         return {name: w.lerp(extras["sent"][name], share) for name, w in weights.items()}
-
-
-@dataclass(frozen=True)
-class ProximalLoss:
-    """Eq. 2: h_k(w; w^t) = F_k(w) + (mu / 2) |w - w^t|^2."""
-
-    criterion: fl.Criterion
-    mu: float
-
-    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        """Of one batch; without mu it is the task's loss, bit for bit."""
-        loss = self.criterion(net(batch.inputs), batch.targets)
-        return loss + self.mu / 2 * fl.losses.squared_distance(net, extras["sent"]) if self.mu else loss

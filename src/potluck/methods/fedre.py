@@ -56,6 +56,8 @@ class FedRE(FedGH):
         clients_adopt: whether clients replace their heads by the server's; else they train alone.
     """
 
+    unguarded = "the server's head learns from every client's mixture"
+
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.ask(self.local_update, self.header(state))
         r, y = (torch.cat(replies.entries(name)) for name in ("representation", "shares"))

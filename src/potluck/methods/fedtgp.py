@@ -93,6 +93,8 @@ class FedTGP(fl.prototypes.PredictsByPrototypes[State]):
         prediction: by the nearest global prototype, or by the client's own head.
     """
 
+    unguarded = "the server's prototypes learn from every client's"
+
     variants = {
         "farthest": {"margin": "farthest"},
         "no margin": {"margin": "none"},

@@ -92,6 +92,7 @@ class InclusiveFL(fl.SharesWeights[State]):
     """
 
     family = "parts"
+    unguarded = "a rule acts among the clients of one size, and 'trimmed' drops none of three"
 
     variants = {
         "layers of its own": {"shared": "lower"},

@@ -77,6 +77,7 @@ class KTpFL(fl.Method[State]):
     """
 
     family = "public"
+    unguarded = "the server learns what clients mix, and no mean is taken"
 
     variants = {
         "projected": {"update": "projected"},

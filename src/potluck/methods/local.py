@@ -43,6 +43,7 @@ class Local(fl.Method[State]):
     """
 
     family = "alone"
+    unguarded = "exchanges nothing"
 
     variants = {
         "lasting optimisers": {"training.persist": True},

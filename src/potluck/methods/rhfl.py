@@ -95,6 +95,7 @@ class RHFL(fl.Method[State]):
     """
 
     family = "public"
+    unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
 
     variants = {
         "an exchange for every batch": {"exchanges": 3},

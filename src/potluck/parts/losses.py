@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.examples import Batch
+from potluck.core.federation import Criterion
 from potluck.core.fit import Extras
 
 
@@ -20,6 +21,26 @@ def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """
     gaps = [(parameter - anchor[name]).square().sum() for name, parameter in net.named_parameters() if name in anchor]
     return torch.stack(gaps).sum()
+
+
+@dataclass(frozen=True)
+class ProximalLoss:
+    """FedProx's local loss h_k(w; w^t) = F_k(w) + (mu / 2) |w - w^t|^2 (Li et al. 2020, eq. 2).
+
+    The extras have w^t as "sent".
+
+    Attributes:
+        criterion: the task's loss, of which F_k is the mean over the client's examples.
+        mu: with 0 the loss is F_k, bit for bit.
+    """
+
+    criterion: Criterion
+    mu: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch."""
+        loss = self.criterion(net(batch.inputs), batch.targets)
+        return loss + self.mu / 2 * squared_distance(net, extras["sent"]) if self.mu else loss
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,14 @@ Entry = Callable[[Member], Any] | Mapping[str, Any] | Tensor | float | str | Non
 Share = Callable[[Member, Message], float | Mapping[str, float]]
 """A function from a member and its reply to its weight in a mean, one for all layers or one for each layer's name."""
 
+Layers = Callable[[nn.Module], Container[str]]
+"""A function from a network to the names of some of its tensors."""
+
+
+def no_layers(net: nn.Module) -> Container[str]:
+    """None of a network's tensors."""
+    return ()
+
 
 @dataclass(frozen=True)
 class Sharing(Checked):
@@ -91,11 +99,16 @@ class Sharing(Checked):
         by_scope = {"layer": {Need.SHARED_LAYERS}, "architecture": {Need.SHARED_ARCHITECTURES}}
         return frozenset(by_scope.get(self.scope, set[Need]()))
 
-    def initial(self, server: Server) -> GroupWeights:
+    def initial(self, server: Server, own: Layers = no_layers, draw: str = "") -> GroupWeights:
         """The run's initial weights; a layer of several architectures comes from the largest. Nothing under "none".
 
         So under "layer" smaller architectures of a nested family begin otherwise than with methods that do not average
         across architectures; one value must serve all.
+
+        Args:
+            server: builds the networks.
+            own: the names of a network's tensors that are not averaged.
+            draw: the name of another draw of weights, see `Server.build`.
 
         Raises:
             ValueError: clients that average with each other have a layer of the same name in different shapes.
@@ -103,7 +116,8 @@ class Sharing(Checked):
         pool: GroupWeights = {}
         members = {member.architecture: member for member in server.roster.values() if self.averages}
         for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
-            mine = learnt_of(server.build(member.architecture))
+            net = server.build(member.architecture, draw=draw)
+            mine = {name: tensor for name, tensor in learnt_of(net).items() if name not in own(net)}
             group = pool.setdefault(self.group(member), {})
             for name in [name for name in mine if name in group]:
                 check_same_shapes(name, [mine[name].shape, group[name].shape])

@@ -1,0 +1,38 @@
+"""Adapting a model to a client's data where it is evaluated: a few steps of gradient descent, and nothing is kept.
+
+In `inference_model` a client may ask for gradients, but trains nothing: what it evaluates is a copy that it would make.
+"""
+
+from collections.abc import Collection, Generator
+
+import torch
+from torch import nn
+
+from potluck.core.examples import Examples
+from potluck.core.requests import Gradient
+from potluck.core.roles import Client
+from potluck.core.weights import Weights
+
+
+def adapted(
+    client: Client, data: Examples, lr: float, epochs: int, batch_size: int, names: Collection[str] | None = None
+) -> Generator[Gradient, Weights, nn.Module]:
+    """The client's model after plain gradient descent on its task's loss; its running statistics do not change.
+
+    Args:
+        client: its model is changed in place.
+        data: the examples, which are not augmented.
+        lr: the learning rate.
+        epochs: passes over the data.
+        batch_size: examples in a step; all of them if there are no more.
+        names: of the parameters that move; all by default.
+    """
+    net, weights = client.model, dict(client.model.named_parameters())
+    for _ in range(epochs):
+        for rows in torch.randperm(len(data), generator=client.rng).split(batch_size):
+            found = yield Gradient(net, client.objective, data.take(rows), batch_size=len(rows))
+            with torch.no_grad():
+                for name, gradient in found.items():
+                    if names is None or name in names:
+                        weights[name] -= lr * gradient
+    return net

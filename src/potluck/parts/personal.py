@@ -1,0 +1,104 @@
+"""Layers that stay at their clients, while all others are averaged.
+
+A layer that stays may have another shape at every client: it never meets another's. Among clients that average with one
+another, a layer that is one client's own is nobody's to average.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Size, nn
+
+from potluck.core.fields import require
+from potluck.core.message import Message
+from potluck.core.method import Need
+from potluck.core.needs import Offer, split_problem
+from potluck.core.roles import Client, Server
+from potluck.core.weights import learnt_of
+from potluck.models.contract import staged
+from potluck.parts.sharing import Averaged, Averages, Layers
+
+
+@dataclass(frozen=True)
+class KeepsLayers(Averages):
+    """A method whose clients keep some of their layers to themselves, and average the others.
+
+    It writes `own` and `local_update`. Clients' models are kept between rounds, for the layers that stay.
+    """
+
+    def __post_init__(self) -> None:
+        require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Always, for the layers that stay."""
+        return True
+
+    def own(self, net: nn.Module) -> frozenset[str]:
+        """The names of a network's parameters and buffers that stay at a client."""
+        raise NotImplementedError
+
+    def needs(self) -> frozenset[Need]:
+        """Layers that can be averaged and meet another client's, beside those that stay."""
+        one = {Need.ONE_ARCHITECTURE} if self.sharing.scope == "model" else set[Need]()
+        text, advice = "layers in common beside those that stay at clients", "use models of one nested family"
+        return frozenset({*one, Need(text, self._why_nothing_meets, advice)})
+
+    def init(self, server: Server) -> Averaged:
+        """The run's initial weights of the layers that are averaged."""
+        nets = {member.architecture: server.build(member.architecture) for member in server.roster.values()}
+        return Averaged(self.sharing.initial(server, self._staying(nets)))
+
+    def reply(self, client: Client, message: Message) -> Message:
+        """The answer with the layers that were sent, trained."""
+        trained = learnt_of(client.model)
+        weights = {name: trained[name] for name in message["weights"]}
+        buffers = {name: trained[name] for name in message.get("buffers", {})}
+        return self.sharing.reply(client, weights=weights, buffers=buffers or None)
+
+    def global_model(self, state: Averaged, server: Server) -> None:
+        """None: a client's own layers belong to it."""
+
+    def _staying(self, nets: Mapping[str, nn.Module]) -> Layers:
+        """The names of a network's tensors that are its own, or those of another that its clients average with."""
+        if self.sharing.scope == "architecture":
+            return self.own
+        anyones = frozenset(name for net in nets.values() for name in self.own(net))
+        return lambda net: anyones
+
+    def _why_nothing_meets(self, offer: Offer) -> str | None:
+        """Why the layers that do not stay cannot be averaged by name; None if they can."""
+        if Need.SPLIT_MODEL in self.needs() and any(split_problem(net) for net in offer.nets.values()):
+            return None  # that need names it
+        staying, clients = self._staying(offer.nets), Counter(offer.assigned.values())
+        owners, seen = Counter[tuple[str, str]](), dict[tuple[str, str], tuple[str, Size]]()
+        for architecture, net in offer.nets.items():
+            group = architecture if self.sharing.scope == "architecture" else "all"
+            averaged = {name: tensor.shape for name, tensor in learnt_of(net).items() if name not in staying(net)}
+            for name, shape in averaged.items():
+                owners[group, name] += clients[architecture]
+                other, known = seen.setdefault((group, name), (architecture, shape))
+                if shape != known:
+                    found = f"{tuple(known)} in {other} and {tuple(shape)} in {architecture}"
+                    return f"it averages layers by name, but {name} has shape {found}"
+        if len(offer.assigned) < 2 or any(count > 1 for count in owners.values()):
+            return None
+        return "no client has a layer in common with another beside those that stay, so each would train alone"
+
+
+def last_layers(net: nn.Module, stages: int = 0) -> frozenset[str]:
+    """The names of the parameters and buffers of a network's head, and of its last stages.
+
+    Args:
+        net: a network that can be split.
+        stages: how many.
+
+    Raises:
+        TypeError: `net` cannot be split.
+    """
+    whole = staged(net)
+    parts = [whole.head, *list(whole.stages)[len(whole.stages) - stages :]]
+    tensors = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
+    named = (*net.named_parameters(), *net.named_buffers())
+    return frozenset(name for name, tensor in named if id(tensor) in tensors)
