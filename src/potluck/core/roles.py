@@ -200,6 +200,11 @@ class Server:
         """
         return self._build(architecture, Scale(width, depth), draw)
 
+    @property
+    def objective(self) -> "Supervised":
+        """The task's loss as an objective for `Fit`."""
+        return Supervised(self.criterion)
+
     def about(self, architecture: str | None, question: Callable[[nn.Module, tuple[int, ...]], T]) -> T:
         """The result of a named function of an architecture's net and its input shape; computed once in a run."""
         if (architecture, question) not in self._known:

@@ -52,8 +52,11 @@ class Centralised(fl.Method[State]):
     family = "alone"
     unguarded = "the server learns from every client's examples"
 
-    keeps_model = False
     training: fl.ServerTraining = fl.LocalTraining()
+
+    @property
+    def keeps_model(self) -> bool:
+        return False
 
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES, fl.Need.REAL_INPUTS})
@@ -73,7 +76,7 @@ class Centralised(fl.Method[State]):
         weights: fl.GroupWeights = {}
         for name, before in state.weights.items():
             net = fl.load(server.build(name), before)
-            server.fit(fl.Fit(net, Task(server.criterion), fl.Examples(inputs, targets), self.training))
+            server.fit(fl.Fit(net, server.objective, fl.Examples(inputs, targets), self.training))
             weights[name] = fl.learnt_of(net)
         return State(weights, inputs, targets, [*state.heard, *replies])
 
@@ -92,13 +95,3 @@ class Centralised(fl.Method[State]):
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return fl.load(client.model, message["weights"])
-
-
-@dataclass(frozen=True)
-class Task:
-    """The task's loss as an objective."""
-
-    criterion: fl.Criterion
-
-    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        return self.criterion(net(batch.inputs), batch.targets)

@@ -31,9 +31,11 @@ Departures from the paper
     5. Local training defaults to Adam, like all methods here; the paper has SGD.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
+
+from torch import nn
 
 from potluck import fl
 
@@ -67,7 +69,7 @@ class Ditto(fl.Averages):
         return fl.Message()
 
     @fl.on_client
-    def inference_model(self, client: fl.Client, message: fl.Message) -> Iterator[fl.Request]:
+    def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Request, Any, nn.Module]:
         v = client.module("personal", client.twin)
         yield fl.NormStatistics(v, client.train, layers="unlearnt")
         return v

@@ -62,13 +62,16 @@ class IFCA(fl.Method[State]):
     unguarded = "a rule acts among the clients of one cluster"
     variants = {"three": {"clusters": 3}, "local statistics": {"sharing.buffers": "local"}}
 
-    keeps_model = False
     training: fl.LocalTraining = fl.LocalTraining()
     clusters: Annotated[int, fl.at_least(1)] = 2
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
         fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+
+    @property
+    def keeps_model(self) -> bool:
+        return False
 
     def needs(self) -> frozenset[fl.Need]:
         return self.sharing.needs() | self.sharing.needs_company()

@@ -35,7 +35,7 @@ Departures from the paper
     6. Local training defaults to Adam, like all methods here; the paper has SGD with beta = 0.001.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -97,15 +97,15 @@ class MetaLoss:
         first, second, third = (slice(k, None, 3) if len(batch.targets) >= _ENOUGH else slice(None) for k in range(3))
         w = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
 
-        def f(weights: fl.Weights, part: slice) -> Tensor:
+        def f(weights: Mapping[str, Tensor], part: slice) -> Tensor:
             return self.criterion(fl.call_with(net, weights, batch.inputs[part]), batch.targets[part])
 
-        exact = self.rule == "exact"
-        stepped = fl.weights.plus(w, slope(f(w, first), w, create_graph=exact), -self.alpha)
+        stepped = fl.weights.plus(w, slope(f(w, first), w, keep=self.rule == "exact"), -self.alpha)
         loss = f(stepped, second)
         if self.rule != "hessian-free":
             return loss
-        v, slopes = slope(loss, stepped, retain_graph=True), list[fl.Weights]()
+        v = {n: g.detach() for n, g in slope(loss, stepped, keep=True).items()}
+        slopes: list[fl.Weights] = []
         for delta in (self.delta, -self.delta):
             near = {n: (w[n] + delta * v[n]).detach().requires_grad_() for n in w}
             slopes.append(slope(f(near, third), near))
@@ -114,7 +114,9 @@ class MetaLoss:
         return loss - torch.stack([((w[n] - w[n].detach()) * bent[n]).sum() for n in w]).sum()  # its value is the loss
 
 
-def slope(loss: Tensor, weights: fl.Weights, **graph: bool) -> fl.Weights:
-    """The gradient of a loss by name, zero where it does not depend on the weights."""
-    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True, **graph)
+def slope(loss: Tensor, weights: Mapping[str, Tensor], keep: bool = False) -> fl.Weights:
+    """The gradient of a loss by name, zero where it does not depend on the weights; `keep` to differentiate it too."""
+    found = torch.autograd.grad(
+        loss, list(weights.values()), create_graph=keep, allow_unused=True, materialize_grads=True
+    )
     return dict(zip(weights, found, strict=True))

@@ -34,5 +34,5 @@ def adapted(
             with torch.no_grad():
                 for name, gradient in found.items():
                     if names is None or name in names:
-                        weights[name] -= lr * gradient
+                        weights[name].sub_(lr * gradient)
     return net

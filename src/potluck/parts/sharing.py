@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from potluck.core.batchnorm import forget_statistics, measure_statistics, unlearnt
 from potluck.core.federation import ClientId, Member, Roster
 from potluck.core.fields import Checked
-from potluck.core.fit import LocalTraining
+from potluck.core.fit import LocalTraining, Request
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.requests import NormStatistics
@@ -404,7 +404,7 @@ class SharesWeights(Method[P]):
         return self.sharing.message(state.weights, server.roster[client_id])
 
     @on_client
-    def inference_model(self, client: Client, message: Message) -> nn.Module:
+    def inference_model(self, client: Client, message: Message) -> nn.Module | Generator[Request, Any, nn.Module]:
         """The client's model, filled with them."""
         return self.sharing.deploy(client, message)
 
