@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow lint docs evidence check package clean
+.PHONY: demo test slow slow-all lint docs evidence check package clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -13,6 +13,9 @@ test: .venv/installed-dev
 
 slow: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
+
+slow-all: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow --all-turns
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

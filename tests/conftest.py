@@ -1,10 +1,12 @@
 """What all tests share: one torch thread, a measure of CPU time, a watch on threads and torch's global generator."""
 
 import gc
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from zlib import crc32
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from torch import nn
 LIMIT_SECONDS = 2.0  # on an idle core of today
 CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
+TURNS = 3  # commits at each of which a third of the tests marked `rotates` has its turn
+LATE = 10  # commits whose changes are tested whoever's turn it is
+
 torch.set_num_threads(1)
 
 # Derandomised, so that a failure belongs to the change that shows it; no deadline, as machines are shared.
@@ -22,6 +27,42 @@ settings.register_profile(
     "potluck", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("potluck")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-turns", action="store_true", help="run the tests whose turn is at another commit, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out tests marked `rotates` whose turn is at another commit, unless what they test has changed of late."""
+    if config.getoption("--all-turns"):
+        return
+    now, changed = turn(config.rootpath), changed_of_late(config.rootpath)
+
+    def rests(item):
+        mark = item.get_closest_marker("rotates")
+        return mark is not None and mark.args[0] not in changed and crc32(item.nodeid.encode()) % TURNS != now
+
+    resting = [item for item in items if rests(item)]
+    config.hook.pytest_deselected(items=resting)
+    items[:] = [item for item in items if item not in set(resting)]
+
+
+def git(root, *words):
+    """What git says of a checkout; nothing where there is none, as in a source distribution."""
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def turn(root):
+    """Whose turn it is at this commit."""
+    return int(git(root, "rev-parse", "HEAD").strip() or "0", 16) % TURNS
+
+
+def changed_of_late(root):
+    """The files that the last commits have changed, and what is not committed."""
+    committed = git(root, "log", f"-{LATE}", "--name-only", "--format=")
+    return {*committed.split("\n"), *git(root, "diff", "--name-only", "HEAD").split("\n")}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,8 +19,10 @@ from potluck.testing.conformance import (
     trains_no_more_than_fits,
 )
 
+FILE = "src/potluck/methods/{}.py"
+
 QUICK = ("sends_what_it_documents", "declares_its_replies", "hyper_parameters_round_trip")
-"""Of a variant: what is checked every time; the other checks carry the mark `slow`."""
+"""Of a variant: what is checked every time; the other checks carry the marks `slow` and `rotates`."""
 
 
 LONG = (
@@ -33,13 +35,15 @@ LONG = (
 """Of a method's defaults: what takes longest, for fifty methods some minutes; these checks carry the mark `slow`."""
 
 
-def marks(check):
+def marks(name, check):
     quick = check.name not in LONG if check.variant is None else check.name.endswith(QUICK)
-    return () if quick else (pytest.mark.slow,)
+    if quick:
+        return ()
+    return (pytest.mark.slow,) if check.variant is None else (pytest.mark.slow, pytest.mark.rotates(FILE.format(name)))
 
 
 CHECKS = [
-    pytest.param(check, id=f"{name}: {check.name}", marks=marks(check))
+    pytest.param(check, id=f"{name}: {check.name}", marks=marks(name, check))
     for name in list_methods()
     for check in checks_of(get_method(name))
 ]

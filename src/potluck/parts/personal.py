@@ -17,7 +17,7 @@ from potluck.core.needs import Offer, split_problem
 from potluck.core.roles import Client, Server
 from potluck.core.weights import learnt_of
 from potluck.models.contract import staged
-from potluck.parts.sharing import Averaged, Averages, Layers
+from potluck.parts.sharing import Averaged, Averages, NamesOf
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class KeepsLayers(Averages):
     def global_model(self, state: Averaged, server: Server) -> None:
         """None: a client's own layers belong to it."""
 
-    def _staying(self, nets: Mapping[str, nn.Module]) -> Layers:
+    def _staying(self, nets: Mapping[str, nn.Module]) -> NamesOf:
         """The names of a network's tensors that are its own, or those of another that its clients average with."""
         if self.sharing.scope == "architecture":
             return self.own

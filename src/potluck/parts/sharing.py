@@ -48,11 +48,11 @@ Entry = Callable[[Member], Any] | Mapping[str, Any] | Tensor | float | str | Non
 Share = Callable[[Member, Message], float | Mapping[str, float]]
 """A function from a member and its reply to its weight in a mean, one for all layers or one for each layer's name."""
 
-Layers = Callable[[nn.Module], Container[str]]
+NamesOf = Callable[[nn.Module], Container[str]]
 """A function from a network to the names of some of its tensors."""
 
 
-def no_layers(net: nn.Module) -> Container[str]:
+def no_names(net: nn.Module) -> Container[str]:
     """None of a network's tensors."""
     return ()
 
@@ -99,7 +99,7 @@ class Sharing(Checked):
         by_scope = {"layer": {Need.SHARED_LAYERS}, "architecture": {Need.SHARED_ARCHITECTURES}}
         return frozenset(by_scope.get(self.scope, set[Need]()))
 
-    def initial(self, server: Server, own: Layers = no_layers, draw: str = "") -> GroupWeights:
+    def initial(self, server: Server, own: NamesOf = no_names, draw: str = "") -> GroupWeights:
         """The run's initial weights; a layer of several architectures comes from the largest. Nothing under "none".
 
         So under "layer" smaller architectures of a nested family begin otherwise than with methods that do not average
