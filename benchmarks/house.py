@@ -1,5 +1,4 @@
-"""The architecture in numbers, read from the source: who imports whom, how long methods are, and names
-that mean two things.
+"""The architecture in numbers: who imports whom, how long methods are, and names that mean two things.
 
     python benchmarks/house.py
 
