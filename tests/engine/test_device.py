@@ -20,6 +20,7 @@ from potluck.methods import get_method
 from potluck.testing.worlds import World, toy_federation
 
 ELSEWHERE = "cuda:7"  # which no machine of the tests has
+DEVICE = pytest.mark.rotates("src/potluck/engine/numerics/device.py")
 
 
 def net():
@@ -30,8 +31,8 @@ def net():
     ("marked", "named"),
     [
         ("not slow", ""),
-        pytest.param("slow", "not option", marks=pytest.mark.slow),
-        pytest.param("slow", "option", marks=pytest.mark.slow),
+        pytest.param("slow", "not option", marks=[pytest.mark.slow, DEVICE]),
+        pytest.param("slow", "option", marks=[pytest.mark.slow, DEVICE]),
     ],
 )
 def test_networks_on_a_device_in_a_process_of_its_own(marked, named):

@@ -80,7 +80,14 @@ def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "variant"), [(name, v) for name in list_methods() for v in get_method(name).variants])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        pytest.param(name, variant, marks=pytest.mark.rotates(f"src/potluck/methods/{name}.py"))
+        for name in list_methods()
+        for variant in get_method(name).variants
+    ],
+)
 def test_no_option_notices_where_the_clients_are(name, variant, tmp_path):
     method = get_method(name)
     subject = quick(method, assigned(method.variants[variant]))

@@ -27,6 +27,8 @@ SETTINGS = {
 }
 """By method, what it is quicker with, or does nothing special without."""
 
+IN_TURN = [pytest.param(name, marks=pytest.mark.rotates(f"src/potluck/methods/{name}.py")) for name in list_methods()]
+
 
 def experiment_of(name, rounds=2, **federation):
     more = SETTINGS.get(name, {})
@@ -70,7 +72,7 @@ def over_flower(grid, tree, folder, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list_methods())
+@pytest.mark.parametrize("name", IN_TURN)
 def test_records_and_checkpoints_are_the_same(name, grid, tmp_path):
     tree = experiment_of(name)
     assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
