@@ -16,12 +16,13 @@ from potluck.core.needs import Need
 from potluck.experiment.keys import Setting, settings_of
 from potluck.methods import get_method
 from potluck.recipes import list_recipes, load_recipe
-from potluck.testing.facts import Facts, facts_of, stated
+from potluck.testing.facts import Facts, facts_of
 from potluck.testing.limits import limits_of
 from sitegen.text import code, fenced, prose, settings, table
 
 _YEAR = r"\b(?:19|20)\d\d\b"
 
+EVIDENCE = Path(__file__).parents[1] / "evidence.md"
 TITLES = ("Symbols", "Wire", "Facts", "Limits", "Departures from the paper")
 
 
@@ -119,9 +120,9 @@ def page(method: Documented, recipes: str = "") -> str:
         _wire(method),
         "## Facts",
         table(("", ""), ((f"**{head}**" if head else "", prose(text)) for head, text in _facts(method.facts))),
+        evidence(method.name),
         "## Reproduction",
-        f"The paper's tables: {prose(stated(method.cls).get('table', 'not yet'))}.",
-        recipes,
+        recipes or "No table of its paper is a recipe.",
         "## Symbols",
         fenced(method.sections["Symbols"]),
         "## Hyper-parameters",
@@ -166,6 +167,14 @@ def _needs(cls: type[Method[Any]]) -> str:
 
 def _facts(facts: Facts) -> list[tuple[str, str]]:
     return [line for line in facts.lines() if line[0] not in ("needs", "down", "up")]
+
+
+def evidence(name: str) -> str:
+    """A sentence on the second computation of a method, from the table of `docs/evidence.md`; empty without one."""
+    rows = re.findall(rf"^\| {name} \| .+ \| (\S+) \|$", EVIDENCE.read_text(), flags=re.MULTILINE)
+    if not rows:
+        return ""
+    return f"A [second computation](../evidence.md) from the paper differs by at most {max(rows, key=float)}."
 
 
 def _wire(method: Documented) -> str:

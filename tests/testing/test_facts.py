@@ -39,7 +39,7 @@ def test_exchanges__are_the_handlers_that_a_round_asks(name):
 @pytest.mark.parametrize("name", list_methods())
 def test_every_method_states_all_facts(name):
     said = stated(get_method(name))
-    assert set(said) == {"keeps", "stacks", "code", "table"}
+    assert set(said) == {"keeps", "stacks"}
     assert said["stacks"] == "yes" or said["stacks"].startswith("no: ")
 
 
@@ -52,7 +52,7 @@ def test_every_method_states_all_facts(name):
     ],
 )
 def test_what_clients_store_is_compared_with_what_is_said(base, keeps, found):
-    lying = saying(base, keeps=keeps, stacks="yes", code="none", table="none")
+    lying = saying(base, keeps=keeps, stacks="yes")
     with pytest.raises(AssertionError, match=found):
         keeps_what_it_says(lying)
 
@@ -60,11 +60,11 @@ def test_what_clients_store_is_compared_with_what_is_said(base, keeps, found):
 @pytest.mark.parametrize(("base", "said"), [("fedgen", "yes"), ("fedavg", "no: it draws")])
 def test_stacking_is_tried(base, said):
     with pytest.raises(AssertionError, match="Facts: stacks"):
-        stacks_as_it_says(saying(base, keeps="nothing", stacks=said, code="none", table="none"))
+        stacks_as_it_says(saying(base, keeps="nothing", stacks=said))
 
 
 def test_a_section_that_leaves_a_fact_out_is_refused():
-    with pytest.raises(AssertionError, match="expected each of keeps, stacks, code, table"):
+    with pytest.raises(AssertionError, match="expected each of keeps, stacks"):
         stated(saying("fedavg", keeps="nothing"))
 
 

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     model, pretrained
     stacks    yes
-    code      none published; the filter recomputed from the sample covariance: 1e-12
-    table     not yet
 
 Limits
     variance=1.0 approaches cronus aggregation="rule" combine.rule="mean" on optimizer="sgd"

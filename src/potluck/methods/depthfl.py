@@ -23,8 +23,6 @@ Wire
 Facts
     keeps     g
     stacks    yes
-    code      the authors' training and average, five rounds: 4e-15 without distillation, 6e-11 in round 1 with it
-    table     not yet
 
 Limits
     levels=[1.0] alpha=0.0 equals fedavg sharing.weighting="uniform" on capacity=1.0

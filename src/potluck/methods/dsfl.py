@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      that of the authors' group, released with SCARLET, three rounds of three clients: 4e-16
-    table     not yet
 
 Limits
     equals local on rounds=1

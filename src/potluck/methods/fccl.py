@@ -24,8 +24,6 @@ Wire
 Facts
     keeps     model, intra
     stacks    yes
-    code      the authors' of 2023, three rounds of three clients: 4e-15 with SGD, 9e-8 with Adam
-    table     not yet
 
 Limits
     correlation.lr=0.0 intra=0.0 inter=0.0 pretrain=0 training.batch_size=1000 approaches local training.batch_size=1000

@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none published; a step and the averages recomputed from Algorithm 1, in float32
-    table     not yet; FedTGP's 0.29 M floats a round: 289 000
 
 Limits
     gamma=0.0 equals local

@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none published
-    table     not yet
 
 Limits
     distil_clients=false equals local

@@ -23,8 +23,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors', three rounds of three clients: 4e-10, after Adam, their solver run to its end; 4e-5 as it is
-    table     not yet
 
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture" sharing.weighting="uniform"

@@ -18,8 +18,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      none by the authors; NIID-Bench's, one round of three clients: 1e-16
-    table     not yet
 
 Limits
     descends the gradient

@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' distillation, six steps of each student towards either ensemble: 1e-11, with Adam
-    table     not yet
 
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture"

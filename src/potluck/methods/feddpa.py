@@ -24,8 +24,6 @@ Wire
 Facts
     keeps     model, started
     stacks    yes
-    code      the authors', four rounds of three clients, with and without clipping: 6e-16
-    table     not yet
 
 Limits
     threshold=1.0 lambda2=0.0 evaluated="global" equals fedavg

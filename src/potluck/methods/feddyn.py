@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     g
     stacks    yes
-    code      the authors', four rounds with partial cohorts: 3e-8 in round 1, 2e-7 after all, in their float32
-    table     not yet
 
 Limits
     alpha=0.0 equals fedavg sharing.weighting="uniform" training.clip_norm=10.0

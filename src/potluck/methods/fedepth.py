@@ -28,8 +28,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' training (bypass too) and average, a round of all budgets, nets with GroupNorm: 3e-16
-    table     Table 1, by `potluck plan`
 
 Limits
     equals fedavg on capacity=1.0 architectures=1

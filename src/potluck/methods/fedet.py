@@ -28,8 +28,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      none by the authors; that of FedProphet, three rounds of three clients: 2e-7, from its 1e-6 in shares
-    table     not yet
 
 Limits
     representation="none" equals fedavg sharing.scope="architecture" sharing.weighting="uniform"

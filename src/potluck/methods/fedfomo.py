@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' weights by Euclidean distance, and mixture, three rounds of four clients: 1e-16
-    table     not yet
 
 Limits
     equals local on rounds=1

@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' ten iterations of generator and student, with the released options: 8e-11, after Adam
-    table     not yet
 
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture" on batchnorm=true

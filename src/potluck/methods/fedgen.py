@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     nothing
     stacks    no: the generator's noise is drawn within a step
-    code      the authors' generator, its training but for their broadcast, and clients' training: 6e-17
-    table     not yet
 
 Limits
     alpha=0.0 equals fedavg

@@ -19,8 +19,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none: the authors' scripts leave the header as it was, see departure 1
-    table     not yet
 
 Limits
     clients_adopt=false equals local

@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' loss and teacher, four rounds of three clients: 2e-16
-    table     not yet
 
 Limits
     gamma=0.0 equals fedavg

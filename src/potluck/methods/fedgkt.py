@@ -19,8 +19,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors', three rounds of one client, without the 1e-7 that their KL adds: 4e-16
-    table     not yet
 
 Limits
     alpha=0.0 equals fedgkt alpha=0.0 temperature=7.0

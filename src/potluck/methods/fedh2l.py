@@ -23,8 +23,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none: the authors have released none
-    table     not yet
 
 Limits
     mutual.lr=0.0 training.batch_size=1000 approaches local training.batch_size=1000

@@ -23,8 +23,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' reports, averages with forgetting and loss: 6e-7, in their float32
-    table     not yet
 
 Limits
     alpha=0.0 equals local

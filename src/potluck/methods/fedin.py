@@ -25,8 +25,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      none published; three rounds recomputed from the equations, with both rules: 2e-16
-    table     not yet
 
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"

@@ -26,8 +26,6 @@ Wire
 Facts
     keeps     model, modules, common, version
     stacks    yes
-    code      HtFLlib's client with `joint`, distillation 1 / classes: 6e-17; its ranks, equal, and products: 2e-14
-    table     not yet
 
 Limits
     distillation=0.0 hidden=0.0 equals local

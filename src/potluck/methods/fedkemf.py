@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     model
     stacks    no: its objectives take turns
-    code      three rounds recomputed by hand: 6e-17; the authors' has other losses, see departures 1 and 2
-    table     not yet
 
 Limits
     mutual=false equals local

@@ -33,8 +33,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' clients and alignment, learnt centres, without their limit of gradients: 1e-15
-    table     not yet
 
 Limits
     equals fedktl transfer=0.0 on rounds=1

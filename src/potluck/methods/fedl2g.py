@@ -28,8 +28,6 @@ Wire
 Facts
     keeps     model, quiz
     stacks    yes
-    code      the authors' clients and server, both variants, three rounds of three clients: 6e-17
-    table     not yet
 
 Limits
     warm_up=2 stays at rest

@@ -18,8 +18,6 @@ Wire
 Facts
     keeps     model, pretrained
     stacks    yes
-    code      the authors', three rounds of three clients: 3e-9, from Keras' losses in single precision
-    table     not yet
 
 Limits
     digest_loss="mse" digestion.optimizer="sgd" approaches fedmd digestion.lr=0.0 on clients=1

@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     nothing
     stacks    no: its loss takes gradients within
-    code      none published; a client's and the server's losses by hand and by finite differences
-    table     not yet
 
 Limits
     server_training.lr=0.0 stays at rest

@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' training of a client, three steps of their ResNet: 2e-16
-    table     not yet
 
 Limits
     lambda2=0.0 lambda3=0.0 equals fedavg

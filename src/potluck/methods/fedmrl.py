@@ -24,8 +24,6 @@ Wire
 Facts
     keeps     model, modules
     stacks    yes
-    code      HtFLlib's client made to save its projector, three rounds of three clients: 2e-16
-    table     not yet
 
 Limits
     training.lr=0.0 stays at rest

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' optimiser and average, two rounds of three clients, also with momentum: 1e-16
-    table     not yet
 
 Limits
     training.steps=3 approaches fedavg training.steps=3

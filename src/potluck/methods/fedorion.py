@@ -27,8 +27,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none published; three rounds recomputed from Algorithm 1: 5e-16
-    table     not yet
 
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true

@@ -19,8 +19,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' optimiser and average, one round of three clients: 6e-17
-    table     not yet
 
 Limits
     mu=0.0 equals fedavg

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' training, mixtures and training of the head, one round of three clients: 2e-16
-    table     not yet
 
 Limits
     equals fedgh on labels=1

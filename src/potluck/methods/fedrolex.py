@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' server and clients, rolled their way, counts of updates held at 1, seven rounds: 2e-15
-    table     not yet
 
 Limits
     equals heterofl on rounds=1

@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     model, rounds, snapshot
     stacks    yes
-    code      the authors' training, masks and average, eight rounds of three clients: 4e-16
-    table     not yet
 
 Limits
     rate=0.0 equals fedavg sharing.weighting="uniform" on rounds=5

@@ -24,8 +24,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' clients and averages, four rounds of three clients: 2e-16
-    table     not yet
 
 Limits
     alpha=0.0 training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000

@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' steps, with the gradient of the mask let through: 3e-8, see departure 1
-    table     not yet
 
 Limits
     masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=1.0

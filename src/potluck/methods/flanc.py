@@ -19,8 +19,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' ResNet-18, one round of five clients at three widths: 4e-15
-    table     not yet
 
 Limits
     levels=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0 batchnorm=true

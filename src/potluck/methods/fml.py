@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' trainer, three rounds of three clients: 1e-16
-    table     not yet; FedTGP's 36.99 M floats a round: 36 988 320
 
 Limits
     alpha=1.0 beta=1.0 equals local

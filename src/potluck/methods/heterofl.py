@@ -19,8 +19,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' slices, training, average and statistics, three rounds of four clients: 1e-15
-    table     not yet
 
 Limits
     equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0

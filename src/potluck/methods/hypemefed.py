@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' hypernetworks, 100 steps in double precision, with our signs: 4e-16
-    table     not yet
 
 Limits
     levels=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0

@@ -16,6 +16,10 @@ Wire
     down      weights clusters * |w|, buffers clusters * |b|
     up        weights |w|, buffers |b|, examples 1, cluster 1
 
+Facts
+    keeps     nothing
+    stacks    yes
+
 Limits
     clusters=1 approaches fedavg sharing.weighting="uniform"
     clusters=1 training.lr=0.0 stays at rest

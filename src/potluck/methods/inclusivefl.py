@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' was read and not run; equations recomputed by hand
-    table     not yet
 
 Limits
     beta=0.0 approaches fedavg

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' mixing, of a ResNet-26: 3e-8; of a vision transformer: 1e-7, in their float32
-    table     not yet
 
 Limits
     inco.cap=0.0 inco.normalise=false inco.clip=100.0 approaches fedavg sharing.weighting="uniform"

@@ -16,8 +16,6 @@ Wire
 Facts
     keeps     previous
     stacks    yes
-    code      the authors' mixing, of a ResNet-26: 3e-8; of a vision transformer: 1e-7, in their float32
-    table     not yet
 
 Limits
     mu=0.0 equals incoavg

@@ -17,8 +17,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' mixing, of a ResNet-26: 3e-8; of a vision transformer: 1e-7, in their float32
-    table     not yet
 
 Limits
     training.steps=3 approaches incoavg training.steps=3 on optimizer="sgd"

@@ -17,8 +17,6 @@ Wire
 Facts
     keeps     control
     stacks    yes
-    code      the authors' mixing, of a ResNet-26: 3e-8; of a vision transformer: 1e-7, in their float32
-    table     not yet
 
 Limits
     approaches incoavg on rounds=1 optimizer="sgd"

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     model, pretrained
     stacks    yes
-    code      the authors', three rounds of three clients: 1e-9, from their coefficients in float32
-    table     not yet
 
 Limits
     distillation.lr=0.0 pretrain=false training.batch_size=1000 approaches local training.batch_size=1000

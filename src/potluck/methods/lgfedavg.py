@@ -18,8 +18,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' training and average, four rounds of two or three clients: 2e-16
-    table     not yet; FedTGP's 2.05 M floats a round: 2 052 000
 
 Limits
     training.lr=0.0 stays at rest

@@ -13,8 +13,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      none: there is no paper
-    table     none
 
 Limits
     training.lr=0.0 stays at rest

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' training and average without their slips, one round, nets with GroupNorm: 2e-16
-    table     not yet
 
 Limits
     equals fedavg on capacity=1.0 architectures=1

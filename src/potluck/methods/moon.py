@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     previous
     stacks    yes
-    code      the authors' training and average, four rounds of three clients: 8e-16
-    table     not yet
 
 Limits
     mu=0.0 equals fedavg

@@ -24,8 +24,6 @@ Wire
 Facts
     keeps     model, loss
     stacks    yes
-    code      the authors', four rounds of three clients: 7e-10, from their labels in float32
-    table     not yet
 
 Limits
     distillation.lr=0 forward=1 reverse=0 pretrain=0 training.batch_size=1000 approaches local training.batch_size=1000

@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     control
     stacks    yes
-    code      the first author's in FLamby, five rounds of all: 3e-16; NIID-Bench's, four with absences: 5e-16
-    table     not yet
 
 Limits
     reaches the optimum

@@ -20,8 +20,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' rounds, six at full width: 7e-16; of narrow levels 4e-8, by the norms' epsilon
-    table     not yet
 
 Limits
     levels=[1.0] widths=[1.0] depths=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0

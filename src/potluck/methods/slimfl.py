@@ -22,8 +22,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      none found; equations recomputed by hand
-    table     not yet
 
 Limits
     levels=[1.0] weights=[1.0] decoded=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0

@@ -21,8 +21,6 @@ Wire
 Facts
     keeps     nothing
     stacks    yes
-    code      the authors' bases, training and average, one round, before departure 4: 2e-16
-    table     not yet
 
 Limits
     atom=1.0 equals fedavg on capacity=1.0

@@ -26,8 +26,6 @@ Wire
 Facts
     keeps     model
     stacks    yes
-    code      the authors' VAE and its training, with the summed divergence, and a client's step: 1e-16
-    table     not yet
 
 Limits
     alpha=0.0 equals felo alpha=0.0

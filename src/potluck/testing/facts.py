@@ -5,10 +5,8 @@ Lines of the Facts section, each once, for the default hyper-parameters:
     keeps     model, NAME          what a client stores between rounds: its model, entries of its state; or nothing
     stacks    yes                  whether clients train as one computation under `run.executor = "stacked"`; or
     stacks    no: WHY              "no", and why
-    code      WHAT, DIFFERENCE     what was compared on the same arrays, "the authors' ..." if it was with their code
-    table     WHERE                which numbers of the paper were reproduced, and where; or: not yet
 
-Keeping and stacking are checked by running the method; the other two say what people did.
+Both are checked by running the method.
 """
 
 import inspect
@@ -24,7 +22,7 @@ from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import documented
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
-LINES = ("keeps", "stacks", "code", "table")
+LINES = ("keeps", "stacks")
 _STORED = {"model": "model", "modules": "modules", "moments": "optimiser"}
 
 
@@ -60,10 +58,7 @@ class Facts:
             if head in self.stated:
                 yield head, self.stated[head]
         yield "nodes", "with any network" if self.any_network else "with networks of the experiment"
-        yield "verified", f"theory: {self.limits} stated limits"
-        for head, what in {"code": "code", "table": "tables"}.items():
-            if head in self.stated:
-                yield "", f"{what}: {self.stated[head]}"
+        yield "verified", f"{self.limits} stated limits"
 
 
 def facts_of(method: type[Method[Any]]) -> Facts:
