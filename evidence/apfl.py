@@ -1,4 +1,4 @@
-"""APFL, from Algorithm 1 and eq. 10 of Deng et al. (2020), with alpha learnt once a round.
+"""APFL, from Algorithm 1 of Deng et al. (2020), with alpha learnt once a round.
 
 The authors' code was read to settle when alpha takes its step (departure 1 of the method).
 """

@@ -1,4 +1,4 @@
-"""FedALA, from Algorithm 1 and eq. 4 and 5 of Zhang et al. (AAAI 2023), with shares learnt on all of a client's data.
+"""FedALA, from Algorithm 1 of Zhang et al. (AAAI 2023), with shares learnt on all of a client's data.
 
 Other libraries' code was read to settle that shares begin at 1, and learn for one pass after the first time.
 """
@@ -56,7 +56,7 @@ def reference(run: Run) -> tuple[list[Weights], list[dict[int, Weights]]]:
 
 
 def moved(mine: Weights, theirs: Weights, share: Weights) -> Weights:
-    """Eq. 4, of the layers that adapt."""
+    """Theta_i + (Theta - Theta_i) W, of the layers that adapt."""
     return {n: mine[n] + (theirs[n] - mine[n]) * share[n] for n in mine}
 
 

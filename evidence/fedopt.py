@@ -1,4 +1,4 @@
-"""FedOpt, from Algorithm 2 of Reddi et al. (ICLR 2021), and FedAvgM from section 4.3 of Hsu et al. (2019).
+"""FedOpt, from Algorithm 2 of Reddi et al. (ICLR 2021), and FedAvgM from section 4 of Hsu et al. (2019).
 
 No code was read. A layer that some clients lack has the mean update of those that own it, and rests where none was
 drawn (departure 1 of the method).

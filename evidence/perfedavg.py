@@ -1,4 +1,4 @@
-"""Per-FedAvg, from Algorithm 1 and section 5 of Fallah et al. (NeurIPS 2020): FO, HF, and the exact Hessian.
+"""Per-FedAvg, from Algorithm 1 of Fallah et al. (NeurIPS 2020): FO, HF, and the exact Hessian.
 
 No code was read. The order of a batch, whose thirds are the three sets of examples, is read from the run.
 """

@@ -1,6 +1,6 @@
 """PFedMe, from Algorithm 1 of Dinh et al. (NeurIPS 2020), three local rounds on all of a client's examples.
 
-The authors' code was read to settle where the solver of step 8 begins (departure 3 of the method).
+The authors' code was read to settle where the solver of theta begins (departure 3 of the method).
 """
 
 from collections.abc import Iterator

@@ -54,3 +54,8 @@ def test_the_first_time_it_learns_until_its_losses_settle(play, clouds, monkeypa
     asked.clear()
     run.round()
     assert asked.count("gradient") == 1, "later for one pass"
+
+
+def test_a_last_batch_of_one_example_joins_the_one_before(play, clouds):
+    run = play(FedALA(LocalTraining("sgd", lr=0.1, batch_size=4), sampled=1.0), clouds("norm2", sizes=(9,)), rounds=2)
+    assert run.model(0).get_buffer("stages.stage0.1.running_mean").abs().sum() > 0

@@ -46,3 +46,8 @@ def test_there_is_a_global_model_only_where_clients_do_not_tune_theirs(play, clo
     for epochs, found in ((0, True), (1, False)):
         run = play(FedBABU(FULL, tuning_epochs=epochs), clouds("mlp2", "mlp2"))
         assert (run.engine.method.global_model(run.state, run.engine.server(1)) is not None) == found
+
+
+def test_a_last_batch_of_one_example_joins_the_one_before(play, clouds):
+    run = play(FedBABU(FULL, tuning_batch=4), clouds("norm2", sizes=(9,)), rounds=2)
+    assert run.model(0).get_buffer("stages.stage0.1.running_mean").abs().sum() > 0

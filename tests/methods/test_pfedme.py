@@ -36,6 +36,11 @@ def test_there_is_a_local_round_for_each_batch(play, lines):
         assert weight(run) == pytest.approx(2 * (1 - 0.9**rounds)), training
 
 
+def test_a_last_batch_of_one_example_joins_the_one_before(play, clouds):
+    run = play(PFedMe(LocalTraining("sgd", lr=0.01, batch_size=4), solver_steps=2), clouds("norm2", sizes=(9,)))
+    assert run.reports[0].failures == {}
+
+
 def test_beta_is_how_far_the_server_goes(play, lines):
     found = {
         beta: weight(play(PFedMe(SOLVER, solver_steps=1, beta=beta), lines((1, 2, 1), (1, 4, 3))))

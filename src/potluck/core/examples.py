@@ -127,11 +127,18 @@ class Examples:
 
         A last batch of one example joins the one before it: a single example has no batch statistics.
         """
+        return (self.batch(positions) for positions in self._places(size, shuffle))
+
+    def pieces(self, size: int, shuffle: torch.Generator) -> Iterator["Examples"]:
+        """All examples, shuffled, as `batches` would have them together."""
+        return (self.take(positions) for positions in self._places(size, shuffle))
+
+    def _places(self, size: int, shuffle: torch.Generator | None) -> list[Tensor]:
         order = torch.arange(len(self)) if shuffle is None else torch.randperm(len(self), generator=shuffle)
-        batches = list(order.split(size))
-        if len(batches) > 1 and len(batches[-1]) == 1 < size:
-            batches[-2:] = [torch.cat(batches[-2:])]
-        return (self.batch(positions) for positions in batches)
+        places = list(order.split(size))
+        if len(places) > 1 and len(places[-1]) == 1 < size:
+            places[-2:] = [torch.cat(places[-2:])]
+        return places
 
     @property
     def labels(self) -> Tensor:

@@ -72,7 +72,7 @@ class APFL(fl.Averages):
             bar = fl.load(client.twin(), mixed(v, client.model, alpha), partial=True)
             found = yield fl.Gradient(bar, client.objective, client.train)
             slope = torch.stack([(gap[name] * gradient).sum() for name, gradient in found.items()]).sum()
-            alpha = min(1.0, max(0.0, alpha - self.training.at(client.round).lr * float(slope)))  # eq. 10
+            alpha = min(1.0, max(0.0, alpha - self.training.at(client.round).lr * float(slope)))
             client.state["alpha"] = alpha
             client.note(alpha=alpha)
         both = nn.ModuleDict({"w": client.model, "v": v})

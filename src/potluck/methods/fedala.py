@@ -115,10 +115,10 @@ class FedALA(fl.Averages):
         first, losses = "shares" not in client.state, list[float]()
         shares: fl.Weights = client.state.get("shares") or {name: torch.ones_like(w) for name, w in own.items()}
         for _ in range(self.most if first else 1):
-            for rows in torch.randperm(size, generator=client.rng).split(self.training.batch_size):
+            for piece in some.pieces(self.training.batch_size, client.rng):
                 fl.load(net, towards(own, theirs, shares), partial=True)
-                found = yield fl.Gradient(net, client.objective, some.take(rows))
-                steps = {n: found[n] * (theirs[n] - w) for n, w in own.items()}  # eq. 5, by the chain rule
+                found = yield fl.Gradient(net, client.objective, piece, batch_size=len(piece))
+                steps = {n: found[n] * (theirs[n] - w) for n, w in own.items()}  # the slope, by the chain rule
                 shares = {n: (w - self.share_lr * steps[n]).clamp(0, 1) for n, w in shares.items()}
             if first:
                 outputs = yield fl.Predict(fl.load(net, towards(own, theirs, shares), partial=True), some)
@@ -129,5 +129,5 @@ class FedALA(fl.Averages):
 
 
 def towards(own: fl.Weights, theirs: fl.Weights, shares: fl.Weights) -> fl.Weights:
-    """Eq. 4: Theta_i + (Theta - Theta_i) W, of the layers that adapt; exactly Theta where a share is 1."""
+    """Theta_i + (Theta - Theta_i) W, of the layers that adapt; exactly Theta where a share is 1."""
     return {name: w.lerp(theirs[name], shares[name]) for name, w in own.items()}

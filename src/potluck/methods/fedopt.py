@@ -1,7 +1,7 @@
 """FedOpt: an adaptive optimiser at the server; FedAdagrad, FedAdam, FedYogi, and FedAvgM.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. ICLR 2021. https://arxiv.org/abs/2003.00295.
-Algorithm 2; and for FedAvgM Hsu, Qi, Brown. 2019. https://arxiv.org/abs/1909.06335, section 4.3.
+Algorithm 2; and for FedAvgM Hsu, Qi, Brown. 2019. https://arxiv.org/abs/1909.06335, section 4.
 
 The mean of the clients' updates is no longer added to the server's weights but given, as the negative of a gradient, to
 an optimiser of the server's.
@@ -30,13 +30,12 @@ Limits
 Departures from the paper
     1. Layers owned by some clients only have the Delta_t of those; a layer of which no owner was drawn keeps its x, m
        and v. See `sharing`.
-    2. Clients weigh by their examples, as in the paper's experiments; Algorithm 2 has equal weights.
-    3. "adagrad" is the paper's with `beta1=0`, for which the paper too sets it to 0; "momentum" is FedAvgM,
-       m <- beta_1 m + Delta, x <- x + eta m, without v.
+    2. Clients weigh by their examples; Algorithm 2 has equal weights, `sharing.weighting="uniform"`.
+    3. "adagrad" is Adagrad itself with `beta1=0`; "momentum" is FedAvgM, m <- beta_1 m + Delta, x <- x + eta m,
+       without v.
     4. v starts from tau^2, the least that the paper allows, and there is no correction of the first steps' bias.
     5. BatchNorm's running statistics, which the paper does not have, are averaged like those of FedAvg.
-    6. eta and tau are tuned in the paper, over powers of the root of 10; tau=0.001 and an eta of 0.01 or 0.1 do well in
-       most of its tasks.
+    6. The paper tunes eta and tau for each task.
     7. Local training defaults to Adam, like all methods here; the paper has SGD.
 """
 

@@ -30,8 +30,8 @@ Limits
 Departures from the paper
     1. A step's three sets of examples are the thirds of one batch, so that all methods see as many examples a step; of
        fewer than six examples each set is all of them.
-    2. The Hessian's matrix times v is (grad f(w + delta v) - grad f(w - delta v)) / (2 delta), as in the paper's
-       section 5; `rule="exact"` differentiates twice instead.
+    2. The Hessian's matrix times v is (grad f(w + delta v) - grad f(w - delta v)) / (2 delta), as the paper
+       proposes; `rule="exact"` differentiates twice instead.
     3. A client is evaluated after one step of size alpha with the gradient of all of its training data; before the
        first round without.
     4. Layers owned by some clients only are averaged over those, see `sharing`; clients weigh alike, as in Algorithm 1.

@@ -33,8 +33,8 @@ Departures from the paper
     1. Clients that were not drawn rest; in the paper all clients train in every round and some send.
     2. Local rounds go through the client's data, as every method's local training does; the paper draws R = 20 batches
        anew.
-    3. The solver of step 8 is the optimiser of `training`, K steps from the theta of the last local round, as in the
-       authors' code; in the first local round from w^t.
+    3. The solver that finds theta is the optimiser of `training`, K steps from the theta of the last local round, as in
+       the authors' code; in the first local round from w^t.
     4. Layers owned by some clients only are averaged over those, see `sharing`; beta moves layers whose owners were
        drawn.
     5. BatchNorm's running statistics are theta's; they are averaged like those of FedAvg.
@@ -48,7 +48,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Annotated, Literal
 
-import torch
 from torch import nn
 
 from potluck import fl
@@ -91,7 +90,7 @@ class PFedMe(fl.Averages):
         means = self.sharing.means(replies, server.roster, "weights", "buffers")
         w = means.over(state.weights, "buffers")
         for g, mean in means.of("weights").items():
-            w[g] = fl.weights.plus(w[g], fl.weights.minus(mean, state.weights[g]), self.beta)  # step 13
+            w[g] = fl.weights.plus(w[g], fl.weights.minus(mean, state.weights[g]), self.beta)
         return fl.sharing.Averaged(w)
 
     @fl.on_client
@@ -99,18 +98,17 @@ class PFedMe(fl.Averages):
         self.sharing.receive(client, message)
         w, solver = fl.parameters_of(client.model), replace(self.training, steps=self.solver_steps)
         objective = fl.losses.ProximalLoss(client.criterion, self.lam)
-        for few in self._batches(client):  # step 7
-            yield fl.Fit(client.model, objective, few, solver, extras={"sent": w}, name="personal")  # step 8
+        for few in self._batches(client):
+            yield fl.Fit(client.model, objective, few, solver, extras={"sent": w}, name="personal")  # theta
             theta = fl.parameters_of(client.model)
-            w = fl.weights.plus(w, fl.weights.minus(w, theta), -self.outer_lr * self.lam)  # step 9
+            w = fl.weights.plus(w, fl.weights.minus(w, theta), -self.outer_lr * self.lam)
         return self.sharing.reply(client, weights=w)
 
     def _batches(self, client: fl.Client) -> Iterator[fl.Examples]:
         """The examples of each local round."""
-        training, whole = self.training, len(client.train)
-        drawn = (torch.randperm(whole, generator=client.rng).split(training.batch_size) for _ in count())
-        rounds = training.steps or training.epochs * -(-whole // training.batch_size)
-        return (client.train.take(rows) for rows in islice(chain.from_iterable(drawn), rounds))
+        epochs = count() if self.training.steps else range(self.training.epochs)
+        pieces = (client.train.pieces(self.training.batch_size, client.rng) for _ in epochs)
+        return islice(chain.from_iterable(pieces), self.training.steps)
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:

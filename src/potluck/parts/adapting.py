@@ -29,8 +29,8 @@ def adapted(
     """
     net, weights = client.model, dict(client.model.named_parameters())
     for _ in range(epochs):
-        for rows in torch.randperm(len(data), generator=client.rng).split(batch_size):
-            found = yield Gradient(net, client.objective, data.take(rows), batch_size=len(rows))
+        for piece in data.pieces(batch_size, client.rng):
+            found = yield Gradient(net, client.objective, piece, batch_size=len(piece))
             with torch.no_grad():
                 for name, gradient in found.items():
                     if names is None or name in names:
