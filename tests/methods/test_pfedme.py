@@ -26,7 +26,7 @@ def test_theta_settles_at_the_proximal_point(play, lines):
 
 
 def test_there_is_a_local_round_for_each_batch(play, lines):
-    world = lines((1, 2, 5))
+    world = lines((1, 2, 6))
     for training, rounds in (
         (LocalTraining("sgd", lr=0.1, batch_size=2), 3),
         (LocalTraining("sgd", lr=0.1, batch_size=2, epochs=2), 6),
