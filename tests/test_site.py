@@ -81,7 +81,14 @@ def test_page__titles_differ_and_papers_are_linked():
 def test_page__says_what_can_be_reproduced():
     method = methods.documented("fedavg")
     found = sections(methods.page(method, "Table 1, at a tenth of its size"))["Reproduction"]
-    assert found.split("\n\n")[:2] == ["\nThe paper's tables: not yet.", "Table 1, at a tenth of its size"]
+    assert found.strip() == "Table 1, at a tenth of its size"
+    assert "is a recipe" in sections(methods.page(method))["Reproduction"]
+
+
+def test_page__quotes_the_evidence():
+    said = {name: sections(methods.page(methods.documented(name)))["Facts"] for name in ("scaffold", "splitmix")}
+    assert re.search(r"A \[second computation\]\(.+\) from the paper differs by at most \de-1\d\.", said["scaffold"])
+    assert "second computation" not in said["splitmix"]
 
 
 def test_reproduction__lists_the_recipes_in_which_a_method_stands(monkeypatch):

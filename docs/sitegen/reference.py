@@ -237,7 +237,6 @@ MODULES = (
 
 RECORDS = {
     "potluck.core.fit": ("FitReport",),
-    "potluck.core.needs": ("Offer",),
     "potluck.core.roles": ("Failure",),
     "potluck.core.schedule": ("Schedule",),
     "potluck.data.dataset": ("Dataset", "Description"),

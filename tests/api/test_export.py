@@ -120,7 +120,7 @@ def test_export__a_torchscript_program_predicts_as_the_client(method, tmp_path):
         written = export(trained, client, tmp_path / "model.ts")
         test = trained.federation.sites[client].test
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore")  # torch.jit is deprecated, of late by a FutureWarning
             outputs = of_program(torch.jit.load(written.path), test)
         assert accuracy(outputs, test) == scores[client].accuracy_personal
         torch.testing.assert_close(outputs, fl.predict(trained.model(client), test))
@@ -170,7 +170,7 @@ def test_export__provenance_is_in_the_file_or_beside_it(tmp_path):
         facts.append(json.loads(file.metadata()[PROVENANCE]))
     kept = {PROVENANCE: ""}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, of late by a FutureWarning
         torch.jit.load(export(trained, 1, tmp_path / "m.ts", run={"run": "r"}).path, _extra_files=kept)
     facts.append(json.loads(kept[PROVENANCE]))
     for found in facts:
