@@ -21,6 +21,7 @@ SETTINGS = {  # else not all five count, and 'trimmed' drops none of four
     "slimfl": ("decoded=[1.0,1.0]",),
     "fd": ('averaged="all"', 'exchanged="logits"'),  # probabilities are bounded
     "fedl2g": ("server_rate=100.0", "study=64"),  # gradients are small
+    "fedopt": ('optimizer="momentum"', "server_lr=1.0"),  # Adam's steps are as large for a lie as for the truth
     "hypemefed": ("generate=false",),  # hypernetworks learn from every client's matrices
 }
 AVERAGING = [name for name in list_methods() if not get_method(name).unguarded]
