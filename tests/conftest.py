@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(config, items):
 
     resting = [item for item in items if rests(item)]
     config.hook.pytest_deselected(items=resting)
-    items[:] = [item for item in items if item not in set(resting)]
+    left_out = set(resting)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def git(root, *words):

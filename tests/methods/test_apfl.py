@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.methods.apfl import APFL
+from potluck.parts.sharing import Sharing
 
 STEP = LocalTraining("sgd", lr=0.1, batch_size=64)
 
@@ -52,3 +54,8 @@ def test_the_records_tell_the_mean_alpha(play, lines):
     run = play(APFL(STEP), lines((1, 2, 1), (1, -1, 1)), rounds=2)
     shares = [run.kept(id)["state"]["alpha"] for id in (0, 1)]
     assert torch.tensor(shares).mean() == pytest.approx(run.reports[-1].notes["clients/alpha"])
+
+
+def test_refuses_to_average_nothing():
+    with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages"):
+        APFL(sharing=Sharing("none"))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.methods.ditto import Ditto
 from potluck.methods.fedavg import FedAvg
@@ -41,3 +42,8 @@ def test_a_client_that_never_trained_is_evaluated_with_statistics_of_its_data(pl
     run.round(0)
     mean = run.model(1).get_buffer("stages.stage0.1.running_mean")
     assert mean.abs().sum() > 0
+
+
+def test_refuses_to_average_nothing():
+    with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages"):
+        Ditto(sharing=Sharing("none"))

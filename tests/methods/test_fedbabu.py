@@ -1,10 +1,13 @@
 """FedBABU: a head that never learns, and what a client makes of it for itself."""
 
+import pytest
 import torch
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.fit import LocalTraining
 from potluck.methods.fedbabu import FedBABU
+from potluck.parts.sharing import Sharing
 
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -51,3 +54,8 @@ def test_there_is_a_global_model_only_where_clients_do_not_tune_theirs(play, clo
 def test_a_last_batch_of_one_example_joins_the_one_before(play, clouds):
     run = play(FedBABU(FULL, tuning_batch=4), clouds("norm2", sizes=(9,)), rounds=2)
     assert run.model(0).get_buffer("stages.stage0.1.running_mean").abs().sum() > 0
+
+
+def test_refuses_to_average_nothing():
+    with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages"):
+        FedBABU(sharing=Sharing("none"))

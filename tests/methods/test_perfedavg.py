@@ -5,9 +5,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from potluck.core.errors import ConfigError
 from potluck.core.examples import Batch
 from potluck.core.fit import LocalTraining
 from potluck.methods.perfedavg import MetaLoss, PerFedAvg
+from potluck.parts.sharing import Sharing
 
 STEP = LocalTraining("sgd", lr=0.1, batch_size=64)
 
@@ -62,3 +64,8 @@ def test_a_client_is_evaluated_after_one_step_of_its_own(play, lines):
 def test_clients_weigh_alike_whatever_their_data(play, lines):
     run = play(PerFedAvg(STEP, alpha=0.0), lines((1, 2, 9), (1, -4, 1)))
     assert float(run.state.weights["all"]["weight"]) == pytest.approx(0.1 * (2 - 4) / 2)
+
+
+def test_refuses_to_average_nothing():
+    with pytest.raises(ConfigError, match=r"sharing\.scope: expected one that averages"):
+        PerFedAvg(sharing=Sharing("none"))

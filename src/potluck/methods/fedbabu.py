@@ -62,6 +62,9 @@ class FedBABU(fl.Averages):
     tuning_lr: Annotated[float, fl.at_least(0)] = 0.01
     tuning_batch: Annotated[int, fl.at_least(2)] = 50
 
+    def __post_init__(self) -> None:
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {fl.Need.SPLIT_MODEL}
 
@@ -83,8 +86,7 @@ class FedBABU(fl.Averages):
     def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Request, Any, nn.Module]:
         net, epochs = self.sharing.deploy(client, message), self.tuning_epochs if client.round else 0
         names = None if self.tuned == "all" else fl.personal.last_layers(net)
-        yield from fl.adapting.adapted(client, client.train, self.tuning_lr, epochs, self.tuning_batch, names)
-        return net
+        return (yield from fl.adapting.adapted(client, client.train, self.tuning_lr, epochs, self.tuning_batch, names))
 
     def global_model(self, state: fl.sharing.Averaged, server: fl.Server) -> nn.Module | None:
         return None if self.tuning_epochs else super().global_model(state, server)

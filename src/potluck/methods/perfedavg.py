@@ -70,6 +70,9 @@ class PerFedAvg(fl.Averages):
     delta: Annotated[float, fl.above(0)] = 0.001
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")
 
+    def __post_init__(self) -> None:
+        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)

@@ -1,6 +1,6 @@
 """Adapting a model to a client's data where it is evaluated: a few steps of gradient descent, and nothing is kept.
 
-In `inference_model` a client may ask for gradients, but trains nothing: what it evaluates is a copy that it would make.
+In `inference_model` a client may ask for gradients but not train, and changes that it makes there are discarded.
 """
 
 from collections.abc import Collection, Generator
