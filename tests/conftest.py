@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from potluck.methods import list_methods
+
 LIMIT_SECONDS = 2.0  # on an idle core of today
 CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
@@ -35,18 +37,20 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out tests marked `rotates` whose turn is at another commit, unless what they test has changed of late."""
-    if config.getoption("--all-turns"):
-        return
-    now, changed = turn(config.rootpath), changed_of_late(config.rootpath)
-
-    def rests(item):
-        mark = item.get_closest_marker("rotates")
-        return mark is not None and mark.args[0] not in changed and crc32(item.nodeid.encode()) % TURNS != now
-
-    resting = [item for item in items if rests(item)]
+    rests = resting_now(config)
+    marked = [(item, item.get_closest_marker("rotates")) for item in items]
+    resting = [item for item, mark in marked if mark is not None and rests(item.nodeid, mark.args[0])]
     config.hook.pytest_deselected(items=resting)
     left_out = set(resting)
     items[:] = [item for item in items if item not in left_out]
+
+
+def resting_now(config):
+    """Whether a test, or a part of one, by its name and the file it tests, has its turn at another commit."""
+    if config.getoption("--all-turns"):
+        return lambda name, file: False
+    now, changed = turn(config.rootpath), changed_of_late(config.rootpath)
+    return lambda name, file: file not in changed and crc32(name.encode()) % TURNS != now
 
 
 def git(root, *words):
@@ -74,6 +78,13 @@ def everything_is_warm():
     weight.sum().backward()
     for optimizer in (torch.optim.Adam([weight], fused=True), torch.optim.SGD([weight], lr=0.1, fused=True)):
         optimizer.step()
+
+
+@pytest.fixture(scope="session")
+def in_turn(pytestconfig):
+    """The methods whose turn it is, for a test that takes many of them to the same real processes."""
+    rests = resting_now(pytestconfig)
+    return [name for name in list_methods() if not rests(name, f"src/potluck/methods/{name}.py")]
 
 
 @pytest.fixture
