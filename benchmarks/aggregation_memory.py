@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from potluck import Examples, Federation, Site, fl
-from potluck.core.weights import buffers_of, parameters_of
+from potluck.core.nets.weights import buffers_of, parameters_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine

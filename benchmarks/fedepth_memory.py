@@ -28,9 +28,9 @@ import torch
 from speed.machine import describe
 from torch.profiler import ProfilerActivity, profile
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine

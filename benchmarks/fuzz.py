@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from potluck.core.errors import WireError
+from potluck.core.ground.errors import WireError
+from potluck.core.ground.rng import fold_in
+from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
-from potluck.core.rng import fold_in
 from potluck.core.roles import Failure
-from potluck.core.tree import pack, unpack
 from potluck.engine.client.runtime import EvalRequest, EvalResult
 from potluck.engine.client.session import Answer, Call
 from potluck.flower.wire.envelope import VERSION, read_header, unwrap

@@ -29,7 +29,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import potluck
-from potluck.core.tree import pack, unpack
+from potluck.core.ground.tree import pack, unpack
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
@@ -44,7 +44,7 @@ from potluck.testing.worlds import federation_table
 HOSTILE = 0
 """The client whose node is hostile: the first, whom others' models are matched with."""
 
-LOUD = "\x1b[2J\x1b]0;owned\x07\n2026-01-01 00:00:00,000 INFO potluck.experiment.run: round 99: all is well\r"
+LOUD = "\x1b[2J\x1b]0;owned\x07\n2026-01-01 00:00:00,000 INFO potluck.experiment.running.run: round 99: all is well\r"
 """What would clear a terminal, rename its window, and forge a line of the log."""
 
 MANY = 25 * 2**20

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor, nn
 
 from potluck import Examples, Federation, Run, RunConfig, Site, fl, get_method
-from potluck.core.rng import fold_in, isolated
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import resolve
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.settings.resolve import resolve
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
 from potluck.records import TIMINGS

@@ -38,12 +38,12 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from potluck.cli import main as potluck
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError
+from potluck.engine.disk.files import using
 from potluck.engine.executors.workers import import_optimizers
-from potluck.engine.files import using
-from potluck.experiment.assemble import assemble
-from potluck.experiment.folder import run_digest
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.folder.folder import run_digest
+from potluck.experiment.settings.presets import experiment_for
 from potluck.methods import get_method, list_methods
 from potluck.records import CONFIG
 from potluck.testing.faults import Faulty, Killed

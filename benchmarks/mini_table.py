@@ -22,7 +22,7 @@ from typing import Any
 
 from table_runs import Entry, finished, megabytes_of, play_all, records_of, rounds_of, seconds_of, share, spread
 
-from potluck.experiment.config import resolve
+from potluck.experiment.settings.resolve import resolve
 from potluck.records import RoundRecord
 
 HERE = Path(__file__).parent

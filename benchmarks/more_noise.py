@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from mini_table import HERE, entries
 from table_runs import Entry, finished
 
-from potluck.experiment.assemble import assemble
-from potluck.experiment.run import Run
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.running.run import Run
 from potluck.methods.fedorion import FedORION
 from potluck.records import CHECKPOINT, LAST, Checkpoint
 

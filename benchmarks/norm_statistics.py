@@ -15,10 +15,10 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import measure_statistics
-from potluck.core.examples import Examples
-from potluck.core.inference import predict
-from potluck.experiment.trained import Trained, trained_in
+from potluck.core.nets.batchnorm import measure_statistics
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.inference import predict
+from potluck.experiment.folder.trained import Trained, trained_in
 
 BATCH = 64
 

@@ -9,9 +9,9 @@ from statistics import fmean, stdev
 from typing import TypeVar
 
 from potluck.analysis.read import read_run
-from potluck.core.digest import digest
-from potluck.experiment.config import Experiment
-from potluck.experiment.several import found, rounds_done, run_several
+from potluck.core.ground.digest import digest
+from potluck.experiment.running.several import found, rounds_done, run_several
+from potluck.experiment.settings.schema import Experiment
 from potluck.records import ROUNDS, TIMINGS, RoundRecord
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evidence.ground import Run, Weights, cross_entropy, descended, gap, mean_by_layer, played
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedepth import FeDepth
 from potluck.testing.worlds import World
 

@@ -13,7 +13,7 @@ import torch
 
 from evidence.ground import Run, Weights, cross_entropy, gap, gradient, logits, owned, played
 from potluck.core.federation import Federation
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fednova import FedNova
 from potluck.testing.worlds import World, toy_federation
 

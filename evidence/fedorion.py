@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evidence.ground import SGD, Run, Weights, cross_entropy, descended, gap, gradient, logits, played, recorded
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedorion import FedORION
 from potluck.parts.teaching import EnsembleLoss
 

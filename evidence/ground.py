@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from potluck.core.federation import ClientId, Federation
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method
-from potluck.core.weights import weights_of
+from potluck.core.nets.weights import weights_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.engine import Engine

@@ -7,7 +7,7 @@ its c by that mean times the share of its owners that took part: with one archit
 from collections.abc import Iterator
 
 from evidence.ground import SGD, Run, Weights, cross_entropy, gap, gradient, logits, owned, played
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.scaffold import Scaffold
 
 COHORTS = [[0, 1, 2], [0, 2], [1], [0, 1, 2]]

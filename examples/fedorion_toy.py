@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from potluck import fl
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
-from potluck.core.inference import predict
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.inference import predict
 from potluck.engine.engine import Engine
 from potluck.methods.fedorion import FedORION
 

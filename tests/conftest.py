@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from potluck.methods import list_methods
+from potluck.recipes import list_recipes
 
 LIMIT_SECONDS = 2.0  # on an idle core of today
 CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
 TURNS = 3  # commits at each of which a third of the tests marked `rotates` has its turn
-LATE = 10  # commits whose changes are tested whoever's turn it is
+LATE = 10  # commits whose changes are tested whoever's turn it is,
+SWEEPING = 40  # if they change fewer files: new names all over the house are no method's own
 
 torch.set_num_threads(1)
 
@@ -38,11 +40,22 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Leave out tests marked `rotates` whose turn is at another commit, unless what they test has changed of late."""
     rests = resting_now(config)
-    marked = [(item, item.get_closest_marker("rotates")) for item in items]
-    resting = [item for item, mark in marked if mark is not None and rests(item.nodeid, mark.args[0])]
+    resting = [item for item in items if (file := tested_in_turn(item)) and rests(item.nodeid, file)]
     config.hook.pytest_deselected(items=resting)
     left_out = set(resting)
     items[:] = [item for item in items if item not in left_out]
+
+
+def tested_in_turn(item):
+    """The file that a test marked `rotates` is about: the mark names it, or a parameter names a method or a recipe."""
+    if (mark := item.get_closest_marker("rotates")) is None:
+        return None
+    if mark.args:
+        return mark.args[0]
+    values = {value for value in item.callspec.params.values() if isinstance(value, str)}
+    files = [f"src/potluck/methods/{name}.py" for name in list_methods() if name in values]
+    files += [f"src/potluck/recipes/{name}.toml" for name in list_recipes() if name in values]
+    return files[0]
 
 
 def resting_now(config):
@@ -65,9 +78,10 @@ def turn(root):
 
 
 def changed_of_late(root):
-    """The files that the last commits have changed, and what is not committed."""
-    committed = git(root, "log", f"-{LATE}", "--name-only", "--format=")
-    return {*committed.split("\n"), *git(root, "diff", "--name-only", "HEAD").split("\n")}
+    """The files that the last commits have changed, and what is not committed, without what a sweeping change has."""
+    committed = git(root, "log", f"-{LATE}", "--name-only", "--format=%x00").split("\0")
+    changes = [change.split() for change in (*committed, git(root, "diff", "--name-only", "HEAD"))]
+    return {file for change in changes if len(change) < SWEEPING for file in change}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from potluck.core.fit import Fit
 from potluck.core.needs import Need
-from potluck.core.schedule import Schedule
+from potluck.core.requests.fit import Fit
+from potluck.core.requests.schedule import Schedule
 from potluck.engine.numerics.numerics import PLAIN
-from potluck.experiment.config import override, read_toml, resolve
-from potluck.experiment.sweep import read_sweep
+from potluck.experiment.running.sweep import read_sweep
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.tables import override, read_toml
 from potluck.methods import list_methods
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

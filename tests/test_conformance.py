@@ -22,7 +22,7 @@ from potluck.testing.conformance import (
 FILE = "src/potluck/methods/{}.py"
 
 QUICK = ("sends_what_it_documents", "declares_its_replies", "hyper_parameters_round_trip")
-"""Of a variant: what is checked every time; the other checks carry the marks `slow` and `rotates`."""
+"""Of a variant: what takes a moment; the other checks carry the mark `slow`."""
 
 
 LONG = (
@@ -37,9 +37,7 @@ LONG = (
 
 def marks(name, check):
     quick = check.name not in LONG if check.variant is None else check.name.endswith(QUICK)
-    if quick:
-        return ()
-    return (pytest.mark.slow,) if check.variant is None else (pytest.mark.slow, pytest.mark.rotates(FILE.format(name)))
+    return (pytest.mark.rotates(FILE.format(name)), *(() if quick else (pytest.mark.slow,)))
 
 
 CHECKS = [

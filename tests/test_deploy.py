@@ -11,7 +11,8 @@ import pytest
 import typer.main
 
 from potluck.cli import app
-from potluck.experiment.config import read_toml, resolve
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.tables import read_toml
 
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "deploy"

@@ -18,9 +18,9 @@ from potluck import fl
 from potluck.cli import app, main
 from potluck.cli.terminal import line_of
 from potluck.core.roles import Client, Server
-from potluck.experiment.config import resolve
-from potluck.experiment.presets import experiment_for
-from potluck.experiment.sweep import read_sweep
+from potluck.experiment.running.sweep import read_sweep
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
 from potluck.recipes import list_recipes
 from potluck.records import TITLES, Progress
@@ -280,7 +280,7 @@ def test_the_glossary_names_what_there_is():
     assert len(names) > 40
     assert not [name for name in names if not exists(name)]
     assert not exists("Household")
-    assert not exists("potluck.core.task.Judge")
+    assert not exists("potluck.core.tasks.task.Judge")
     assert not exists("client.record")
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 from evidence import observed, subjects
 
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 
 
 @pytest.mark.parametrize("name", subjects())
@@ -17,6 +17,7 @@ def test_a_method_is_what_its_second_computation_comes_to(name):
     assert all(difference <= 1e-9 for _, difference in found), found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", subjects())
 def test_the_second_computation_notices_another_training(name, monkeypatch):
     """The engine's learning rate is a thousandth too large; the reference has its own."""

@@ -132,8 +132,8 @@ def test_the_engine_imports_core_and_itself():
 def test_records_import_core_and_analysis_reads_records_through_their_seals_and_nothing_else():
     only(files("records.py"), "core")
     only(files("seals.py"), "core", "records")
-    only(files("locks.py"), "core.errors")
-    only(files("analysis"), "analysis", "core.digest", "core.errors", "records", "seals")
+    only(files("locks.py"), "core.ground.errors")
+    only(files("analysis"), "analysis", "core.ground.digest", "core.ground.errors", "records", "seals")
 
 
 def test_experiment_imports_neither_the_command_line_nor_analysis_nor_testing():
@@ -168,14 +168,14 @@ def test_heavy_libraries_stay_where_they_are_used():
 
 def test_a_tracker_is_imported_by_its_own_file_alone():
     names = ("tensorboard", "mlflow", "wandb", "trackio")
-    libraries = [*names, *(f"potluck.experiment.trackers.{name}" for name in names)]
+    libraries = [*names, *(f"potluck.experiment.watching.trackers.{name}" for name in names)]
     used = {(path, name) for path in files() for _, name in imports(path)}
     found = {(path, library) for path, name in used for library in libraries if within(name, library)}
-    assert found == {(ROOT / "experiment" / "trackers" / f"{name}.py", name) for name in names}
+    assert found == {(ROOT / "experiment" / "watching" / "trackers" / f"{name}.py", name) for name in names}
 
 
 def test_watching_a_run_needs_no_torch():
-    only(files("cli", "watch.py"), "cli.terminal", "core.errors", "locks", "records", "seals")
+    only(files("cli", "watch.py"), "cli.terminal", "core.ground.errors", "locks", "records", "seals")
     only(files("cli", "terminal.py"), "records")
     only(files("cli", "stages.py"))
 
@@ -225,9 +225,9 @@ def test_no_two_modules_import_each_other():
 
 
 def test_the_rules_notice_what_breaks_them(tmp_path):
-    file = ROOT / "core" / "tree.py"
+    file = ROOT / "core" / "ground" / "tree.py"
     for rule in (lambda: none_of([file], "torch"), lambda: nothing_else([file]), lambda: only([file], "data")):
-        with pytest.raises(AssertionError, match=r"core/tree\.py:\d+ imports"):
+        with pytest.raises(AssertionError, match=r"core/ground/tree\.py:\d+ imports"):
             rule()
 
 

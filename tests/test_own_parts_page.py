@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from potluck.cli import main
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import resolve
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.settings.resolve import resolve
 
 PAGE = (Path(__file__).parents[1] / "docs/guides/own-parts.md").read_text()
 

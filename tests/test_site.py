@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import potluck
-from potluck.core.discovery import module_names
-from potluck.core.task import TASKS
-from potluck.experiment.config import TABLES
-from potluck.experiment.keys import options_of, settings_of
+from potluck.core.ground.discovery import module_names
+from potluck.core.tasks.named import TASKS
+from potluck.experiment.settings.keys import options_of, settings_of
+from potluck.experiment.settings.schema import TABLES
 from potluck.methods import get_method
 from potluck.models import get_model, list_models
 from potluck.recipes import list_recipes, load_recipe
@@ -272,7 +272,7 @@ def test_a_broken_reference_stops_the_build(tmp_path):
     broken = {
         "[there](nowhere.md)": "nowhere.md",
         "[there](b.md#unheard)": "unheard",
-        "{py:class}`potluck.core.fit.Nothing`": "potluck.core.fit.Nothing",
+        "{py:class}`potluck.core.requests.fit.Nothing`": "potluck.core.requests.fit.Nothing",
         "{confval}`run.nothing`": "run.nothing",
     }
     (source / "b.md").write_text("# B\n\n## C\n\n" + "\n\n".join(broken))

@@ -25,7 +25,7 @@ from typing import Any
 
 import tomli_w
 
-from potluck.experiment.config import resolve
+from potluck.experiment.settings.resolve import resolve
 from potluck.flower.deploy.gate import Gate
 from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port, start, stop

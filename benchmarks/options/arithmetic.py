@@ -8,7 +8,7 @@ from reference import rate
 from toys import Ground, Played, trainings_of
 from trying import PLAIN, Trials
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.engine.numerics.numerics import Numerics
 
 EXPONENTIAL = "schedule.rule=exponential schedule.factor=0.5"

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from toys import Ground
 from trying import Trials
 
-from potluck.core.fields import Bound
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.fields import Bound
+from potluck.core.requests.fit import LocalTraining
 
 GIVEN: dict[str, list[str]] = {
     "levels": ["[1.0,0.5]", "[1.0,0.25]"],

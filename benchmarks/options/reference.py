@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from potluck.core.fit import Fit, FitReport, LocalTraining, Objective
-from potluck.core.modes import mode
-from potluck.core.rng import Key, isolated
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.modes import mode
+from potluck.core.requests.fit import Fit, FitReport, LocalTraining, Objective
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer, Call, Failure
 

@@ -12,21 +12,22 @@ import torch
 from reference import Reference, interpreting
 from torch import Tensor, nn
 
-from potluck.core.errors import ConfigError, DataError, PotluckWarning
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.ground.errors import ConfigError, DataError, PotluckWarning
+from potluck.core.ground.rng import Key
+from potluck.core.ground.tree import unpack
 from potluck.core.method import Method
 from potluck.core.needs import Offer
-from potluck.core.rng import Key
-from potluck.core.tree import unpack
-from potluck.core.weights import weights_of
+from potluck.core.nets.weights import weights_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.engine.client.runtime import ClientRuntime
+from potluck.engine.disk.store import ClientStore
 from potluck.engine.engine import Engine
 from potluck.engine.numerics.numerics import PLAIN, Numerics
-from potluck.engine.store import ClientStore
-from potluck.experiment.config import merged, override, typed, without_none
-from potluck.experiment.needs import check_needs
+from potluck.experiment.federation.needs import check_needs
+from potluck.experiment.settings.strict import typed
+from potluck.experiment.settings.tables import merged, override, without_none
 from potluck.models.cnn import cnn4, cnn5
 from potluck.testing.worlds import CLASSES, World, packed, quick, toy_federation
 

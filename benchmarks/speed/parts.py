@@ -23,22 +23,22 @@ from machine import describe
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.ground.rng import fold_in
+from potluck.core.ground.tree import pack
 from potluck.core.message import Message
 from potluck.core.method import on_client
-from potluck.core.rng import fold_in
+from potluck.core.nets.weights import Weights, mean_where_present, weights_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import Client, Supervised
-from potluck.core.tree import pack
-from potluck.core.weights import Weights, mean_where_present, weights_of
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.training import train
+from potluck.engine.disk.store import ClientStore
 from potluck.engine.engine import Engine
 from potluck.engine.executors.workers import Workers
 from potluck.engine.numerics.costs import forward_flops
 from potluck.engine.numerics.numerics import PLAIN, Numerics
-from potluck.engine.store import ClientStore
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.local import Local
 from potluck.models import get_model

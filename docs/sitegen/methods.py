@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.discovery import module_names
 from potluck.core.families import FAMILIES
+from potluck.core.ground.discovery import module_names
 from potluck.core.method import Method
 from potluck.core.needs import Need
-from potluck.experiment.keys import Setting, settings_of
+from potluck.experiment.settings.keys import Setting, settings_of
 from potluck.methods import get_method
 from potluck.recipes import list_recipes, load_recipe
 from potluck.testing.facts import Facts, facts_of

@@ -14,12 +14,12 @@ import potluck
 from potluck import fl
 from potluck.cli import app
 from potluck.cli.catalogue import dataset_line
-from potluck.core.discovery import module_names
-from potluck.core.task import TASKS
+from potluck.core.ground.discovery import module_names
+from potluck.core.tasks.named import TASKS
 from potluck.data.datasets import describe
 from potluck.data.partition import get_partition
-from potluck.experiment.config import TABLES
-from potluck.experiment.keys import Setting, options_of, settings_of
+from potluck.experiment.settings.keys import Setting, options_of, settings_of
+from potluck.experiment.settings.schema import TABLES
 from potluck.models import get_model, list_models
 from potluck.recipes import list_recipes, load_recipe
 from sitegen.text import code, default, definitions, fenced, kind, prose, settings, table
@@ -215,18 +215,18 @@ FIRST = (
     "potluck.core.roles",
     "potluck.core.message",
     "potluck.core.schema",
-    "potluck.core.fit",
-    "potluck.core.requests",
+    "potluck.core.requests.fit",
+    "potluck.core.requests.beside_training",
     "potluck.core.needs",
     "potluck.core.federation",
-    "potluck.core.examples",
+    "potluck.core.requests.examples",
     "potluck.parts.sharing",
 )
 """Modules that come before the others on their pages."""
 
 MODULES = (
-    "potluck.core.metric",
-    "potluck.core.task",
+    "potluck.core.tasks.metric",
+    "potluck.core.tasks.task",
     "potluck.data.datasets",
     "potluck.data.partition",
     "potluck.models",
@@ -236,14 +236,14 @@ MODULES = (
 """Public modules beside these names."""
 
 RECORDS = {
-    "potluck.core.fit": ("FitReport",),
+    "potluck.core.requests.fit": ("FitReport",),
     "potluck.core.roles": ("Failure",),
-    "potluck.core.schedule": ("Schedule",),
+    "potluck.core.requests.schedule": ("Schedule",),
     "potluck.data.dataset": ("Dataset", "Description"),
-    "potluck.engine.events": ("ClientEnd",),
-    "potluck.experiment.evaluate": ("Evaluation",),
-    "potluck.experiment.observers": ("RunStart", "RoundStart", "EvaluationStart", "RunEnd"),
-    "potluck.experiment.result": ("Result",),
+    "potluck.engine.answers.events": ("ClientEnd",),
+    "potluck.experiment.results.evaluate": ("Evaluation",),
+    "potluck.experiment.watching.observers": ("RunStart", "RoundStart", "EvaluationStart", "RunEnd"),
+    "potluck.experiment.results.result": ("Result",),
     "potluck.records": ("RoundRecord", "ClientRecord"),
     "potluck.testing.worlds": ("World", "toy_federation"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
 from typing import Any
 
-from potluck.experiment.keys import Setting
+from potluck.experiment.settings.keys import Setting
 
 _TOKEN = re.compile(r"(?P<code>`[^`]+`)|(?P<url>https?://\S+?)(?=[.,;:)]*(?:\s|$))")
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from potluck.api.result import open_run as open_run
     from potluck.api.run import resume as resume
     from potluck.api.run import run as run
-    from potluck.core.errors import ConfigError as ConfigError
-    from potluck.core.errors import PotluckError as PotluckError
-    from potluck.core.errors import PotluckWarning as PotluckWarning
-    from potluck.core.examples import Examples as Examples
     from potluck.core.federation import Federation as Federation
     from potluck.core.federation import Site as Site
-    from potluck.experiment.config import RunConfig as RunConfig
-    from potluck.experiment.observers import Observer as Observer
-    from potluck.experiment.run import Run as Run
+    from potluck.core.ground.errors import ConfigError as ConfigError
+    from potluck.core.ground.errors import PotluckError as PotluckError
+    from potluck.core.ground.errors import PotluckWarning as PotluckWarning
+    from potluck.core.requests.examples import Examples as Examples
+    from potluck.experiment.running.run import Run as Run
+    from potluck.experiment.settings.schema import RunConfig as RunConfig
+    from potluck.experiment.watching.observers import Observer as Observer
     from potluck.methods import get_method as get_method
     from potluck.methods import list_methods as list_methods
 
@@ -42,15 +42,15 @@ _HOMES = {
     "open_run": "api.result",
     "resume": "api.run",
     "run": "api.run",
-    "ConfigError": "core.errors",
-    "PotluckError": "core.errors",
-    "PotluckWarning": "core.errors",
-    "Examples": "core.examples",
+    "ConfigError": "core.ground.errors",
+    "PotluckError": "core.ground.errors",
+    "PotluckWarning": "core.ground.errors",
+    "Examples": "core.requests.examples",
     "Federation": "core.federation",
     "Site": "core.federation",
-    "RunConfig": "experiment.config",
-    "Observer": "experiment.observers",
-    "Run": "experiment.run",
+    "RunConfig": "experiment.settings.schema",
+    "Observer": "experiment.watching.observers",
+    "Run": "experiment.running.run",
     "get_method": "methods",
     "list_methods": "methods",
 }

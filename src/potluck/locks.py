@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from potluck.core.errors import CheckpointError, StorageError
+from potluck.core.ground.errors import CheckpointError, StorageError
 
 try:
     import fcntl

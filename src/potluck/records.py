@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
-from potluck.core.metric import ACCURACY as ACCURACY
-from potluck.core.metric import Metric as Metric
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError
+from potluck.core.tasks.metric import ACCURACY as ACCURACY
+from potluck.core.tasks.metric import Metric as Metric
 
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError
 from potluck.records import CHECKPOINT, CLIENTS, CONFIG, LAST, ROUNDS, Checkpoint, Extent
 
 Tree = dict[str, Any]

@@ -10,7 +10,7 @@ from potluck.analysis.compare import compare, unequal
 from potluck.analysis.export import caption, comma_separated, latex, markdown, table_of
 from potluck.analysis.names import Planned
 from potluck.analysis.read import read_run
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.records import ACCURACY
 
 SCORES = {"local": (0.5, 0.6, 0.7), "fedavg": (0.6, 0.72, 0.78), "fedprox": (0.6, 0.74, 0.76)}

@@ -7,7 +7,7 @@ import pytest
 from potluck.analysis.compare import compare, interval, unequal
 from potluck.analysis.export import comma_separated, latex, markdown, table_of, target_table_of, write_comparison
 from potluck.analysis.read import read_run, seconds
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.records import ACCURACY
 
 BASE, BETTER = (0.5, 0.6, 0.7), (0.6, 0.72, 0.78)  # by seed; differences 0.1, 0.12, 0.08

@@ -11,7 +11,7 @@ from potluck.analysis.groups import group
 from potluck.analysis.page import different, page_text
 from potluck.analysis.plots.drawn import Drawn
 from potluck.analysis.read import find_runs, read_run
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError
 
 EVIL = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 

@@ -4,9 +4,9 @@ import json
 import pytest
 
 from potluck.analysis.read import chosen, find_runs, last, read_run
-from potluck.core.errors import CheckpointError
-from potluck.experiment import folder as run_folder
-from potluck.experiment.config import resolve
+from potluck.core.ground.errors import CheckpointError
+from potluck.experiment.folder import folder as run_folder
+from potluck.experiment.settings.resolve import resolve
 
 
 def checkpoint(folder, number):

@@ -5,7 +5,7 @@ import pytest
 
 from potluck.analysis.read import find_runs, read_run
 from potluck.analysis.report import Target, report_text, write_report
-from potluck.core.errors import CheckpointError, ConfigError
+from potluck.core.ground.errors import CheckpointError, ConfigError
 
 FACTS = {
     "git_commit": "0123456789abcdef",

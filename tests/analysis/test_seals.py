@@ -8,8 +8,8 @@ import pytest
 from potluck import seals
 from potluck.analysis.read import find_runs, read_run, read_runs
 from potluck.analysis.report import write_report
-from potluck.core.errors import CheckpointError, PotluckWarning
-from potluck.experiment.folder import run_digest
+from potluck.core.ground.errors import CheckpointError, PotluckWarning
+from potluck.experiment.folder.folder import run_digest
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from potluck.analysis.tables import (
     target_table,
     traffic_table,
 )
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError
 
 LARGE = "large(width=8)"
 

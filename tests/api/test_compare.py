@@ -9,7 +9,7 @@ import pytest
 
 import potluck
 from potluck import ConfigError
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError
 from potluck.methods import get_method
 
 KEYS = {"clients": 2, "models": [{"name": "cnn2", "width": 4}], "rounds": 1}

@@ -13,9 +13,9 @@ from torch import nn
 
 from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl, get_method
 from potluck.api.export import PROVENANCE, export, format_of
-from potluck.core.errors import StorageError
-from potluck.core.rng import Key
-from potluck.core.scale import Scale
+from potluck.core.ground.errors import StorageError
+from potluck.core.ground.rng import Key
+from potluck.core.nets.scale import Scale
 from potluck.testing.worlds import World, quick, toy_federation
 
 WEIGHTS = ("fedavg", "lgfedavg", "fedgh", "fedkd", "heterofl", "fedrolex", "fjord", "fedselect")

@@ -14,9 +14,9 @@ from torch import nn
 import potluck
 from potluck import ConfigError, Examples, Federation, Observer, PotluckWarning, Site, fl, get_method
 from potluck.cli.run import start_run
-from potluck.core.errors import CheckpointError, DataError
+from potluck.core.ground.errors import CheckpointError, DataError
 from potluck.data.datasets import from_torch
-from potluck.experiment.folder import run_digest
+from potluck.experiment.folder.folder import run_digest
 from potluck.testing.worlds import World, quick, toy_federation
 
 SMALL = {"federation.train_fraction": 0.15, "run.workers": 1, "method.training.epochs": 1}

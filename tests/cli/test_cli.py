@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from potluck.core.families import FAMILIES
-from potluck.core.task import Regression
+from potluck.core.tasks.regression import Regression
 from potluck.data.dataset import Description
 from potluck.methods import get_method, list_methods
 

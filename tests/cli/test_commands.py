@@ -14,8 +14,8 @@ import potluck as package
 from potluck.cli import app, completion
 from potluck.data.datasets import list_datasets
 from potluck.data.partition import get_partition, list_partitions
-from potluck.experiment.config import FederationConfig, RunConfig
-from potluck.experiment.keys import settings_of
+from potluck.experiment.settings.keys import settings_of
+from potluck.experiment.settings.schema import FederationConfig, RunConfig
 from potluck.methods import get_method, list_methods
 from potluck.models import list_models
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from potluck.cli.compare import run_names_of
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.settings.presets import experiment_for
 from potluck.methods import local
 
 SMALL = "federation.clients=3 federation.train_fraction=0.1 run.rounds=2 \"federation.models=[{name='cnn2',width=4}]\""

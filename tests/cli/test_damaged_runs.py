@@ -8,7 +8,7 @@ import pytest
 
 import potluck as library
 from potluck import ConfigError, PotluckWarning
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError
 
 KEYS = {"clients": 2, "models": [{"name": "cnn2", "width": 4}], "rounds": 1}
 ALONE = {"federation.train_fraction": 0.1, "method.training.epochs": 1, "run.workers": 1}

@@ -14,12 +14,12 @@ from rich.console import Console
 from potluck.cli.compare import _Several
 from potluck.cli.display import Display
 from potluck.cli.terminal import duration, line_of
-from potluck.core.metric import ACCURACY
-from potluck.engine.events import ClientEnd
-from potluck.experiment.config import resolve
-from potluck.experiment.observers import EvaluationStart, RoundStart, RunStart
-from potluck.experiment.progress import ProgressFile, Standing
-from potluck.experiment.several import Ended, News
+from potluck.core.tasks.metric import ACCURACY
+from potluck.engine.answers.events import ClientEnd
+from potluck.experiment.running.several import Ended, News
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.watching.observers import EvaluationStart, RoundStart, RunStart
+from potluck.experiment.watching.progress import ProgressFile, Standing
 from potluck.records import Progress, RoundRecord
 
 

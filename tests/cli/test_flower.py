@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from potluck.cli import main
-from potluck.core.errors import ConfigError
-from potluck.experiment.config import RoundsClose
+from potluck.core.ground.errors import ConfigError
+from potluck.experiment.settings.schema import RoundsClose
 from potluck.records import CONFIG
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from potluck.core.roles import ClientFailure
-from potluck.engine.files import using
-from potluck.experiment.run import Run
+from potluck.engine.disk.files import using
+from potluck.experiment.running.run import Run
 from potluck.testing.faults import Faulty
 
 TINY = (

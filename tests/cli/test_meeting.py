@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.settings.presets import experiment_for
 
 UNLIKE = "\"federation.models=['cnn2', 'vit', 'mlp2']\" federation.clients=3 method.sharing.scope=architecture"
 

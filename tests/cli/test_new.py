@@ -19,6 +19,7 @@ def made(potluck, kind, name="my_part"):
     return [line.strip() for line in outcome.out.splitlines()[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NEXT)
 def test_new__writes_a_test_that_passes(kind, potluck, tmp_path):
     commands = made(potluck, kind)
@@ -60,6 +61,7 @@ def test_new__writes_a_method_that_passes_all_checks_and_runs(potluck):
     assert "My" in (potluck("show my_part.py").out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NEXT)
 def test_new__writes_files_that_ruff_accepts(kind, potluck, tmp_path):
     if (ruff := shutil.which("ruff", path=f"{sys.prefix}/bin")) is None:

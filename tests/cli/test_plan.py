@@ -1,8 +1,8 @@
 import pytest
 
 from potluck.cli.plan import bytes_of, print_plan
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedepth import FeDepth
 from potluck.models.preresnet import preresnet20
 

@@ -17,7 +17,7 @@ from PIL import Image
 from potluck.analysis.read import last, read_run
 from potluck.data.datasets import list_datasets
 from potluck.data.datasets._hub import HubSource
-from potluck.experiment.several import _start
+from potluck.experiment.running.several import _start
 from potluck.recipes import list_recipes, load_recipe
 from potluck.recipes.beside import plan
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from potluck.cli.watch import is_held, look, shown, watch
-from potluck.experiment.assemble import Assembly
-from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.observers import Observer
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.federation.assemble import Assembly
+from potluck.experiment.running.execute import execute, holding, prepare
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.watching.observers import Observer
 from potluck.records import Progress
 from potluck.testing.worlds import World, toy_federation
 

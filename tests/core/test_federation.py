@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
-from potluck.core.rng import Key
-from potluck.core.scale import FULL, Scale
-from potluck.core.weights import weights_of
+from potluck.core.ground.rng import Key
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.nets.weights import weights_of
+from potluck.core.requests.examples import Examples
 
 EXAMPLES = Examples(torch.zeros(6, 2), torch.zeros(6, dtype=torch.int64))
 

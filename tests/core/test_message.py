@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.core.errors import EntryError, WireError
+from potluck.core.ground.errors import EntryError, WireError
+from potluck.core.ground.tree import pack
 from potluck.core.message import Message, Traffic
-from potluck.core.tree import pack
 
 SMALL = Message(weights={"a": torch.ones(2), "b": {"c": torch.tensor(3), "d": None}}, rate=0.5, name="é", on=True, n=7)
 

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import EntryError, PotluckError
-from potluck.core.examples import Batch, Examples
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.ground.errors import EntryError, PotluckError
+from potluck.core.ground.rng import Key
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client, runs_on_client
-from potluck.core.requests import NormStatistics, Predict
-from potluck.core.rng import Key
+from potluck.core.requests.beside_training import NormStatistics, Predict
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import ClientFailure, Failure, Replies, Server, Supervised
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.dataset import Dataset, Description, digest
 from potluck.data.transforms import Normalise, Pipeline, Resize
 

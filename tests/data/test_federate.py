@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
 from potluck.data.federate import fingerprint, label_counts, matching_test_parts, split_validation
 from potluck.data.partition import get_partition
 

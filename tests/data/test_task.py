@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.dataset import Dataset, Description
 from potluck.data.federate import MatchedClasses
 

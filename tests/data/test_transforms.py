@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from potluck.core.examples import Examples
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
+from potluck.core.requests.examples import Examples
 from potluck.data.transforms import Cutout, Normalise, Pipeline, RandomCrop, RandomFlip, Resize, shrunk
 
 KEY = fold_in(0, "test")

@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError, DivergenceError, EntryError, WireError
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.ground.errors import ConfigError, DivergenceError, EntryError, WireError
+from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
+from potluck.core.nets.scale import FULL
+from potluck.core.nets.weights import frozen_of, learnt_of, parameters_of, weights_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import ClientFailure, Failure
-from potluck.core.scale import FULL
 from potluck.core.schema import Schema, floats
-from potluck.core.tree import pack, unpack
-from potluck.core.weights import frozen_of, learnt_of, parameters_of, weights_of
 from potluck.engine.client.session import ContractError
+from potluck.engine.disk.store import ClientStore
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
-from potluck.engine.store import ClientStore
 from potluck.models.mlp import mlp4
 
 SGD = LocalTraining(optimizer="sgd", lr=0.1, batch_size=4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from potluck.core.errors import DivergenceError
+from potluck.core.ground.errors import DivergenceError
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.roles import ClientFailure
@@ -15,8 +15,8 @@ from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.testing.worlds import World, toy_federation
 
 FEDERATION = toy_federation(World(clients=3))

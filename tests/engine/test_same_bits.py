@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 from torch import nn
 
+from potluck.core.ground.rng import Key
 from potluck.core.method import on_client
-from potluck.core.rng import Key
 from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import choose_executor
 from potluck.engine.executors.stacked import train_stacked
 from potluck.engine.executors.workers import can_fork
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.methods.fedavg import FedAvg
 from potluck.records import CLIENTS, ROUNDS
 from potluck.testing.worlds import World, quick, toy_federation

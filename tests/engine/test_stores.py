@@ -2,10 +2,10 @@ import gc
 
 import pytest
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
-from potluck.engine.files import Disk, using
-from potluck.engine.store import ClientStore, write_atomically
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError
+from potluck.engine.disk.files import Disk, using
+from potluck.engine.disk.store import ClientStore, write_atomically
 
 
 def names(folder):

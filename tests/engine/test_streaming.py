@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Failure
-from potluck.core.weights import parameters_of
 from potluck.engine.client.session import Answer, ContractError
 from potluck.engine.engine import Engine
 from potluck.engine.executors.held import Held

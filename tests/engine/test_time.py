@@ -9,22 +9,22 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import Key
+from potluck.core.ground.tree import unpack
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
-from potluck.core.rng import Key
+from potluck.core.nets.weights import minus, parameters_of, weights_of
+from potluck.core.requests.fit import Fit, LocalTraining
+from potluck.core.requests.schedule import Schedule
 from potluck.core.roles import Supervised
-from potluck.core.schedule import Schedule
-from potluck.core.tree import unpack
-from potluck.core.weights import minus, parameters_of, weights_of
 from potluck.engine.client.training import train
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
 from potluck.testing.worlds import World, toy_federation
 

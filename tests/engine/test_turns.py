@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.examples import Examples
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.rng import Key
-from potluck.core.schedule import Schedule
+from potluck.core.ground.rng import Key
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
+from potluck.core.requests.schedule import Schedule
 from potluck.engine.client.training import train
 
 DATA = Examples(torch.ones(1, 1), torch.zeros(1))

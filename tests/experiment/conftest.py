@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Result, Run
+from potluck.experiment.running.run import Result, Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.testing.worlds import World, quick, toy_federation
 
 

@@ -8,15 +8,15 @@ import pytest
 from torch import nn
 
 from potluck import Run, RunConfig
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.tree import pack
 from potluck.core.needs import Need, Offer
-from potluck.core.tree import pack
-from potluck.core.weights import weights_of
+from potluck.core.nets.weights import weights_of
 from potluck.engine.engine import Engine
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import resolve
-from potluck.experiment.execute import prepare
-from potluck.experiment.needs import cautions, check_needs
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.federation.needs import cautions, check_needs
+from potluck.experiment.running.execute import prepare
+from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
 from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 

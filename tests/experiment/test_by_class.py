@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from potluck.analysis.read import by_class, partition, read_run
-from potluck.core.task import Regression
-from potluck.experiment.assemble import assemble
-from potluck.experiment.evaluate import Evaluation, evaluate
-from potluck.experiment.execute import execute, prepare
-from potluck.experiment.presets import experiment_for
+from potluck.core.tasks.regression import Regression
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.results.evaluate import Evaluation, evaluate
+from potluck.experiment.running.execute import execute, prepare
+from potluck.experiment.settings.presets import experiment_for
 from potluck.methods import get_method
 
 TINY = (

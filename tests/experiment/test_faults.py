@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from potluck.core.errors import CheckpointError, StorageError
-from potluck.engine.files import using
-from potluck.experiment.assemble import Assembly
-from potluck.experiment.execute import execute, prepare
-from potluck.experiment.folder import open_folder
-from potluck.experiment.presets import experiment_for
+from potluck.core.ground.errors import CheckpointError, StorageError
+from potluck.engine.disk.files import using
+from potluck.experiment.federation.assemble import Assembly
+from potluck.experiment.folder.folder import open_folder
+from potluck.experiment.running.execute import execute, prepare
+from potluck.experiment.settings.presets import experiment_for
 from potluck.testing.faults import FAULTS, Faulty, Killed
 from potluck.testing.worlds import World, toy_federation
 

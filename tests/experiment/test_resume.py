@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from potluck.core.errors import CheckpointError
-from potluck.experiment.config import RoundsClose
-from potluck.experiment.records import rounds_of
+from potluck.core.ground.errors import CheckpointError
+from potluck.experiment.results.records import rounds_of
+from potluck.experiment.settings.schema import RoundsClose
 from potluck.methods import get_method
 from potluck.records import Checkpoint
 
@@ -193,8 +193,8 @@ def test_rounds_of__a_run_are_those_that_count(play, tmp_path):
 
 
 def test_play_twice_without_a_folder_is_the_same_run_twice():
-    from potluck.experiment.config import RunConfig
-    from potluck.experiment.run import Run
+    from potluck.experiment.running.run import Run
+    from potluck.experiment.settings.schema import RunConfig
     from potluck.testing.worlds import World, quick, toy_federation
 
     run = Run(quick(LOCAL), toy_federation(World()), RunConfig(rounds=2, executor="sequential"))
@@ -207,8 +207,8 @@ def test_play_twice_without_a_folder_is_the_same_run_twice():
 def test_workers_of_a_run_that_was_loaded_and_never_played_end_with_it():
     import multiprocessing
 
-    from potluck.experiment.config import RunConfig
-    from potluck.experiment.run import Run
+    from potluck.experiment.running.run import Run
+    from potluck.experiment.settings.schema import RunConfig
     from potluck.testing.worlds import World, quick, toy_federation
 
     before = set(multiprocessing.active_children())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
 from potluck.testing.worlds import World, quick, toy_federation
 

@@ -12,19 +12,21 @@ from torch import nn
 
 from potluck.analysis.read import chosen, read_run
 from potluck.analysis.report import report_text
-from potluck.core.errors import ConfigError, DataError
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
-from potluck.core.task import TASKS, Classification
+from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.tasks.classification import Classification
+from potluck.core.tasks.named import TASKS
 from potluck.engine.engine import Engine
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import RunConfig, resolve
-from potluck.experiment.evaluate import evaluate
-from potluck.experiment.execute import execute, prepare
-from potluck.experiment.folder import new_folder
-from potluck.experiment.needs import Offer, check_needs
-from potluck.experiment.run import Run
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.federation.needs import Offer, check_needs
+from potluck.experiment.folder.folder import new_folder
+from potluck.experiment.results.evaluate import evaluate
+from potluck.experiment.running.execute import execute, prepare
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
 from potluck.models.contract import StagedNet
 

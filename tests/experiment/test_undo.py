@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.engine.executors.choice import Choice
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
 from potluck.records import BEST, CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
 from potluck.testing.lying import LIAR, Lying

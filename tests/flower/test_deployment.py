@@ -28,15 +28,14 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from sklearn.datasets import load_digits
 
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import resolve
-from potluck.experiment.execute import execute, prepare
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.running.execute import execute, prepare
+from potluck.experiment.settings.resolve import resolve
 from potluck.flower.deploy.gate import Gate
 from potluck.flower.deploy.keys import add_node, certify
 from potluck.flower.deploy.processes import free_port
 from potluck.flower.deploy.superlink import SuperLink
 from potluck.flower.server.hosting import run_app, write_app
-from potluck.methods import list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint, RoundRecord
 
 pytestmark = pytest.mark.slow

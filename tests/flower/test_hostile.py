@@ -41,8 +41,6 @@ SAMPLE = {
     ("evaluation", "false classes under a name that others' models have"): "fedavg",
 }
 
-IN_TURN = [pytest.param(name, marks=pytest.mark.rotates(f"src/potluck/methods/{name}.py")) for name in list_methods()]
-
 
 @pytest.fixture(scope="module")
 def hostile():
@@ -97,7 +95,8 @@ def test_a_hostile_node_costs_its_own_part_and_nothing_else(hostile, references,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", IN_TURN)
+@pytest.mark.rotates
+@pytest.mark.parametrize("method", list_methods())
 def test_an_entry_that_nobody_asked_for_costs_its_reply_whatever_the_method(hostile, references, method):
     (attack,) = [found for found in hostile.attacks() if (found.point, found.what) == IN_ALL_METHODS]
     attacked = hostile.play(method, attack.point, attack.spoil, references._watch)

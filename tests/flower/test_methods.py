@@ -6,15 +6,15 @@ import pytest
 import torch
 from flwr.app import Message
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Site
 from potluck.core.needs import Offer
+from potluck.core.requests.examples import Examples
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.engine import Engine
-from potluck.experiment.config import RoundsClose
-from potluck.flower.elsewhere import KeptElsewhere
+from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower.node.service import Node
 from potluck.flower.node.store import NodeStore
+from potluck.flower.server.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes
 from potluck.flower.server.serve import RemoteFederation
@@ -72,6 +72,7 @@ def unknown_here(**options):
     raise AssertionError(BUILT)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "frozen"), [*((name, False) for name in list_methods()), ("local", True), ("scaffold", True)]
 )
@@ -80,13 +81,10 @@ def test_a_method_does_not_notice_where_its_clients_are(name, frozen, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [
-        pytest.param(name, variant, marks=pytest.mark.rotates(f"src/potluck/methods/{name}.py"))
-        for name in list_methods()
-        for variant in get_method(name).variants
-    ],
+    [(name, variant) for name in list_methods() for variant in get_method(name).variants],
 )
 def test_no_option_notices_where_the_clients_are(name, variant, tmp_path):
     method = get_method(name)
@@ -96,6 +94,7 @@ def test_no_option_notices_where_the_clients_are(name, variant, tmp_path):
     compare_here_and_there(subject, False, tmp_path)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_a_method_says_whether_the_server_builds_clients_networks(name, tmp_path):
     """Where it need not, nodes with networks of their own can take part."""

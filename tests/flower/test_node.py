@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.core.errors import CheckpointError, ConfigError, DataError
-from potluck.core.rng import Key
+from potluck.core.ground.errors import CheckpointError, ConfigError, DataError
+from potluck.core.ground.rng import Key
 from potluck.engine.client.runtime import EvalRequest, EvalResult
-from potluck.experiment.config import resolve
-from potluck.flower.elsewhere import KeptElsewhere
+from potluck.experiment.settings.resolve import resolve
 from potluck.flower.node.asked import asked
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import Node, node_at, own_of
 from potluck.flower.node.store import NodeStore
+from potluck.flower.server.elsewhere import KeptElsewhere
 from potluck.flower.wire.classes import Classes
 
 

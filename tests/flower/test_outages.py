@@ -5,10 +5,10 @@ import json
 import pytest
 from flwr.app import Error, Message
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.core.roles import ClientFailure
-from potluck.experiment.observers import Observer
-from potluck.experiment.progress import Standing
+from potluck.experiment.watching.observers import Observer
+from potluck.experiment.watching.progress import Standing
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
@@ -79,7 +79,7 @@ class Site(Loopback):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("potluck.experiment.run._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("potluck.experiment.running.run._LOOK_EVERY", 0.0)
     monkeypatch.setattr("potluck.flower.server.nodes._LOOK_EVERY", 0.01)
 
 
@@ -166,7 +166,7 @@ def test_a_round_that_nobody_can_join_is_not_begun(tmp_path):
 
 
 def test_reminders_are_rare(played, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.experiment.run._REMIND_EVERY", 0.0)
+    monkeypatch.setattr("potluck.experiment.running.run._REMIND_EVERY", 0.0)
     said, seen, _ = played(Site(tmp_path / "nodes", all_at(1), waits=5), tree(rounds=1))
     assert len([line for line in said if "waits: " in line]) == len(seen) == 5
 

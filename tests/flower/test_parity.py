@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import resolve
-from potluck.experiment.execute import execute, prepare
-from potluck.experiment.observers import Observer
-from potluck.flower.clientapp import client_app
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.running.execute import execute, prepare
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.watching.observers import Observer
+from potluck.flower.node.clientapp import client_app
 from potluck.flower.server.serve import serve
 from potluck.methods import get_method, list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
@@ -26,8 +26,6 @@ SETTINGS = {
     },
 }
 """By method, what it is quicker with, or does nothing special without."""
-
-IN_TURN = [pytest.param(name, marks=pytest.mark.rotates(f"src/potluck/methods/{name}.py")) for name in list_methods()]
 
 
 def experiment_of(name, rounds=2, **federation):
@@ -72,7 +70,8 @@ def over_flower(grid, tree, folder, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_TURN)
+@pytest.mark.rotates
+@pytest.mark.parametrize("name", list_methods())
 def test_records_and_checkpoints_are_the_same(name, grid, tmp_path):
     tree = experiment_of(name)
     assert over_flower(grid, tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from flwr.app import Message
 
-from potluck.core.errors import CheckpointError, WireError
+from potluck.core.ground.errors import CheckpointError, WireError
 from potluck.core.method import Releases
+from potluck.engine.answers.ledger import Ledger
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
-from potluck.engine.ledger import Ledger
-from potluck.experiment.config import RoundsClose
-from potluck.flower.elsewhere import KeptElsewhere
+from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower.node.service import Node
 from potluck.flower.node.store import NodeStore
+from potluck.flower.server.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes
 from potluck.flower.wire.envelope import unwrap, wrap

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from potluck.core.errors import DivergenceError
+from potluck.core.ground.errors import DivergenceError
+from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.roles import Failure
-from potluck.core.tree import pack, unpack
-from potluck.experiment.checkpoint import joined
+from potluck.experiment.folder.checkpoint import joined
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.batchnorm import forget_statistics
-from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site
+from potluck.core.ground.rng import fold_in
+from potluck.core.ground.tree import unpack
 from potluck.core.message import Message
 from potluck.core.method import Method
-from potluck.core.rng import fold_in
-from potluck.core.scale import FULL, Scale
-from potluck.core.tree import unpack
+from potluck.core.nets.batchnorm import forget_statistics
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.requests.examples import Examples
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
+from potluck.engine.disk.store import ClientStore
 from potluck.engine.engine import Engine, RoundReport
 from potluck.engine.executors import Executor, Pending
-from potluck.engine.store import ClientStore
 from potluck.models.contract import StagedNet
 from potluck.models.mlp import mlp2, mlp3
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.apfl import APFL
 from potluck.parts.sharing import Sharing
 

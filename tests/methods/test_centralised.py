@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.schema import Misfit
 from potluck.methods.centralised import Centralised
 

@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.needs import Need
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.cronus import Cronus, filtered_mean
 from potluck.parts.means import Aggregate
 

@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError, PotluckWarning
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
+from potluck.core.ground.errors import ConfigError, PotluckWarning
+from potluck.core.ground.rng import fold_in
 from potluck.core.needs import Need, Offer
-from potluck.core.rng import fold_in
-from potluck.core.weights import buffers_of, load, minus, parameters_of, plus
-from potluck.experiment.needs import check_needs
+from potluck.core.nets.weights import buffers_of, load, minus, parameters_of, plus
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.depthfl import DepthFL, ExitsLoss
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddyn import FedDyn

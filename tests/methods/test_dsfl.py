@@ -5,13 +5,13 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.needs import Need
+from potluck.core.nets.weights import learnt_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Replies
-from potluck.core.weights import learnt_of
 from potluck.methods.dsfl import DSFL
 from potluck.parts.means import Aggregate
 

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import empty_like
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, Offer
-from potluck.core.weights import load
-from potluck.experiment.needs import check_needs
+from potluck.core.nets.weights import load
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fccl import FCCL, CorrelationLoss, DualDomainLoss, standardised
 from potluck.parts.means import Aggregate
 

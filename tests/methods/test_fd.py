@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.needs import Need
-from potluck.core.weights import parameters_of
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fd import FD, DistillationByClass
 from potluck.methods.local import Local
 from potluck.parts.means import Aggregate

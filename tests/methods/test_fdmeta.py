@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
 from potluck.core.needs import Need
-from potluck.core.weights import learnt_of
+from potluck.core.nets.weights import learnt_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.methods.fdmeta import UNCERTAINTY, FDMeta
 from potluck.parts.means import Aggregate
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedala import FedALA, towards
 from potluck.methods.fedavg import FedAvg
 

@@ -9,12 +9,12 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, Offer
-from potluck.core.weights import load
-from potluck.experiment.needs import check_needs
+from potluck.core.nets.weights import load
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedaux import FedAUX, Weighted, certainty, logistic, others
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import load, parameters_of
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.parts.sharing import Sharing
 

@@ -3,8 +3,8 @@
 import torch
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Offer
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedbn import BATCHNORM, FedBN
 
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)

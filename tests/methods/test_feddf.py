@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import load
+from potluck.core.nets.weights import load
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.parts.means import Aggregate

@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.requests import Gradient
-from potluck.core.weights import load, minus, parameters_of
+from potluck.core.nets.weights import load, minus, parameters_of
+from potluck.core.requests.beside_training import Gradient
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.numerics.numerics import Numerics
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddpa import FedDPA, FisherLoss, PullLoss, scaled

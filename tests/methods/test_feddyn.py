@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import minus, parameters_of, plus
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import minus, parameters_of, plus
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddyn import FedDyn
 from potluck.methods.fedprox import FedProx

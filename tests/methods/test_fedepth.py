@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import keep_statistics, measure_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.inference import predict
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in
 from potluck.core.message import Message
-from potluck.core.rng import fold_in
-from potluck.core.weights import mean, weights_of
+from potluck.core.nets.batchnorm import keep_statistics, measure_statistics
+from potluck.core.nets.weights import mean, weights_of
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import Fit, LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.client.training import train
 from potluck.methods.fedavg import FedAvg

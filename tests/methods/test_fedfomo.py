@@ -3,10 +3,10 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
 from potluck.core.method import Need
-from potluck.core.weights import load, parameters_of
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.methods.fedfomo import FedFomo, added
 
 EXACTLY = {"rtol": 0, "atol": 0}

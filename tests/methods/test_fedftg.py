@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.fit import LocalTraining
-from potluck.core.requests import Gradient
-from potluck.core.rng import Key, fold_in, isolated
-from potluck.core.weights import load, weights_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import Key, fold_in, isolated
+from potluck.core.nets.weights import load, weights_of
+from potluck.core.requests.beside_training import Gradient
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.client.requests import carry_out
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.methods.fedavg import FedAvg

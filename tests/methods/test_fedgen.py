@@ -4,11 +4,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
-from potluck.core.rng import fold_in, isolated
-from potluck.core.weights import load, parameters_of, weights_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.nets.weights import load, parameters_of, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedgen import FedGen, GuidedLoss
 from potluck.parts.generator import Generator, GeneratorLoss
 from potluck.parts.sharing import Sharing

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, Offer
-from potluck.experiment.needs import check_needs
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedgh import FedGH
 from potluck.models.contract import StagedNet
 from potluck.parts.heads import COMMON_HEAD, PLAIN_HEAD, TRAINED_HEAD

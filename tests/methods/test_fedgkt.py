@@ -4,11 +4,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
-from potluck.core.weights import learnt_of, load, weights_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import learnt_of, load, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.methods.fedgkt import FedGKT, TransferLoss, tail
 from potluck.models.contract import split
 from potluck.parts.losses import distillation

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import buffers_of, parameters_of
+from potluck.core.nets.weights import buffers_of, parameters_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedh2l import FedH2L, OwnLoss, SeedLoss
 
 STILL = LocalTraining("sgd", lr=0.0)

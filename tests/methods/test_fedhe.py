@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import parameters_of
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedhe import FedHe, LogitLoss
 from potluck.methods.local import Local
 from potluck.parts.means import Aggregate

@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
-from potluck.core.rng import Key, isolated
-from potluck.core.weights import load, parameters_of
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FedIN
 from potluck.models import get_model

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
-from potluck.core.rng import Key, isolated
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import ClientFailure
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential

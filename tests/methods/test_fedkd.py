@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import load, parameters_of, weights_of
+from potluck.core.nets.weights import load, parameters_of, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedkd import AdaptiveLosses, FedKD, changed
 from potluck.methods.local import Local

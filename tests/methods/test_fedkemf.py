@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need
-from potluck.core.weights import load, weights_of
+from potluck.core.nets.batchnorm import keep_statistics
+from potluck.core.nets.weights import load, weights_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedkemf import FedKEMF, fused
 from potluck.methods.local import Local
 

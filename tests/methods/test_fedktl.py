@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need
-from potluck.core.weights import buffers_of, parameters_of, weights_of
+from potluck.core.nets.weights import buffers_of, parameters_of, weights_of
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedktl import (
     Alignment,
     AlignmentLoss,

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Site
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.rng import Key
 from potluck.core.needs import Need
-from potluck.core.requests import Gradient
-from potluck.core.rng import Key
-from potluck.core.weights import parameters_of, weights_of
+from potluck.core.nets.weights import parameters_of, weights_of
+from potluck.core.requests.beside_training import Gradient
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.client.requests import carry_out
 from potluck.engine.numerics.numerics import PLAIN
 from potluck.methods.fedl2g import FedL2G, GuidedLoss, QuizLoss

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
 from potluck.core.method import Need
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.methods.fedmd import FedMD
 
 EXACTLY = {"rtol": 0, "atol": 0}

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import load, weights_of
+from potluck.core.nets.weights import load, weights_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedmlb import BranchedLoss, FedMLB, hybrid_paths, levels, online_distillation, own_path
 

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need
-from potluck.core.weights import parameters_of, weights_of
+from potluck.core.nets.weights import parameters_of, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedmrl import FedMRL, Matryoshka, MatryoshkaLoss, both_heads
 from potluck.models.contract import StagedNet
 from potluck.parts.means import Aggregate

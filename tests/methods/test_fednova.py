@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fednova import FedNova

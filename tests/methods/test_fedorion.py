@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import batch_norms, keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.needs import Need
-from potluck.core.weights import buffers_of, load, weights_of
+from potluck.core.nets.batchnorm import batch_norms, keep_statistics
+from potluck.core.nets.weights import buffers_of, load, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedorion import FedORION, teacher
 from potluck.models.contract import StagedNet

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, Offer
-from potluck.core.weights import parameters_of
-from potluck.experiment.needs import check_needs
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedproto import FedProto, MeansLoss
 from potluck.models.contract import StagedNet
 from potluck.parts.heads import COMMON_WIDTH

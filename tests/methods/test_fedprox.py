@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import minus, parameters_of
+from potluck.core.nets.weights import minus, parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedprox import FedProx
 from potluck.parts.losses import ProximalLoss

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import on_client
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedgh import FedGH
 from potluck.methods.fedre import FedRE
 

@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.methods.fedrep import FedRep
 
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)

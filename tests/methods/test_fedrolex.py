@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError, PotluckWarning
 from potluck.core.federation import Federation
-from potluck.core.fit import LocalTraining
-from potluck.core.scale import FULL
-from potluck.core.weights import parameters_of
+from potluck.core.ground.errors import ConfigError, PotluckWarning
+from potluck.core.nets.scale import FULL
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.methods.fedrolex import FedRolex
 from potluck.models.contract import StagedNet

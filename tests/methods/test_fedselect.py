@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.needs import Need
-from potluck.core.weights import load, parameters_of
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedselect import FedSelect
 from potluck.parts.sharing import Sharing

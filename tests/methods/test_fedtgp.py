@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import parameters_of
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedtgp import FedTGP, MarginLoss, Prototypes, margin_of
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.prototypes import NearestPrototype

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Need
-from potluck.core.weights import parameters_of
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.felo import Felo
 from potluck.models.contract import StagedNet, split

@@ -8,13 +8,13 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError, PotluckWarning
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError, PotluckWarning
+from potluck.core.ground.rng import Key, isolated
 from potluck.core.needs import Need
-from potluck.core.rng import Key, isolated
-from potluck.core.scale import Scale
-from potluck.core.weights import load, parameters_of
+from potluck.core.nets.scale import Scale
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fjord import FjORD, OrderedDropout
 from potluck.models import get_model
 from potluck.parts.nested import Nested

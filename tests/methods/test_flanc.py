@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError, PotluckWarning
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
-from potluck.core.rng import fold_in
-from potluck.core.scale import FULL, Scale
-from potluck.core.weights import parameters_of, weights_of
+from potluck.core.ground.errors import ConfigError, PotluckWarning
+from potluck.core.ground.rng import fold_in
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.nets.weights import parameters_of, weights_of
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg

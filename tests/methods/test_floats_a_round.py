@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
-from potluck.core.fit import LocalTraining
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fd import FD
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedtgp import FedTGP

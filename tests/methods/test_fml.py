@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
-from potluck.core.weights import learnt_of, load, weights_of
+from potluck.core.nets.weights import learnt_of, load, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedorion import FedORION
 from potluck.methods.fml import FML, MutualLosses

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import frozen_names, frozen_of, weights_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import frozen_names, frozen_of, weights_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
-from potluck.experiment.config import RunConfig
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedepth import FeDepth

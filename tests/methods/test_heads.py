@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
 from potluck.core.federation import Federation
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
-from potluck.core.scale import FULL
-from potluck.core.weights import parameters_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import FULL
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedgen import FedGen

@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import measure_statistics
-from potluck.core.errors import ConfigError, PotluckWarning
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError, PotluckWarning
 from potluck.core.method import Need
-from potluck.core.scale import Scale
-from potluck.core.weights import load, parameters_of
+from potluck.core.nets.batchnorm import measure_statistics
+from potluck.core.nets.scale import Scale
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.heterofl import HeteroFL
 from potluck.models import get_model

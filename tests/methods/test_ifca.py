@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.schema import Misfit
 from potluck.methods.ifca import IFCA
 from potluck.parts.sharing import Sharing

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, Offer
-from potluck.core.weights import parameters_of, weights_of
-from potluck.experiment.needs import check_needs
+from potluck.core.nets.weights import parameters_of, weights_of
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.inclusivefl import InclusiveFL, momentum, next_larger, rows
 from potluck.models.mlp import mlp2, mlp3, mlp5

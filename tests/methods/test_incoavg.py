@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import mean
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import mean
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.methods import get_method
 from potluck.parts.crosslayer import CrossLayer

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch, Examples
-from potluck.core.fit import LocalTraining
 from potluck.core.needs import Need
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.ktpfl import (
     KTpFL,
     TemperedLoss,

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, Offer
-from potluck.experiment.needs import check_needs
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.lgfedavg import LGFedAvg
 from potluck.models.contract import StagedNet
 from potluck.parts.heads import COMMON_HEAD

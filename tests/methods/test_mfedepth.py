@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.rng import fold_in
-from potluck.core.weights import mean, weights_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in
+from potluck.core.nets.weights import mean, weights_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.engine.client.training import train
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.mfedepth import MFeDepth, auxiliary_classifiers

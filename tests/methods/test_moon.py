@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import load, weights_of
+from potluck.core.nets.weights import load, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.moon import MOON, ContrastiveLoss, contrastive, representation
 from potluck.parts.sharing import Sharing

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl, get_method
-from potluck.core.scale import FULL
-from potluck.core.slicing import lies_in
+from potluck.core.nets.scale import FULL
+from potluck.core.nets.slicing import lies_in
 from potluck.engine.engine import Engine
 
 SHAPE = (1, 8, 8)

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.perfedavg import MetaLoss, PerFedAvg
 from potluck.parts.sharing import Sharing
 

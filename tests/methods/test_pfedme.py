@@ -2,8 +2,8 @@
 
 import pytest
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.pfedme import PFedMe
 
 SOLVER = LocalTraining("sgd", lr=0.1, batch_size=64)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import potluck.methods
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.core.method import Method
 from potluck.methods import get_method, list_methods
 

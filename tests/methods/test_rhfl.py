@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import empty_like
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.core.needs import Need, Offer
-from potluck.experiment.needs import check_needs
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.rhfl import RHFL, SymmetricLoss, confidences
 from potluck.parts.means import Aggregate
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 from torch import Tensor
 
-from potluck.core.errors import DivergenceError
+from potluck.core.ground.errors import DivergenceError
 from potluck.core.message import Message
 from potluck.core.method import on_client
 from potluck.engine.engine import Engine

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import LocalTraining
-from potluck.core.weights import load, minus, zeros_like
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import load, minus, zeros_like
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.incoscaffold import InCoScaffold
 from potluck.methods.scaffold import Scaffold

@@ -10,18 +10,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.errors import ConfigError, PotluckWarning
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
-from potluck.core.inference import predict
+from potluck.core.ground.errors import ConfigError, PotluckWarning
+from potluck.core.ground.rng import fold_in
 from potluck.core.needs import Need, Offer
-from potluck.core.rng import fold_in
-from potluck.core.scale import FULL
-from potluck.core.weights import load, parameters_of
+from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.scale import FULL
+from potluck.core.nets.weights import load, parameters_of
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import LocalTraining
+from potluck.core.requests.inference import predict
 from potluck.engine.engine import Engine
-from potluck.experiment.needs import check_needs
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.scalefl import ExitsLoss, ScaleFL
 from potluck.models import get_model
 from potluck.models.contract import StagedNet, blocks, of_depth

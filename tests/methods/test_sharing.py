@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
+from potluck.core.nets.weights import mean_where_present, minus, plus
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import ClientFailure
-from potluck.core.weights import mean_where_present, minus, plus
 from potluck.methods.fedavg import FedAvg
 from potluck.parts.sharing import Sharing
 

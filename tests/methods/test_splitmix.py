@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError, PotluckWarning
-from potluck.core.examples import Batch
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import ConfigError, PotluckWarning
 from potluck.core.needs import Need
-from potluck.core.weights import load, parameters_of, weights_of
+from potluck.core.nets.weights import load, parameters_of, weights_of
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import LocalTraining
 from potluck.engine.engine import Engine
 from potluck.methods.splitmix import BaseLoss, Mix, SplitMix
 from potluck.testing.worlds import World, toy_federation

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.requests import Gradient
-from potluck.core.weights import buffers_of, frozen_of, weights_of
+from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.weights import buffers_of, frozen_of, weights_of
+from potluck.core.requests.beside_training import Gradient
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg

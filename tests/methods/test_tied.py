@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
-from potluck.core.fit import Fit, LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import weights_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import Supervised
-from potluck.core.weights import weights_of
 from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.stacking import nets as stacking

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site
-from potluck.core.fit import LocalTraining
 from potluck.core.method import Need
-from potluck.core.weights import parameters_of
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.methods.felo import Felo
 from potluck.methods.velo import Velo
 from potluck.models.contract import StagedNet, split

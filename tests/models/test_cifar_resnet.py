@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
-from potluck.core.errors import ConfigError
-from potluck.core.rng import fold_in, isolated
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
 from potluck.models.cifar_resnet import VARIANTS, SubsampleAndPad
 from potluck.models.contract import features
 

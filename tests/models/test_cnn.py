@@ -3,8 +3,8 @@ import itertools
 import pytest
 import torch
 
-from potluck.core.errors import ConfigError
-from potluck.core.scale import Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import Scale
 from potluck.models.cnn import VARIANTS, heterofl_cnn
 from potluck.models.contract import features
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.errors import ConfigError
-from potluck.core.rng import fold_in, isolated
-from potluck.core.scale import Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.scale import Scale
 from potluck.models import get_model, list_models
 from potluck.models.contract import StagedNet, features, intermediate_names, resume, split
 

@@ -9,11 +9,11 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.modes import held_layers, to_training
-from potluck.core.rng import fold_in, isolated
-from potluck.core.scale import FULL, Scale
-from potluck.core.weights import frozen_names, weights_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.nets.modes import held_layers, to_training
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.nets.weights import frozen_names, weights_of
 from potluck.models import get_model, list_models
 from potluck.models.contract import (
     Blocks,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.scale import Scale
+from potluck.core.nets.scale import Scale
 from potluck.models.contract import features
 from potluck.models.mlp import VARIANTS
 

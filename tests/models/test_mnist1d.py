@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from potluck import Examples, fl
-from potluck.core.errors import ConfigError
-from potluck.core.rng import fold_in, isolated
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.nets.weights import weights_of
 from potluck.core.roles import Supervised
-from potluck.core.weights import weights_of
 from potluck.engine.client.training import train
 from potluck.engine.stacking.nets import train_stacked
 from potluck.models.contract import split

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from potluck.core.scale import Scale
+from potluck.core.nets.scale import Scale
 from potluck.models.contract import features
 from potluck.models.mobilenet import Bottleneck, mobilenetv2
 

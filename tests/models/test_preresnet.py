@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from potluck.core.errors import ConfigError
-from potluck.core.scale import Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import Scale
 from potluck.models.cifar_resnet import SubsampleAndPad
 from potluck.models.contract import features
 from potluck.models.preresnet import PreActivationBlock, PreActivationBottleneck, preresnet18, preresnet20, preresnet152

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 from potluck import models
-from potluck.core.errors import ConfigError
-from potluck.core.scale import Scale
-from potluck.experiment.keys import options_of
-from potluck.experiment.parts import kind_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import Scale
+from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.settings.keys import options_of
 from potluck.models import get_model, image_size, list_models
 
 

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from potluck.core.errors import ConfigError
-from potluck.core.rng import fold_in, isolated
-from potluck.core.scale import Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.nets.scale import Scale
 from potluck.models.contract import features
 from potluck.models.resnet import VARIANTS
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.models.contract import features
 from potluck.models.shufflenet import Unit, shuffled, shufflenetv2
 

@@ -7,9 +7,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
-from potluck.core.rng import fold_in, isolated
-from potluck.core.scale import Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.nets.scale import Scale
 from potluck.models.contract import feature_shapes, features, intermediate_names
 from potluck.models.vit import VARIANTS, Block, Stem
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.examples import Examples
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
+from potluck.core.requests.examples import Examples
 from potluck.parts.activations import Buffer, outputs
 
 

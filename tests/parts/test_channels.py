@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.modes import mode
-from potluck.core.scale import FULL, Scale
-from potluck.core.slicing import Block, Channels
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.modes import mode
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.nets.slicing import Block, Channels
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
 from potluck.parts.channels import Narrowing

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Offer
 from potluck.models.mlp import mlp2, mlp3
 from potluck.models.resnet import VARIANTS as RESNETS

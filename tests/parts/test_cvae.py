@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
+from potluck.core.requests.examples import Batch
 from potluck.parts.cvae import ConditionalVAE, VAELoss, kl_to_standard
 
 CLASSES = 3

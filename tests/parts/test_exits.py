@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.weights import weights_of
+from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.weights import weights_of
 from potluck.engine.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.models import get_model

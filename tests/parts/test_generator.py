@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
-from potluck.core.rng import fold_in, isolated
+from potluck.core.ground.rng import fold_in, isolated
+from potluck.core.requests.examples import Batch
 from potluck.parts.generator import Generator, GeneratorLoss, likeness
 
 

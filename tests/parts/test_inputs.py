@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.rng import fold_in, isolated
+from potluck.core.ground.rng import fold_in, isolated
 from potluck.parts.inputs import InputGenerator
 
 SHAPES = [(3, 8, 8), (1, 7, 5), (2, 4, 1), (10,), (4, 6)]

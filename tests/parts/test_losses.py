@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Batch
+from potluck.core.requests.examples import Batch
 from potluck.core.roles import Supervised
 from potluck.parts.losses import (
     DynamicLoss,

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
+from potluck.core.nets.weights import mean, mean_where_present
 from potluck.core.roles import Arriving, Replies
-from potluck.core.weights import mean, mean_where_present
 from potluck.parts.means import Aggregate, mean_of
 
 ROBUST = ("median", "trimmed", "clipped")

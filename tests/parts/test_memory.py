@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
-from potluck.core.rng import Key, isolated
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.requests.fit import LocalTraining
 from potluck.models.contract import StagedNet
 from potluck.models.preresnet import preresnet20
 from potluck.models.vit import vit

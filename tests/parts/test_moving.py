@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from potluck.core.examples import Examples
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
+from potluck.core.nets.weights import parameters_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import Supervised
-from potluck.core.weights import parameters_of
 from potluck.engine.client.training import train
 from potluck.engine.stacking.nets import train_stacked
 from potluck.parts.moving import put_back

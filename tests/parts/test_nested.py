@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import torch
 from torch.testing import assert_close
 
-from potluck.core.fit import LocalTraining
 from potluck.core.message import Message
+from potluck.core.nets.scale import Scale
+from potluck.core.nets.slicing import cut_of, inside, lies_in, part
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Arriving
-from potluck.core.scale import Scale
-from potluck.core.slicing import cut_of, inside, lies_in, part
 from potluck.parts.means import Aggregate
 from potluck.parts.nested import Nested, NestedWidths, by_width, of_width, of_widths
 from potluck.testing.worlds import toy_net

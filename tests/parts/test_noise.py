@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.errors import ConfigError
-from potluck.core.fit import Fit, LocalTraining
-from potluck.core.rng import Key
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import Key
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.engine.client.training import train
 from potluck.parts.noise import LEAVES_AT_ONCE, Leaves, draw_leaves, noise_examples
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in
 from potluck.core.method import Releases
-from potluck.core.rng import fold_in
+from potluck.core.requests.examples import Examples
 from potluck.core.roles import Client
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.settings.presets import experiment_for
 from potluck.methods import get_method
 from potluck.parts import privacy
 from potluck.parts.privacy import FeaturePrivacy, classical_sigma, delta_of, sigma_for

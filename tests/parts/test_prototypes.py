@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from potluck.core.task import Classification
+from potluck.core.tasks.classification import Classification
 from potluck.models.contract import StagedNet
 from potluck.parts.means import Aggregate
 from potluck.parts.prototypes import NearestPrototype, averages, distance, means_by_class, one_each, stored

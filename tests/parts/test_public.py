@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.examples import Batch
+from potluck.core.requests.examples import Batch
 from potluck.parts.means import Aggregate
 from potluck.parts.public import consensus, soft_labels_loss
 

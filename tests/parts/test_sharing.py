@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
+from potluck.core.ground.rng import Key
 from potluck.core.message import Message
 from potluck.core.method import Need, runs_on_client
-from potluck.core.rng import Key
+from potluck.core.nets.scale import FULL
+from potluck.core.nets.weights import buffers_of, load, parameters_of
+from potluck.core.requests.examples import Examples
 from potluck.core.roles import Client, Replies, Server
-from potluck.core.scale import FULL
-from potluck.core.weights import buffers_of, load, parameters_of
 from potluck.parts.sharing import SharesWeights, Sharing, norm
 
 EXAMPLES = Examples(torch.arange(16.0).view(8, 2), torch.zeros(8, dtype=torch.int64))

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from potluck.cli import app
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.recipes import list_recipes, load_recipe
 from potluck.recipes.contents import read_recipe
 from potluck.recipes.papers import Place, Publication, _with_recipes, list_papers, load_papers, shown_by

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 from torch import nn
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.data.datasets import list_datasets
 from potluck.methods import list_methods
 from potluck.models import get_model
@@ -38,12 +38,14 @@ def column(recipe, title):
     return {row.name: found.value for row in recipe.rows if (found := recipe.printed(row, wanted))}
 
 
+@pytest.mark.rotates
 def test_every_row_resolves_at_full_size_and_is_the_papers(recipe):
     for planned in plan(recipe, 1.0, 1):
         assert planned.experiment.experiment_id, planned.name
         assert planned.size == planned.full
 
 
+@pytest.mark.rotates
 def test_every_row_of_a_setting_has_the_same_clients_at_the_smallest_scale_and_all_kinds_of_them(recipe):
     sizes = {}
     for planned in plan(recipe, SMALLEST, 1):
@@ -55,6 +57,7 @@ def test_every_row_of_a_setting_has_the_same_clients_at_the_smallest_scale_and_a
     assert all(len(found) == 1 for found in sizes.values()), sizes
 
 
+@pytest.mark.rotates
 def test_rows_of_a_setting_differ_in_what_is_run(recipe):
     """Two rows that are the same experiment would be one run with two names."""
     ids = {}

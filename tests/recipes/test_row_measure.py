@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from potluck.analysis.read import last, read_run
-from potluck.experiment.several import Ended, _start
+from potluck.experiment.running.several import Ended, _start
 from potluck.recipes.beside import beside, plan
 from potluck.recipes.card import card, words
 from potluck.recipes.contents import read_recipe

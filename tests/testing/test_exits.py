@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.core.fit import Fit, LocalTraining
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.needs import Need
+from potluck.core.nets.weights import Weights, load, mean_where_present, parameters_of
+from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.schema import Schema, like
-from potluck.core.weights import Weights, load, mean_where_present, parameters_of
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.mfedepth import MFeDepth
 from potluck.models.contract import blocks, linear_exit, place_shapes, with_exits

@@ -2,9 +2,9 @@
 
 import pytest
 
-from potluck.core.examples import Examples
-from potluck.core.fit import Fit
-from potluck.core.requests import Gradient, NormStatistics, Predict
+from potluck.core.requests.beside_training import Gradient, NormStatistics, Predict
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit
 from potluck.core.roles import Client, Server
 from potluck.engine.engine import Engine, _Cohort
 from potluck.methods import get_method

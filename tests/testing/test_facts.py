@@ -28,6 +28,7 @@ def forget():
     sys.modules.pop("stating", None)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_exchanges__are_the_handlers_that_a_round_asks(name):
     method = get_method(name)

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.methods import get_method, list_methods
 from potluck.parts.privacy import FeaturePrivacy
 from potluck.parts.sharing import Sharing

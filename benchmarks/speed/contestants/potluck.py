@@ -12,12 +12,12 @@ from torch import nn
 from workloads import Workload, chosen_workload, draw_data
 
 from contestants._turns import Turns, parser, play
-from potluck.core.examples import Examples
 from potluck.core.federation import Federation, Site, empty_like
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.rng import fold_in
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, on_client
-from potluck.core.rng import fold_in
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client
 from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import choose_executor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from potluck.analysis.names import Described, labels, rounds_in_words, with_settings
 from potluck.analysis.settings import differing, settings
-from potluck.core.errors import ConfigError, nearest
+from potluck.core.ground.errors import ConfigError, nearest
 
 _LONGEST_NAME = 96
 _METHOD = "method."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.analysis.compare import ComparedRow, Interval, Reached
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.records import MAIN_MEASURES, TITLES, Measure, Metric
 
 _NOTHING = "–"

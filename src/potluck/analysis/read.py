@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from potluck.analysis.names import dataset_in, method_in
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError, PotluckWarning
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError, PotluckWarning
 from potluck.records import (
     ACCURACY,
     BY_CLASS,

@@ -28,7 +28,7 @@ from potluck.analysis.tables import (
     target_table,
     traffic_table,
 )
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.records import Measure, Metric
 
 PAGE, REPORT, PICTURE = "report.html", "report.md", "curves.png"

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from potluck.analysis.groups import group
 from potluck.analysis.names import labels
 from potluck.analysis.read import StoredRun, chosen, last
-from potluck.core.errors import CheckpointError, nearest
+from potluck.core.ground.errors import CheckpointError, nearest
 from potluck.records import Measure, Metric, RoundRecord
 
 BYTES_PER_MEGABYTE = 10**6

@@ -25,11 +25,11 @@ from potluck.analysis.report import Target, write_report
 from potluck.analysis.tables import metric_of
 from potluck.api.given import explaining, given
 from potluck.api.result import RunResult
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.engine.executors.workers import cores
-from potluck.experiment.config import Experiment
-from potluck.experiment.presets import experiment_on, seeded
-from potluck.experiment.several import Ended, run_several
+from potluck.experiment.running.several import Ended, run_several
+from potluck.experiment.settings.presets import experiment_on, seeded
+from potluck.experiment.settings.schema import Experiment
 from potluck.records import Measure, Metric
 
 if TYPE_CHECKING:

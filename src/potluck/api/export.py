@@ -1,7 +1,8 @@
 """A trained network as a file that works without the run: its weights, or a program that predicts as the client.
 
-What is written is the network that a client predicts with, see `potluck.experiment.trained.Trained.model`. Every file
-is read again before it gets its name, and its outputs compared with the network's, so a file that is there is right.
+What is written is the network that a client predicts with, see `potluck.experiment.folder.trained.Trained.model`.
+Every file is read again before it gets its name, and its outputs compared with the network's, so a file that is there
+is right.
 """
 
 import json
@@ -20,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from potluck._version import __version__
-from potluck.core.errors import ConfigError, StorageError, explained
-from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
-from potluck.core.rng import Key
-from potluck.core.scale import Scale
-from potluck.experiment.trained import Trained
+from potluck.core.ground.errors import ConfigError, StorageError, explained
+from potluck.core.ground.rng import Key
+from potluck.core.nets.scale import Scale
+from potluck.core.requests.examples import Examples
+from potluck.experiment.folder.trained import Trained
 
 Format = Literal["state-dict", "exported", "torchscript", "onnx"]
 """The weights by name; or the network as a program, of `torch.export`, of TorchScript, or of ONNX."""

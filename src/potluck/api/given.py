@@ -10,13 +10,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 
-from potluck.core.builders import called_by_name, lacking_values, lacks
-from potluck.core.discovery import giving
-from potluck.core.errors import ConfigError, nearest
+from potluck.core.ground.discovery import giving
+from potluck.core.ground.errors import ConfigError, nearest
 from potluck.core.method import Method
+from potluck.core.nets.builders import called_by_name, lacking_values, lacks
 from potluck.data.dataset import Dataset, Source
 from potluck.data.datasets import ArraySource, HeldSource, list_datasets
-from potluck.experiment.config import keys_called
+from potluck.experiment.settings.strict import keys_called
 from potluck.methods import get_method, list_methods
 from potluck.models import list_models
 

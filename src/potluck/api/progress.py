@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from potluck.experiment.observers import RunEnd
-from potluck.experiment.progress import Standing
+from potluck.experiment.watching.observers import RunEnd
+from potluck.experiment.watching.progress import Standing
 from potluck.records import Progress
 
 _EVERY = 0.2  # seconds between two pictures, unless a round has ended

@@ -14,14 +14,14 @@ from torch import nn
 from potluck.analysis.read import StoredRun, read_run
 from potluck.api.export import Exported, export
 from potluck.api.frames import clients_frame, rounds_frame
-from potluck.core.errors import CheckpointError, ConfigError, PotluckWarning
 from potluck.core.federation import ClientId
-from potluck.experiment.assemble import task_of
-from potluck.experiment.code import as_started
-from potluck.experiment.config import resolve
-from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.folder import open_folder
-from potluck.experiment.trained import Trained, trained_in
+from potluck.core.ground.errors import CheckpointError, ConfigError, PotluckWarning
+from potluck.experiment.federation.assemble import task_of
+from potluck.experiment.folder.code import as_started
+from potluck.experiment.folder.folder import open_folder
+from potluck.experiment.folder.trained import Trained, trained_in
+from potluck.experiment.results.evaluate import Evaluation
+from potluck.experiment.settings.resolve import resolve
 from potluck.records import TITLES, ClientRecord, Metric, RoundRecord
 
 if TYPE_CHECKING:

@@ -14,19 +14,21 @@ from potluck.analysis.read import read_run
 from potluck.api.given import Given, explaining, given
 from potluck.api.progress import progress as display
 from potluck.api.result import RunResult, of_stored
-from potluck.core.errors import ConfigError, PotluckWarning, StorageError
 from potluck.core.federation import Federation
+from potluck.core.ground.errors import ConfigError, PotluckWarning, StorageError
 from potluck.core.method import Method
 from potluck.data.dataset import Dataset
-from potluck.experiment.again import ENDING, branching, check_free, resuming
-from potluck.experiment.assemble import Assembly, assemble
-from potluck.experiment.config import Experiment, override, resolve
-from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.folder import started
-from potluck.experiment.observers import Observer
-from potluck.experiment.presets import experiment_for
-from potluck.experiment.run import Run
+from potluck.experiment.federation.assemble import Assembly, assemble
+from potluck.experiment.folder.folder import started
+from potluck.experiment.results.evaluate import Evaluation
+from potluck.experiment.running.again import ENDING, branching, check_free, resuming
+from potluck.experiment.running.execute import execute, holding, prepare
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.tables import override
+from potluck.experiment.watching.observers import Observer
 from potluck.records import ClientRecord, RoundRecord
 
 Model = str | Mapping[str, Any] | Callable[..., nn.Module]

@@ -16,7 +16,7 @@ import typer
 from potluck._version import __version__
 from potluck.cli import completion, stages
 from potluck.cli.commands import Commands, option_advice
-from potluck.core.errors import PotluckError, PotluckWarning, explained
+from potluck.core.ground.errors import PotluckError, PotluckWarning, explained
 from potluck.records import TITLES
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.

@@ -13,19 +13,19 @@ from rich.padding import Padding
 from rich.text import Text
 
 from potluck.cli.prose import reflowed
-from potluck.core.discovery import matching, named_file
-from potluck.core.errors import ConfigError, nearest
 from potluck.core.families import FAMILIES
+from potluck.core.ground.discovery import matching, named_file
+from potluck.core.ground.errors import ConfigError, nearest
 from potluck.core.method import Method
-from potluck.core.own_metrics import own_metric
-from potluck.core.task import TASKS
+from potluck.core.tasks.named import TASKS
+from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
-from potluck.experiment.config import TABLES, FederationConfig
-from potluck.experiment.folder import open_folder, run_digest
-from potluck.experiment.keys import Setting, options_of, settings_of
-from potluck.experiment.parts import kind_of
+from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.folder.folder import open_folder, run_digest
+from potluck.experiment.settings.keys import Setting, options_of, settings_of
+from potluck.experiment.settings.schema import TABLES, FederationConfig
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model, list_models
 from potluck.testing.facts import facts_of

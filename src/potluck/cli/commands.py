@@ -8,7 +8,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 from typer.models import ParameterInfo
 
-from potluck.core.errors import ConfigError, nearest
+from potluck.core.ground.errors import ConfigError, nearest
 
 
 class Commands(TyperGroup):
@@ -94,7 +94,7 @@ _MEANT = {"model": "models", "timeout": "deadline_s", "patience": "patience_s"}
 
 def _instead(option: str, words: Sequence[str]) -> str:
     """How to set what an option that does not exist seems to set."""
-    from potluck.experiment.config import keys_called
+    from potluck.experiment.settings.strict import keys_called
 
     name = option.lstrip("-").replace("-", "_")
     value = _value_of(option, words)

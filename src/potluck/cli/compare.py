@@ -26,12 +26,13 @@ from potluck.analysis.read import Reading, StoredRun, find_runs, last, read_run,
 from potluck.analysis.tables import metric_of
 from potluck.cli import stages
 from potluck.cli.terminal import console_on, line_of
-from potluck.core.errors import ConfigError
-from potluck.experiment.assemble import task_of
-from potluck.experiment.config import Experiment, override, read_experiment
-from potluck.experiment.presets import experiment_on, seeded
-from potluck.experiment.several import Ended, News, run_several
-from potluck.experiment.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
+from potluck.core.ground.errors import ConfigError
+from potluck.experiment.federation.assemble import task_of
+from potluck.experiment.running.several import Ended, News, run_several
+from potluck.experiment.running.sweep import Point, Search, Sweep, Tuner, flat, read_sweep
+from potluck.experiment.settings.presets import experiment_on, seeded
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.tables import override, read_experiment
 from potluck.records import TITLES, Measure
 
 _FILE_WIDTH = 1000  # characters that a line may have without a terminal

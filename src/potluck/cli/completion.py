@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from potluck.core.discovery import module_names, plugins
+from potluck.core.ground.discovery import module_names, plugins
 
 _ROOT = Path(__file__).parents[1]
 _Class = tuple[Path, ast.ClassDef]

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from potluck.cli.terminal import console_on, line_of
-from potluck.experiment.config import Experiment
-from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.progress import Standing
-from potluck.experiment.result import Result
+from potluck.experiment.results.evaluate import Evaluation
+from potluck.experiment.results.result import Result
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.watching.progress import Standing
 from potluck.records import ACCURACY, LOG, TITLES, Measure, Metric, Progress
 
 _EXECUTORS = "potluck.engine.executors"

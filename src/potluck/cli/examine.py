@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from potluck.cli.trials import trials_of
-from potluck.core.discovery import named_file
-from potluck.core.errors import explained
-from potluck.experiment.config import Experiment
-from potluck.experiment.parts import kind_of
-from potluck.experiment.presets import experiment_for
-from potluck.experiment.suitability import federation_of, verdicts
+from potluck.core.ground.discovery import named_file
+from potluck.core.ground.errors import explained
+from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.federation.suitability import federation_of, verdicts
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.schema import Experiment
 from potluck.methods import get_method
 from potluck.testing import Check, checks_of
 

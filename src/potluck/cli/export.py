@@ -6,7 +6,7 @@ import typer
 
 from potluck.api.export import PROVENANCE, Exported, format_of
 from potluck.api.result import RunResult, open_run
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.records import TITLES, TITLES_OF_A_CLIENT
 
 _READ = {

@@ -11,15 +11,17 @@ from rich.console import Console
 
 from potluck.analysis.read import read_run
 from potluck.cli.display import Display, print_result
-from potluck.core.errors import ConfigError
-from potluck.experiment.again import check_free
-from potluck.experiment.assemble import assemble_server, common_classes, matched_classes, task_of
-from potluck.experiment.config import Experiment, override, read_toml, resolve
-from potluck.experiment.evaluate import Evaluation
-from potluck.experiment.folder import new_folder
-from potluck.experiment.observers import RunStart
-from potluck.experiment.presets import experiment_for
-from potluck.experiment.result import Result
+from potluck.core.ground.errors import ConfigError
+from potluck.experiment.federation.assemble import assemble_server, common_classes, matched_classes, task_of
+from potluck.experiment.folder.folder import new_folder
+from potluck.experiment.results.evaluate import Evaluation
+from potluck.experiment.results.result import Result
+from potluck.experiment.running.again import check_free
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.tables import override, read_toml
+from potluck.experiment.watching.observers import RunStart
 from potluck.records import CHECKPOINT, CONFIG, LAST, Checkpoint, RoundRecord
 from potluck.seals import differences, what_matters
 
@@ -167,7 +169,7 @@ def take_part(
 
 def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> None:
     """Run an experiment in Flower's simulation."""
-    from potluck.flower.simulation import simulate
+    from potluck.flower.server.simulation import simulate
 
     experiment = experiment_for(target, assignments)
     assemble_server(experiment, matched_classes(experiment))

@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.core.meeting import Meeting, Trained, meetings
 from potluck.core.needs import Need, Offer
-from potluck.experiment.assemble import assemble
-from potluck.experiment.config import Experiment
-from potluck.experiment.presets import experiment_for
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.schema import Experiment
 from potluck.parts.sharing import SharesWeights
 
 Owners = tuple[str, ...]

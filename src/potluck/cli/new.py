@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from potluck.cli import completion
-from potluck.core.errors import ConfigError, nearest
+from potluck.core.ground.errors import ConfigError, nearest
 
 NEXT = {
     "method": ("potluck check {name}.py", "potluck run {name}.py"),

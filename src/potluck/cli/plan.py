@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.methods.fedepth import linked
 from potluck.models import get_model
 from potluck.models.contract import StagedNet

@@ -14,10 +14,10 @@ from rich.table import Table
 from potluck.cli import stages
 from potluck.cli.compare import run_missing
 from potluck.cli.terminal import console_on
-from potluck.core.errors import ConfigError, DataError
+from potluck.core.ground.errors import ConfigError, DataError
 from potluck.data.datasets import load
-from potluck.experiment.config import Experiment
-from potluck.experiment.several import Ended
+from potluck.experiment.running.several import Ended
+from potluck.experiment.settings.schema import Experiment
 from potluck.recipes import Recipe, list_recipes, load_recipe
 from potluck.recipes.beside import Planned, Reproduced, beside, finished, plan
 from potluck.recipes.card import card, failures, groups, words

@@ -13,14 +13,14 @@ import typer
 
 from potluck.cli import stages
 from potluck.cli.display import Display, print_result
-from potluck.core.errors import ConfigError, StorageError
-from potluck.experiment.again import ENDING, branching, check_free, resuming
-from potluck.experiment.assemble import Assembly, assemble
-from potluck.experiment.config import Experiment
-from potluck.experiment.execute import execute, holding, note_end, prepare
-from potluck.experiment.folder import started
-from potluck.experiment.presets import experiment_for
-from potluck.experiment.trackers.names import check_installed
+from potluck.core.ground.errors import ConfigError, StorageError
+from potluck.experiment.federation.assemble import Assembly, assemble
+from potluck.experiment.folder.folder import started
+from potluck.experiment.running.again import ENDING, branching, check_free, resuming
+from potluck.experiment.running.execute import execute, holding, note_end, prepare
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.watching.trackers.names import check_installed
 
 
 def start_run(target: str | None, assignments: Sequence[str], parent: Path) -> None:

@@ -7,12 +7,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from potluck.core.errors import DataError
-from potluck.core.own_metrics import own_metric
-from potluck.core.rng import Key, isolated
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.datasets import load
 from potluck.data.partition import get_partition
-from potluck.experiment.parts import Kind
+from potluck.experiment.federation.parts import Kind
 from potluck.models import get_model
 from potluck.testing import Check
 

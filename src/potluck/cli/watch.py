@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck.cli.terminal import console_on, duration, line_of, megabytes
-from potluck.core.errors import CheckpointError
+from potluck.core.ground.errors import CheckpointError
 from potluck.locks import is_locked
 from potluck.records import (
     ACCURACY,

@@ -8,13 +8,14 @@ from typing import cast
 import torch
 from torch import Size, nn
 
-from potluck.core.errors import ConfigError, nearest
-from potluck.core.examples import Examples
-from potluck.core.modes import to_training
-from potluck.core.rng import Key, isolated
-from potluck.core.scale import FULL, Cuts, Scale, built
-from potluck.core.task import CLASSIFICATION, Criterion, Task
-from potluck.core.weights import frozen_names, parameters_of, tensors_of
+from potluck.core.ground.errors import ConfigError, nearest
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.modes import to_training
+from potluck.core.nets.scale import FULL, Cuts, Scale, built
+from potluck.core.nets.weights import frozen_names, parameters_of, tensors_of
+from potluck.core.requests.examples import Examples
+from potluck.core.tasks.named import CLASSIFICATION
+from potluck.core.tasks.task import Criterion, Task
 
 ClientId = int
 Builder = Callable[..., nn.Module]
@@ -86,7 +87,7 @@ class Federation:
         sites: the clients by id.
         architectures: named builders; each call makes a new module. A builder that takes `scale` makes
             narrower nets, whose tensors are leading slices of the full net's, or shallower ones; narrower nets of
-            other builders are cut out of the full one, see `potluck.core.slicing`. Parameters that a
+            other builders are cut out of the full one, see `potluck.core.nets.slicing`. Parameters that a
             builder leaves without `requires_grad` are frozen, and so are layers that it leaves in evaluation mode
             inside a net in training mode: BatchNorm keeps its statistics, Dropout stays off.
         server_architecture: what `server.build()` makes: the common or global model.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Size, nn
 
-from potluck.core.weights import parameters_of
+from potluck.core.nets.weights import parameters_of
 
 Trained = tuple[str, Size]
 """A trained tensor's name and shape; tensors meet if both agree."""

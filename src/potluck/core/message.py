@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from potluck.core.errors import EntryError, WireError, nearest
-from potluck.core.tree import DEEPEST, can_be_written, pack, unpack
+from potluck.core.ground.errors import EntryError, WireError, nearest
+from potluck.core.ground.tree import DEEPEST, can_be_written, pack, unpack
 
 _NUMBER_BYTES = 8
 
@@ -71,7 +71,7 @@ class Message(Mapping[str, Any]):
 
         Args:
             data: the bytes.
-            views: whether its tensors are to lie in `data`, see `potluck.core.tree.unpack`.
+            views: whether its tensors are to lie in `data`, see `potluck.core.ground.tree.unpack`.
 
         Raises:
             WireError: `data` is not an encoded message.

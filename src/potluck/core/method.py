@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 
 from potluck.core.federation import ClientId, Member
-from potluck.core.fields import Checked
-from potluck.core.fit import Request
+from potluck.core.ground.fields import Checked
 from potluck.core.message import Message
 from potluck.core.needs import Need as Need
+from potluck.core.requests.fit import Request
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Schema
 
@@ -57,7 +57,7 @@ class Releases:
 class Method(Checked, Generic[S]):
     """A federated algorithm. Fields are hyper-parameters; S is a frozen dataclass, the server's state between rounds.
 
-    Hyper-parameters are checked against their annotations when a method is made, see `potluck.core.fields`.
+    Hyper-parameters are checked against their annotations when a method is made, see `potluck.core.ground.fields`.
 
     The state may hold tensors, numbers, text and nested dicts and lists of them. `round` returns a new state
     and must not change the one it was given.

@@ -8,13 +8,14 @@ from typing import ClassVar
 from torch import nn
 
 from potluck.core.federation import Builder, ClientId, Federation
+from potluck.core.ground.rng import Key, isolated
 from potluck.core.meeting import meetings
-from potluck.core.modes import to_training
-from potluck.core.rng import Key, isolated
-from potluck.core.scale import FULL, Cuts, Scale, built
-from potluck.core.slicing import NoSlices, cut_by, incoherent
-from potluck.core.task import CLASSIFICATION, Task
-from potluck.core.weights import learnt_of, tensors_of
+from potluck.core.nets.modes import to_training
+from potluck.core.nets.scale import FULL, Cuts, Scale, built
+from potluck.core.nets.slicing import NoSlices, cut_by, incoherent
+from potluck.core.nets.weights import learnt_of, tensors_of
+from potluck.core.tasks.named import CLASSIFICATION
+from potluck.core.tasks.task import Task
 
 _NAMED = 5  # clients named in an error before the rest are only counted
 

@@ -8,17 +8,17 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError, DivergenceError, EntryError, PotluckError
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Roster
-from potluck.core.fit import Extras, Fit, FitReport, Moments, Request
+from potluck.core.ground.errors import ConfigError, DivergenceError, EntryError, PotluckError
+from potluck.core.ground.notes import Notes
+from potluck.core.ground.rng import Key
+from potluck.core.ground.text import last_lines, one_line
 from potluck.core.message import Message
-from potluck.core.notes import Notes
-from potluck.core.requests import Gradient, NormStatistics, Predict
-from potluck.core.rng import Key
-from potluck.core.scale import Scale
-from potluck.core.text import last_lines, one_line
-from potluck.core.weights import Weights, learnt_of, load
+from potluck.core.nets.scale import Scale
+from potluck.core.nets.weights import Weights, learnt_of, load
+from potluck.core.requests.beside_training import Gradient, NormStatistics, Predict
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import Extras, Fit, FitReport, Moments, Request
 
 T = TypeVar("T")
 FailureKind = Literal["error", "misfit", "divergence", "absence"]

@@ -7,9 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
-from potluck.core.examples import Examples, Preprocess
-from potluck.core.task import CLASSIFICATION, Task
+from potluck.core.ground.errors import DataError
+from potluck.core.requests.examples import Examples, Preprocess
+from potluck.core.tasks.named import CLASSIFICATION
+from potluck.core.tasks.task import Task
 
 MOST_CLASSES = 1_000_000
 """More are assumed to be a mistake: numbers that are not labels."""

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError, nearest
-from potluck.core.fields import require
-from potluck.core.rng import Key
+from potluck.core.ground.errors import DataError, nearest
+from potluck.core.ground.fields import require
+from potluck.core.ground.rng import Key
 from potluck.data.dataset import Dataset, Description, digest
 
 _SHOWN = 12

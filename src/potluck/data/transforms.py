@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.core.examples import Preprocess
-from potluck.core.fields import Checked, above, at_least
+from potluck.core.ground.fields import Checked, above, at_least
+from potluck.core.requests.examples import Preprocess
 
 _TOGETHER = 2**24  # numbers that shrinking holds at once, beside the images
 

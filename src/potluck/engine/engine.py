@@ -11,29 +11,29 @@ from typing import Any, Literal
 
 from torch import nn
 
-from potluck.core.errors import DivergenceError, PotluckError, place_in
-from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
-from potluck.core.machine import available_bytes
+from potluck.core.ground.errors import DivergenceError, PotluckError, place_in
+from potluck.core.ground.machine import available_bytes
+from potluck.core.ground.rng import fold_in
+from potluck.core.ground.text import ON_SCREEN, one_line, quoted
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method, runs_on_client
-from potluck.core.rng import fold_in
+from potluck.core.requests.examples import Examples
 from potluck.core.roles import Arriving, ClientFailure, Failure, Replies, Server
 from potluck.core.schema import LARGEST, Kind, Misfit
-from potluck.core.task import Sums
-from potluck.core.text import ON_SCREEN, one_line, quoted
+from potluck.core.tasks.task import Sums
+from potluck.engine.answers.door import Door, expected_sums, most_bytes, refusal
+from potluck.engine.answers.events import Attendance, ClientEnd
+from potluck.engine.answers.inspection import check_inputs, not_finite
+from potluck.engine.answers.ledger import Ledger
+from potluck.engine.answers.outliers import MOST_OFTEN, Outliers
 from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call, ContractError
-from potluck.engine.door import Door, expected_sums, most_bytes, refusal
-from potluck.engine.events import Attendance, ClientEnd
+from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.sequential import Sequential
-from potluck.engine.inspection import check_inputs, not_finite
-from potluck.engine.ledger import Ledger
 from potluck.engine.numerics.costs import forward_flops
 from potluck.engine.numerics.numerics import PLAIN, Numerics
-from potluck.engine.outliers import MOST_OFTEN, Outliers
-from potluck.engine.store import ClientStore
 
 log = logging.getLogger(__name__)
 OnDivergence = Literal["stop", "drop"]
@@ -99,8 +99,8 @@ class Engine:
             as if it had failed; None means "drop" if failures are tolerated, else "stop".
         quorum: the least number of clients that must answer an exchange; of fewer that are asked, all.
         largest: the largest number that a reply may hold.
-        outlier_factor: how many times the median the tensors of a reply may be, see `potluck.engine.outliers`; None
-            compares none.
+        outlier_factor: how many times the median the tensors of a reply may be, see
+            `potluck.engine.answers.outliers`; None compares none.
         ledger: of private releases; kept in memory by default.
 
     Attributes:

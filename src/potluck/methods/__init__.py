@@ -5,8 +5,8 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from potluck.core.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
-from potluck.core.errors import ConfigError
+from potluck.core.ground.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
+from potluck.core.ground.errors import ConfigError
 from potluck.core.method import Method
 
 _GROUP = "potluck.methods"

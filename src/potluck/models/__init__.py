@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from potluck.core.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
-from potluck.core.errors import ConfigError
+from potluck.core.ground.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
+from potluck.core.ground.errors import ConfigError
 
 if TYPE_CHECKING:
     from potluck.models.contract import StagedNet
@@ -42,7 +42,7 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
     if name in (own := given(_GROUP)):
         return own[name]
     if named_file(name):
-        from potluck.core.builders import called_by_name  # loads torch
+        from potluck.core.nets.builders import called_by_name  # loads torch
 
         build = called_by_name(own_part(name, "a function that builds a network"), name)
         return cast("Callable[..., StagedNet]", build)  # any network, which those ask about that split it

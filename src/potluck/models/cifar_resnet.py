@@ -20,8 +20,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
-from potluck.core.scale import FULL, Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models import image_size
 from potluck.models.contract import Blocks, StagedNet, of_depth
 from potluck.models.resnet import BasicBlock, with_fan_out_variance

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.core.scale import FULL, Scale
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models import image_size
 from potluck.models.contract import StagedNet, of_depth
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import batch_norms, norms_of
-from potluck.core.errors import ConfigError
-from potluck.core.modes import mode
+from potluck.core.ground.errors import ConfigError
 from potluck.core.needs import Need, split_problem
-from potluck.core.requests import NetPart
-from potluck.core.slicing import cut_by
-from potluck.core.tracing import Unfollowed, trace
+from potluck.core.nets.batchnorm import batch_norms, norms_of
+from potluck.core.nets.modes import mode
+from potluck.core.nets.slicing import cut_by
+from potluck.core.nets.tracing import Unfollowed, trace
+from potluck.core.requests.beside_training import NetPart
 
 
 class GlobalPool(nn.Module):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.core.scale import FULL, Scale
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models.contract import StagedNet, of_depth
 
 

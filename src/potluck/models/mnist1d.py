@@ -27,8 +27,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.scale import FULL, Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models.contract import StagedNet, of_depth
 
 

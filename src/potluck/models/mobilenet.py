@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from potluck.core.scale import FULL, Scale
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models import image_size
 from potluck.models.contract import Blocks, StagedNet, of_depth
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.scale import FULL, Scale
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models import image_size
 from potluck.models.contract import Blocks, StagedNet, of_depth
 

@@ -37,10 +37,10 @@ from safetensors.torch import load_file
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.access import entered
-from potluck.core.errors import ConfigError
-from potluck.core.scale import FULL, Scale
-from potluck.core.weights import load, pick
+from potluck.core.ground.access import entered
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.nets.weights import load, pick
 from potluck.models import image_size
 from potluck.models.contract import StagedNet, of_depth
 

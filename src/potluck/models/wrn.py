@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.core.scale import FULL, Scale
+from potluck.core.nets.scale import FULL, Scale
 from potluck.models import image_size
 from potluck.models.contract import Blocks, StagedNet, of_depth
 from potluck.models.preresnet import PreActivationBlock, last_norm

@@ -9,8 +9,8 @@ from typing import IO, Self
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.examples import Examples
-from potluck.core.modes import mode
+from potluck.core.nets.modes import mode
+from potluck.core.requests.examples import Examples
 
 
 class Buffer:
@@ -86,8 +86,8 @@ def outputs(stages: nn.Module, inputs: Tensor, at_once: int) -> Tensor:
 class RowsOnDisk:
     """Rows of one shape and type in a file; reads rows by their numbers.
 
-    It is a `potluck.core.examples.Preprocess`, so that `Examples` of row numbers are examples of the rows. Rows are
-    read, not mapped, so that none stays in this process's memory after its batch.
+    It is a `potluck.core.requests.examples.Preprocess`, so that `Examples` of row numbers are examples of the rows.
+    Rows are read, not mapped, so that none stays in this process's memory after its batch.
     """
 
     on_host = True  # whose inputs are row numbers, not to be moved to a device

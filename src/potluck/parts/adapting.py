@@ -8,10 +8,10 @@ from collections.abc import Collection, Generator
 import torch
 from torch import nn
 
-from potluck.core.examples import Examples
-from potluck.core.requests import Gradient
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.beside_training import Gradient
+from potluck.core.requests.examples import Examples
 from potluck.core.roles import Client
-from potluck.core.weights import Weights
 
 
 def adapted(

@@ -1,17 +1,17 @@
 """A question for `server.about`: which channels of a net a narrower one of the same kind may take.
 
 Channels that belong together, because one layer reads what others have written, are found by tracing, see
-`potluck.core.slicing`. Leading slices agree by themselves where layers keep the order of their channels; windows that
-roll and sets that are drawn must be the same wherever the channels occur.
+`potluck.core.nets.slicing`. Leading slices agree by themselves where layers keep the order of their channels; windows
+that roll and sets that are drawn must be the same wherever the channels occur.
 """
 
 from dataclasses import dataclass, field
 
 from torch import Size, nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.slicing import Channels, NoSlices, channels_to, cut_by
-from potluck.core.weights import tensors_of
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.slicing import Channels, NoSlices, channels_to, cut_by
+from potluck.core.nets.weights import tensors_of
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import BATCH_NORMS
-from potluck.core.fields import Checked, above, at_least, require
+from potluck.core.ground.fields import Checked, above, at_least, require
 from potluck.core.needs import Need, Offer
+from potluck.core.nets.batchnorm import BATCH_NORMS
+from potluck.core.nets.weights import Weights
 from potluck.core.roles import Cohort, Server
-from potluck.core.weights import Weights
 from potluck.models.contract import Blocks, StagedNet
 from potluck.parts.sharing import GroupWeights, HasWeights, SharesWeights
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Batch
-from potluck.core.fit import Extras
+from potluck.core.nets.weights import Weights, load
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras
 from potluck.core.roles import Server
-from potluck.core.weights import Weights, load
 
 
 class ConditionalVAE(nn.Module):

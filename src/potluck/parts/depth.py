@@ -10,13 +10,13 @@ from typing import Annotated, Protocol, TypeVar
 from torch import Size, nn
 
 from potluck.core.federation import ClientId, Member
-from potluck.core.fields import above, at_most, require
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.fields import above, at_most, require
 from potluck.core.message import Message
 from potluck.core.method import Method, Need
+from potluck.core.nets.weights import Weights, buffers_of, load, parameters_of
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Server
 from potluck.core.schema import Schema, like
-from potluck.core.weights import Weights, buffers_of, load, parameters_of
 from potluck.models.contract import StagedNet, in_stages, linear_exit, place_shapes
 from potluck.parts.exits import ExitBuilder, leading_names, leading_share
 from potluck.parts.width import level_within, warn_below

@@ -20,16 +20,16 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics, measure_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch, Examples
 from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fields import Checked, above, at_least
-from potluck.core.fit import Extras, Fit, FitReport, LocalTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.fields import Checked, above, at_least
 from potluck.core.message import Message
+from potluck.core.nets.batchnorm import batch_norms, keep_statistics, measure_statistics
+from potluck.core.nets.weights import Weights, frozen_of, load, parameters_of
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import Extras, Fit, FitReport, LocalTraining
 from potluck.core.roles import Client, Cohort, Server
 from potluck.core.schema import Kind, optional, some_of
-from potluck.core.weights import Weights, frozen_of, load, parameters_of
 from potluck.models.contract import StagedNet, in_stages
 from potluck.parts.activations import Buffer, outputs
 from potluck.parts.losses import distillation, squared_distance

@@ -13,7 +13,7 @@ from itertools import pairwise
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.batchnorm import batch_norms
+from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.roles import Client, Server
 from potluck.models.contract import (
     Exit,

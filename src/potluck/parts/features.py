@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
 from potluck.core.federation import Criterion, Member
-from potluck.core.fit import Extras, Observed
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.batchnorm import keep_statistics
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras, Observed
 from potluck.core.roles import Server
 from potluck.core.schema import Schema, UpTo, floats
 from potluck.models.contract import channel_axis, feature_shapes, split, staged

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Batch
-from potluck.core.fit import Extras
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.weights import buffers_of, load
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras
 from potluck.core.roles import Replies, Server
-from potluck.core.weights import buffers_of, load
 from potluck.models.contract import staged
 
 

@@ -6,10 +6,10 @@ need features of one width. The networks before the heads may differ in anything
 
 from torch import nn
 
-from potluck.core.batchnorm import batch_norms
 from potluck.core.needs import Need, Offer, split_problem
+from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.weights import parameters_of, weights_of
 from potluck.core.roles import Server
-from potluck.core.weights import parameters_of, weights_of
 from potluck.models.contract import StagedNet, staged
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.examples import Batch
 from potluck.core.federation import Criterion
-from potluck.core.fit import Extras
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras
 
 
 def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from potluck.core.nets.weights import Weights
 from potluck.core.schema import Schema, UpTo, floats, optional, some_of
-from potluck.core.weights import Weights
 
 Factored = dict[str, Weights]
 """Tensors by name: "whole" as they are, or as the product of the matrices "left" (P, K) and "right" (K, Q)."""

@@ -13,10 +13,10 @@ import torch
 from torch import Size, Tensor
 
 from potluck.core.federation import ClientId
-from potluck.core.fields import Checked, at_least, below, require
+from potluck.core.ground.fields import Checked, at_least, below, require
 from potluck.core.message import Message
+from potluck.core.nets.weights import RunningMean, Weights, mean, mean_where_present
 from potluck.core.roles import Arriving, Replies
-from potluck.core.weights import RunningMean, Weights, mean, mean_where_present
 
 
 @dataclass(frozen=True)

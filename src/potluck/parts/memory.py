@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Size, Tensor, nn
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.fit import LocalTraining
-from potluck.core.modes import mode
-from potluck.core.rng import Key, isolated
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.batchnorm import keep_statistics
+from potluck.core.nets.modes import mode
+from potluck.core.requests.fit import LocalTraining
 from potluck.models.contract import StagedNet, is_norm
 
 SCENARIOS = {

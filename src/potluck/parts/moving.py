@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from potluck.core.fit import Extras
-from potluck.core.weights import Weights
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.fit import Extras
 
 
 def put_back(weights: Mapping[str, Tensor], extras: Extras, lr: float = 0.0) -> Weights:

@@ -11,14 +11,14 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from potluck.core.calling import call_with
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
 from potluck.core.method import on_client
+from potluck.core.nets.calling import call_with
+from potluck.core.nets.slicing import inside, lies_in, part
+from potluck.core.nets.weights import Weights, buffers_of, load, parameters_of
 from potluck.core.roles import Arriving, Client, Server
 from potluck.core.schema import Kind, like
-from potluck.core.slicing import inside, lies_in, part
-from potluck.core.weights import Weights, buffers_of, load, parameters_of
 from potluck.parts.means import Aggregate
 from potluck.parts.submodels import CoverageMean, leading, select
 from potluck.parts.width import HasWeights, WidthSlices

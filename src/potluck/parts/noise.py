@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
+from potluck.core.ground.errors import ConfigError
+from potluck.core.requests.examples import Examples
 
 Noise = Literal["gaussian", "dead_leaves", "stylegan"]
 Shape = tuple[int, ...]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from torch import Size, nn
 
-from potluck.core.fields import require
+from potluck.core.ground.fields import require
 from potluck.core.message import Message
 from potluck.core.method import Need
 from potluck.core.needs import Offer, split_problem
+from potluck.core.nets.weights import learnt_of
 from potluck.core.roles import Client, Server
-from potluck.core.weights import learnt_of
 from potluck.models.contract import staged
 from potluck.parts.sharing import Averaged, Averages, NamesOf
 

@@ -17,12 +17,12 @@ from typing import Annotated, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId
-from potluck.core.fields import Checked, above, below
-from potluck.core.fit import Observed
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.fields import Checked, above, below
 from potluck.core.method import Releases
-from potluck.core.modes import mode
+from potluck.core.nets.modes import mode
+from potluck.core.requests.fit import Observed
 from potluck.core.roles import Client
 from potluck.parts.features import observed
 from potluck.parts.sharing import HasWeights, SharesWeights

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from potluck.core.fit import Extras, Observed
-from potluck.core.weights import Weights
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.fit import Extras, Observed
 
 Granularity = Literal["tensor", "whole", "kernel"]
 

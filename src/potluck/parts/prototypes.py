@@ -11,14 +11,14 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import keep_statistics
-from potluck.core.examples import Batch
 from potluck.core.federation import ClientId, Criterion, Member
-from potluck.core.fit import Extras, Observed, Request
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.needs import Need
-from potluck.core.requests import Predict
+from potluck.core.nets.batchnorm import keep_statistics
+from potluck.core.requests.beside_training import Predict
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras, Observed, Request
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
 from potluck.models.contract import split

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potluck.core.examples import Batch, Examples
-from potluck.core.fit import Extras, Fit, LocalTraining, Request
-from potluck.core.requests import Predict
+from potluck.core.requests.beside_training import Predict
+from potluck.core.requests.examples import Batch, Examples
+from potluck.core.requests.fit import Extras, Fit, LocalTraining, Request
 from potluck.core.roles import Client, Server
 from potluck.parts.losses import soft_cross_entropy
 from potluck.parts.means import Aggregate

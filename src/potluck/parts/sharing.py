@@ -14,16 +14,12 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import forget_statistics, measure_statistics, unlearnt
 from potluck.core.federation import ClientId, Member, Roster
-from potluck.core.fields import Checked
-from potluck.core.fit import LocalTraining, Request
+from potluck.core.ground.fields import Checked
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
-from potluck.core.requests import NormStatistics
-from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
-from potluck.core.schema import Kind, Schema, count, like
-from potluck.core.weights import (
+from potluck.core.nets.batchnorm import forget_statistics, measure_statistics, unlearnt
+from potluck.core.nets.weights import (
     RunningMean,
     Weights,
     buffers_of,
@@ -34,6 +30,10 @@ from potluck.core.weights import (
     pick,
     zeros_like,
 )
+from potluck.core.requests.beside_training import NormStatistics
+from potluck.core.requests.fit import LocalTraining, Request
+from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
+from potluck.core.schema import Kind, Schema, count, like
 from potluck.parts.means import Aggregate, Gathered
 
 GroupWeights = dict[str, Weights]

@@ -17,9 +17,9 @@ from torch import Size, Tensor
 
 from potluck.core.federation import ClientId
 from potluck.core.message import Message
+from potluck.core.nets.slicing import Indices
+from potluck.core.nets.weights import Weights
 from potluck.core.roles import Arriving
-from potluck.core.slicing import Indices
-from potluck.core.weights import Weights
 from potluck.parts.means import Aggregate
 
 Place = Indices | Tensor

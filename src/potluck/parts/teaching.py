@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import batch_norms, keep_statistics
-from potluck.core.examples import Batch
 from potluck.core.federation import Criterion
-from potluck.core.fit import Extras
-from potluck.core.weights import mean
+from potluck.core.nets.batchnorm import batch_norms, keep_statistics
+from potluck.core.nets.weights import mean
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras
 from potluck.parts.losses import soft_cross_entropy
 
 

@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import norms_of
-from potluck.core.errors import PotluckWarning
 from potluck.core.federation import ClientId, Member
-from potluck.core.fields import above, at_most, require
-from potluck.core.fit import LocalTraining
+from potluck.core.ground.errors import PotluckWarning
+from potluck.core.ground.fields import above, at_most, require
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
-from potluck.core.requests import NormStatistics
+from potluck.core.nets.batchnorm import norms_of
+from potluck.core.nets.slicing import lies_in
+from potluck.core.nets.weights import Weights, load, mean
+from potluck.core.requests.beside_training import NormStatistics
+from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Replies, Server
-from potluck.core.slicing import lies_in
-from potluck.core.weights import Weights, load, mean
 from potluck.models.contract import Exit, StagedNet, classifier_of
 from potluck.parts.submodels import SubModel, select
 

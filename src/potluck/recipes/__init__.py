@@ -12,8 +12,8 @@
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from potluck.core.discovery import matching, unknown
-from potluck.experiment.config import read_toml
+from potluck.core.ground.discovery import matching, unknown
+from potluck.experiment.settings.tables import read_toml
 from potluck.recipes.contents import Column, Measured, Paper, Printed, Recipe, Row, Setting, read_recipe
 
 __all__ = ["Column", "Measured", "Paper", "Printed", "Recipe", "Row", "Setting", "list_recipes", "load_recipe"]

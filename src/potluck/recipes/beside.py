@@ -7,10 +7,12 @@ from statistics import fmean
 
 from potluck.analysis.read import StoredRun, last, read_run
 from potluck.analysis.tables import rounds_to, spread
-from potluck.core.errors import ConfigError
-from potluck.experiment.config import Assignments, Experiment, override, resolve
-from potluck.experiment.presets import seeded
-from potluck.experiment.several import Ended, found, rounds_done
+from potluck.core.ground.errors import ConfigError
+from potluck.experiment.running.several import Ended, found, rounds_done
+from potluck.experiment.settings.presets import seeded
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.tables import Assignments, override
 from potluck.recipes.contents import Column, Printed, Recipe, Row
 from potluck.recipes.scaling import Size, changes, scaled, size_of
 from potluck.records import Measure

@@ -47,9 +47,12 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import Annotated, Any
 
-from potluck.core.errors import ConfigError
-from potluck.core.fields import Checked, above, at_least, require
-from potluck.experiment.config import Experiment, Tree, merged, resolve, typed
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.fields import Checked, above, at_least, require
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.strict import typed
+from potluck.experiment.settings.tables import Tree, merged
 from potluck.methods import get_method
 from potluck.records import Measure
 

@@ -25,8 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core.errors import ConfigError
-from potluck.experiment.config import Experiment, Tree, resolve
+from potluck.core.ground.errors import ConfigError
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment
+from potluck.experiment.settings.tables import Tree
 from potluck.models import get_model
 
 CLIENTS = 4

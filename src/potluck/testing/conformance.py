@@ -18,15 +18,15 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from potluck.core.digest import digest
 from potluck.core.federation import ClientId
-from potluck.core.inference import predict
+from potluck.core.ground.digest import digest
 from potluck.core.message import Message, Traffic
 from potluck.core.method import Method
 from potluck.core.needs import Need
+from potluck.core.nets.weights import Weights, frozen_of, parameters_of, weights_of
+from potluck.core.requests.inference import predict
 from potluck.core.roles import Arriving, Failure
 from potluck.core.schema import Misfit, Schema
-from potluck.core.weights import Weights, frozen_of, parameters_of, weights_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.engine import Engine
@@ -34,8 +34,10 @@ from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
-from potluck.experiment.config import RunConfig, typed, without_none
-from potluck.experiment.run import Run
+from potluck.experiment.running.run import Run
+from potluck.experiment.settings.schema import RunConfig
+from potluck.experiment.settings.strict import typed
+from potluck.experiment.settings.tables import without_none
 from potluck.parts.sharing import SharesWeights
 from potluck.records import CLIENTS, ROUNDS
 from potluck.testing.corruptions import corruptions
@@ -426,7 +428,8 @@ def resumes_to_the_same_bytes(method: Subject, overrides: Overrides = ()) -> Non
 
 def learns_a_toy_task(method: Subject) -> None:
     """After twelve rounds of a linear problem the evaluated models are well above chance."""
-    engine = _engine(method)
+    subject = quick(method, epochs=2)
+    engine = Engine(subject, toy_federation(World(batchnorm=True).fit_for(subject)))
     state = run_rounds(engine, 12)
     test = engine.federation.test
     assert test is not None

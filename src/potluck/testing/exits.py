@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.federation import ClientId
-from potluck.core.inference import predict
 from potluck.core.message import Message
 from potluck.core.method import Method
-from potluck.core.weights import Weights
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.inference import predict
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.engine import Engine
 from potluck.testing.hearing import Hearing

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.core.ground.tree import unpack
 from potluck.core.method import Method, runs_on_client
-from potluck.core.tree import unpack
 from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
 from potluck.testing.limits import limits_of, section

@@ -4,7 +4,7 @@
     with suppress(Killed), using(disk):
         run.run()
 
-The steps are those of `potluck.engine.files.Disk`, counted from 0. `Faulty()` has no fault and counts.
+The steps are those of `potluck.engine.disk.files.Disk`, counted from 0. `Faulty()` has no fault and counts.
 """
 
 import errno
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from potluck.engine.files import Disk
+from potluck.engine.disk.files import Disk
 
 Fault = Literal["kill", "torn", "full", "lost", "kept", "mixed"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)

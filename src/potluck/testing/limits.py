@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId, Federation
+from potluck.core.ground.errors import ConfigError
 from potluck.core.method import Method
-from potluck.core.weights import Weights, mean, weights_of
+from potluck.core.nets.weights import Weights, mean, weights_of
 from potluck.engine.engine import Engine
 from potluck.methods import get_method
 from potluck.parts.sharing import GroupWeights, SharesWeights

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from potluck.core.federation import ClientId
+from potluck.core.ground.tree import pack
 from potluck.core.message import Message
-from potluck.core.tree import pack
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.executors import Pending

@@ -22,11 +22,11 @@ from typing import Any
 
 from torch import Size, Tensor, get_default_dtype
 
-from potluck.core.errors import ConfigError
 from potluck.core.federation import Site
+from potluck.core.ground.errors import ConfigError
 from potluck.core.message import Message
 from potluck.core.method import Method
-from potluck.core.weights import buffers_of, learnt_of, parameters_of
+from potluck.core.nets.weights import buffers_of, learnt_of, parameters_of
 from potluck.engine.engine import Engine
 from potluck.models.contract import feature_shapes
 from potluck.parts.width import level_within

@@ -9,18 +9,19 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import batch_norms
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation, Site, empty_like
-from potluck.core.fit import LocalTraining, ServerTraining
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import fold_in
+from potluck.core.ground.tree import pack
 from potluck.core.method import Method
 from potluck.core.needs import Need
-from potluck.core.rng import fold_in
-from potluck.core.scale import FULL, Scale
-from potluck.core.tree import pack
+from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import LocalTraining, ServerTraining
 from potluck.engine.engine import Engine
-from potluck.experiment.config import merged, override, typed, without_none
+from potluck.experiment.settings.strict import typed
+from potluck.experiment.settings.tables import merged, override, without_none
 from potluck.models.contract import StagedNet, of_depth
 
 CLASSES = 4
@@ -156,12 +157,12 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean() / 2
 
 
-def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: Any) -> Method[Any]:
-    """A method whose local training suits a toy world, with `key=value` overrides applied last."""
+def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), epochs: int = 1, **training: Any) -> Method[Any]:
+    """A method whose trainings suit a toy world: short, of so many epochs, with `key=value` overrides applied last."""
     method = cls()
     hints = get_type_hints(cls, include_extras=True)
     changes = {
-        spec.name: replace(found, **{**_short(found, hints[spec.name]), **training})
+        spec.name: replace(found, **{**_short(found, hints[spec.name], epochs), **training})
         for spec in fields(method)
         if isinstance(found := getattr(method, spec.name), LocalTraining)
     }
@@ -172,9 +173,9 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), **training: A
     return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
 
 
-def _short(training: LocalTraining, hint: Any) -> dict[str, Any]:
-    """Settings by which a training lasts a moment: two epochs of a client's, of the server's no more than it has."""
-    epochs = min(training.epochs, 2) if hint == ServerTraining else 2
+def _short(training: LocalTraining, hint: Any, epochs: int) -> dict[str, Any]:
+    """Settings by which a training lasts a moment: few epochs of a client's, of the server's no more than it has."""
+    epochs = min(training.epochs, epochs) if hint == ServerTraining else epochs
     length = {"epochs": epochs} if training.steps is None else {"steps": min(training.steps, 4)}
     return {"lr": 0.01, **length}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.datasets._cache import cache_folder, cached
 
 INPUTS = torch.arange(24, dtype=torch.uint8).view(6, 1, 2, 2)
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_written_whole_is_told(tmp_path: Path) -> None:
         f"cached(Path({str(tmp_path / 'images.safetensors')!r}), lambda: (torch.zeros(5000), torch.zeros(1)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].startswith("potluck.core.errors.DataError: "), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("potluck.core.ground.errors.DataError: "), done.stderr
     assert "decoded images cannot be stored here" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

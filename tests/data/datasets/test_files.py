@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, load
 
@@ -144,7 +144,7 @@ def test_an_image_that_bursts_is_not_decoded(tmp_path: Path, read, size: int) ->
 
 @pytest.mark.usefixtures("nothing_is_read")
 def test_a_folder_of_more_than_the_machine_holds_is_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("potluck.core.machine.available_bytes", lambda: 6 * 6 * 5 * 3 - 1)
+    monkeypatch.setattr("potluck.core.ground.machine.available_bytes", lambda: 6 * 6 * 5 * 3 - 1)
     with pytest.raises(DataError, match=r"pets: its images: at least 0\.0 GiB of memory needed"):
         load(folder)
 
@@ -278,7 +278,7 @@ def test_npz_whose_header_claims_more_than_it_holds_is_not_read(tmp_path: Path, 
 @pytest.mark.parametrize("read", [load, describe])
 def test_npz_of_more_than_the_machine_holds_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
     path = write_arrays(tmp_path / "mine.npz")
-    monkeypatch.setattr("potluck.core.machine.available_bytes", lambda: 100)
+    monkeypatch.setattr("potluck.core.ground.machine.available_bytes", lambda: 100)
     with pytest.raises(DataError, match=r"mine.npz: its arrays: at least 0.0 GiB of memory needed, 0.0 GiB left"):
         read(path)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.datasets import load
 
 FILE = """

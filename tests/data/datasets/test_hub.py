@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from potluck.core.errors import DataError
-from potluck.core.rng import fold_in
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.rng import fold_in
 from potluck.data.datasets import describe, load
 from potluck.data.transforms import Augmentation, Cutout, Normalise, RandomCrop, RandomFlip
 

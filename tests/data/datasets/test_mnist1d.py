@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
 from potluck.data.datasets import describe, load
 from potluck.data.datasets.mnist1d import generate
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from potluck.core.errors import ConfigError, DataError
+from potluck.core.ground.errors import ConfigError, DataError
 from potluck.data import datasets
 from potluck.data.dataset import Dataset, Description
 

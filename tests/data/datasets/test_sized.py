@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from potluck.core.errors import ConfigError, DataError
-from potluck.core.rng import fold_in
+from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.ground.rng import fold_in
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import HeldSource, describe, load
 from potluck.data.datasets._sized import SizedSource

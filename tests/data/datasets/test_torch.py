@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.datasets import from_torch
 from potluck.data.transforms import Normalise, Pipeline
 

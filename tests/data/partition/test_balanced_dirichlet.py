@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
 from potluck.data.federate import label_counts
 from potluck.data.partition.balanced_dirichlet import BalancedDirichlet
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.core.errors import DataError
-from potluck.core.rng import fold_in
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.rng import fold_in
 from potluck.data.federate import fingerprint, label_counts
 from potluck.data.partition.dirichlet import TRIES, Dirichlet, _complete
 

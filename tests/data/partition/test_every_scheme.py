@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.core.errors import ConfigError, DataError
-from potluck.core.rng import fold_in
+from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.ground.rng import fold_in
 from potluck.data.partition import get_partition, list_partitions
 
 KEY = fold_in(0, "test")

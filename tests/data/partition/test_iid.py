@@ -1,6 +1,6 @@
 import torch
 
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
 from potluck.data.partition.iid import IID
 
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.core.errors import DataError
-from potluck.core.rng import fold_in
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.rng import fold_in
 from potluck.data.federate import label_counts
 from potluck.data.partition.pathological import Pathological
 

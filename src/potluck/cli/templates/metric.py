@@ -1,6 +1,6 @@
 """A metric of your own."""
 
-from potluck.core.metric import metric
+from potluck.core.tasks.metric import metric
 from torch import Tensor
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from potluck.core.own_metrics import own_metric
+from potluck.core.tasks.own_metrics import own_metric
 
 METRIC = own_metric(f"{Path(__file__).with_name('template_name.py')}:template_name")
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from potluck.core.access import entered
-from potluck.core.discovery import given, matching, module_names, named_file, plugins, unknown
-from potluck.core.errors import ConfigError, DataError
-from potluck.core.task import Task
+from potluck.core.ground.access import entered
+from potluck.core.ground.discovery import given, matching, module_names, named_file, plugins, unknown
+from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.datasets._files import FolderSource, NpzSource
 from potluck.data.datasets._function import FunctionSource

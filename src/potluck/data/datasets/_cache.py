@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.dataset import digest
 
 _log = logging.getLogger(__name__)

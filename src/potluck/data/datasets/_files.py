@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
-from potluck.core.machine import check_fits
-from potluck.core.task import CLASSIFICATION, Task
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.machine import check_fits
+from potluck.core.tasks.named import CLASSIFICATION
+from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._images import as_inputs, as_targets, check_one_shape, classes_in, opened, plain, stacked
 

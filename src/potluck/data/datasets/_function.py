@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from potluck.core.access import entered
-from potluck.core.digest import digest
-from potluck.core.discovery import named_file, own_part
-from potluck.core.errors import DataError, PotluckError, explained
-from potluck.core.task import CLASSIFICATION, Task
+from potluck.core.ground.access import entered
+from potluck.core.ground.digest import digest
+from potluck.core.ground.discovery import named_file, own_part
+from potluck.core.ground.errors import DataError, PotluckError, explained
+from potluck.core.tasks.named import CLASSIFICATION
+from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._files import ARRAYS, NAMES, NpzSource
 from potluck.data.datasets._torch import from_torch

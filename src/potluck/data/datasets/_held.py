@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError, nearest
-from potluck.core.task import CLASSIFICATION, Task
+from potluck.core.ground.errors import DataError, nearest
+from potluck.core.tasks.named import CLASSIFICATION
+from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._files import ARRAYS, NAMES, NpzSource
 from potluck.data.datasets._images import CHANNELS

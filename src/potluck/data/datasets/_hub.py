@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._cache import cache_folder, cached
 from potluck.data.datasets._images import as_inputs, as_targets, opened, stacked

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
+from potluck.core.ground.errors import DataError
 from potluck.data.transforms import Normalise, Pipeline
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from potluck.core.errors import ConfigError, DataError
-from potluck.core.examples import Preprocess
-from potluck.core.fields import Checked, at_least
+from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.ground.fields import Checked, at_least
+from potluck.core.requests.examples import Preprocess
 from potluck.data.dataset import Dataset, Description, Source
 from potluck.data.transforms import Pipeline, Resize, Then, shrunk
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
-from potluck.core.examples import Preprocess
+from potluck.core.ground.errors import DataError
+from potluck.core.requests.examples import Preprocess
 from potluck.data.dataset import Dataset
 from potluck.data.datasets._images import as_inputs, classes_in, plain, stacked
 

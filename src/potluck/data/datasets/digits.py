@@ -6,7 +6,7 @@ official test part: a stratified fifth is held out by a fixed draw that does not
 
 import torch
 
-from potluck.core.rng import fold_in
+from potluck.core.ground.rng import fold_in
 from potluck.data.dataset import Dataset, Description
 from potluck.data.federate import split_validation
 from potluck.data.transforms import Normalise, Pipeline

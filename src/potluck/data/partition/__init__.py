@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from potluck.core.discovery import matching, module_names, named_file, own_part, plugins, unknown
-from potluck.core.rng import Key
+from potluck.core.ground.discovery import matching, module_names, named_file, own_part, plugins, unknown
+from potluck.core.ground.rng import Key
 from potluck.data.partition._own import of_class, of_function
 
 _GROUP = "potluck.partitions"

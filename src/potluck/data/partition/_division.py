@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.errors import DataError
-from potluck.core.fields import require
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.fields import require
 
 
 def check_enough(examples: int, clients: int, each: int = 1) -> None:

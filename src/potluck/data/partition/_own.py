@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from potluck.core.errors import ConfigError, DataError, PotluckError, explained
-from potluck.core.fields import Checked
-from potluck.core.rng import Key
+from potluck.core.ground.errors import ConfigError, DataError, PotluckError, explained
+from potluck.core.ground.fields import Checked
+from potluck.core.ground.rng import Key
 
 Division = Callable[..., Sequence[Any]]
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import numpy as np
 from torch import Tensor
 
-from potluck.core.fields import Checked, above
-from potluck.core.rng import Key
+from potluck.core.ground.fields import Checked, above
+from potluck.core.ground.rng import Key
 from potluck.data.partition._division import check_enough, sorted_indices
 
 _LEAST_WEIGHT = 1e-12  # a client whose classes are used up still gets its number, from other classes

@@ -20,8 +20,8 @@ from typing import Annotated
 import numpy as np
 from torch import Tensor
 
-from potluck.core.fields import Checked, above, at_least
-from potluck.core.rng import Key
+from potluck.core.ground.fields import Checked, above, at_least
+from potluck.core.ground.rng import Key
 from potluck.data.partition._division import check_enough, deal, members_by_class
 
 TRIES = 10_000

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from potluck.core.rng import Key
+from potluck.core.ground.rng import Key
 from potluck.data.partition._division import check_enough, sorted_indices
 
 

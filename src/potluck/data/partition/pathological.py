@@ -15,9 +15,9 @@ from typing import Annotated
 import numpy as np
 from torch import Tensor
 
-from potluck.core.errors import DataError
-from potluck.core.fields import Checked, at_least
-from potluck.core.rng import Key
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.fields import Checked, at_least
+from potluck.core.ground.rng import Key
 from potluck.data.partition._division import check_enough, deal, members_by_class
 
 

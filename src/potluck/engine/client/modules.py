@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from potluck.core.weights import Weights, frozen_of, load, weights_of
+from potluck.core.nets.weights import Weights, frozen_of, load, weights_of
 
 _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 

@@ -1,4 +1,4 @@
-"""Carries out the requests of `potluck.core.requests`, on clients and on the server."""
+"""Carries out the requests of `potluck.core.requests.beside_training`, on clients and on the server."""
 
 from contextlib import ExitStack
 from functools import singledispatch
@@ -7,13 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import keep_statistics, measure_statistics, unlearnt
-from potluck.core.fit import Fit, Request
-from potluck.core.inference import forward
-from potluck.core.modes import mode
-from potluck.core.requests import Gradient, NetPart, NormStatistics, Parted, Predict
-from potluck.core.rng import Key, isolated
-from potluck.core.weights import Weights
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.batchnorm import keep_statistics, measure_statistics, unlearnt
+from potluck.core.nets.modes import mode
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.beside_training import Gradient, NetPart, NormStatistics, Parted, Predict
+from potluck.core.requests.fit import Fit, Request
+from potluck.core.requests.inference import forward
 from potluck.engine.client.training import reading, train, widened
 from potluck.engine.numerics.device import CPU, moved, resident
 from potluck.engine.numerics.numerics import Numerics

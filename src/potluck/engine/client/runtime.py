@@ -11,22 +11,22 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from potluck.core.batchnorm import measure_statistics, unlearnt
-from potluck.core.digest import digest
-from potluck.core.examples import Examples
 from potluck.core.federation import ClientId, Federation
-from potluck.core.fit import Fit, Request
-from potluck.core.inference import predictions
+from potluck.core.ground.digest import digest
+from potluck.core.ground.rng import Key, fold_in, isolated
+from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.method import Method
-from potluck.core.modes import to_training
-from potluck.core.rng import Key, fold_in, isolated
+from potluck.core.nets.batchnorm import measure_statistics, unlearnt
+from potluck.core.nets.modes import to_training
+from potluck.core.nets.scale import FULL, Scale
+from potluck.core.nets.slicing import lies_in, part
+from potluck.core.nets.weights import frozen_of, load, weights_of
+from potluck.core.requests.examples import Examples
+from potluck.core.requests.fit import Fit, Request
+from potluck.core.requests.inference import predictions
 from potluck.core.roles import Client, Failure
-from potluck.core.scale import FULL, Scale
-from potluck.core.slicing import lies_in, part
-from potluck.core.task import Sums, added
-from potluck.core.tree import pack, unpack
-from potluck.core.weights import frozen_of, load, weights_of
+from potluck.core.tasks.task import Sums, added
 from potluck.engine.client.modules import ModulePool
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import Answer, Call, ContractError, Session, failure, full_name

@@ -7,15 +7,15 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck.core.errors import DivergenceError, EntryError, WireError
 from potluck.core.federation import ClientId
-from potluck.core.fit import Fit, FitReport, Request, watching
+from potluck.core.ground.errors import DivergenceError, EntryError, WireError
+from potluck.core.ground.rng import Key, Stream
+from potluck.core.ground.tree import pack
 from potluck.core.message import Message
 from potluck.core.method import Method, runs_on_client
-from potluck.core.rng import Key, Stream
+from potluck.core.nets.weights import frozen_names, weights_of
+from potluck.core.requests.fit import Fit, FitReport, Request, watching
 from potluck.core.roles import Client, Failure
-from potluck.core.tree import pack
-from potluck.core.weights import frozen_names, weights_of
 
 
 class ContractError(TypeError):

@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from potluck.core.batchnorm import takes_batch_statistics
-from potluck.core.examples import Batch
-from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Moments, Objective, Observed
-from potluck.core.modes import mode
-from potluck.core.rng import Key, isolated
-from potluck.core.weights import Weights
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.batchnorm import takes_batch_statistics
+from potluck.core.nets.modes import mode
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras, Fit, FitReport, LocalTraining, Moments, Objective, Observed
 from potluck.engine.numerics.device import CPU, drawing_on, moved, networks_in, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 

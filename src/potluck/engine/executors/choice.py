@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.engine.executors import Executor
 from potluck.engine.executors.ray import RayActors
 from potluck.engine.executors.sequential import Sequential

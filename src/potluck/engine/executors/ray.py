@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.executors import Executor, Inner, Pending
 from potluck.engine.executors.sequential import Sequential

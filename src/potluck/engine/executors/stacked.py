@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from potluck.core.fit import Fit, Request
+from potluck.core.requests.fit import Fit, Request
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Pending, bundles

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from potluck.core.modes import mode
+from potluck.core.nets.modes import mode
 
 
 def forward_flops(net: nn.Module, input_shape: Sequence[int]) -> int:

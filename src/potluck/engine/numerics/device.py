@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potluck.core.errors import ConfigError
-from potluck.core.examples import Examples
-from potluck.core.rng import Key
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import Key
+from potluck.core.requests.examples import Examples
 
 CPU = torch.device("cpu")
 _SHARE_FOR_DATA = 0.5  # of the device's free memory, for one data set

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from potluck.core.fields import Checked, require
-from potluck.core.modes import threads
+from potluck.core.ground.fields import Checked, require
+from potluck.core.nets.modes import threads
 from potluck.engine.numerics.device import CPU, description, device_named, moved, placed
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from potluck.core.calling import call_with
 from potluck.core.federation import Criterion
-from potluck.core.fit import Objective
+from potluck.core.nets.calling import call_with
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.fit import Objective
 from potluck.core.roles import Supervised
-from potluck.core.weights import Weights
 
 _TOLERANCE = 1e-3
 

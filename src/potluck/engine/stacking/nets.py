@@ -15,13 +15,13 @@ from torch.func import vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from potluck.core.batchnorm import takes_batch_statistics
-from potluck.core.calling import call_with
-from potluck.core.examples import Batch
-from potluck.core.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
-from potluck.core.modes import mode
-from potluck.core.rng import Key
-from potluck.core.weights import Weights
+from potluck.core.ground.rng import Key
+from potluck.core.nets.batchnorm import takes_batch_statistics
+from potluck.core.nets.calling import call_with
+from potluck.core.nets.modes import mode
+from potluck.core.nets.weights import Weights
+from potluck.core.requests.examples import Batch
+from potluck.core.requests.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
 from potluck.engine.client.training import Keeper, and_seen, means, reading, schedule
 from potluck.engine.numerics.device import CPU, moved, networks_in, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics

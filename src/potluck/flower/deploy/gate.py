@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from potluck.core.text import one_line
+from potluck.core.ground.text import one_line
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.deploy.keys import CA, SERVER, SERVER_KEY
 from potluck.flower.deploy.limits import Pace, Reports, Say

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from potluck.core.errors import ConfigError
+from potluck.core.ground.errors import ConfigError
 
 CA_KEY, CA, SERVER_KEY, SERVER, NODE_KEY = "ca.key", "ca.crt", "server.key", "server.crt", "node.key"
 _REGISTERED, _NODES = "registered", "nodes"

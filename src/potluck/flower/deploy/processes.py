@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from potluck.core.errors import ConfigError, StorageError
+from potluck.core.ground.errors import ConfigError, StorageError
 from potluck.flower.deploy.logs import keep_short
 
 PYTHON = Path(sys.executable).name

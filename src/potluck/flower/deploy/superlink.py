@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from potluck.core.errors import PotluckError
+from potluck.core.ground.errors import PotluckError
 from potluck.flower.deploy.keys import CA, SERVER, SERVER_KEY, registered
 from potluck.flower.deploy.processes import environment, free_port, start, stop
 

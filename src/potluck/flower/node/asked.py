@@ -2,7 +2,7 @@
 
 A server's tables are a stranger's text. Names are those of installed parts, or of files that the node's owner has
 allowed; of the data only the owner says where they lie. Every other value, under whatever key, is a number or a word.
-Should a path get through all the same, `potluck.core.access` and `potluck.flower.node.confined` keep it shut.
+Should a path get through all the same, `potluck.core.ground.access` and `potluck.flower.node.confined` keep it shut.
 """
 
 import os
@@ -11,13 +11,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from potluck.core.digest import digest
-from potluck.core.discovery import named_file
-from potluck.core.errors import ConfigError
 from potluck.core.federation import ClientId
+from potluck.core.ground.digest import digest
+from potluck.core.ground.discovery import named_file
+from potluck.core.ground.errors import ConfigError
 from potluck.data.datasets import list_datasets
 from potluck.data.partition import list_partitions
-from potluck.experiment.config import Experiment, RunConfig, dealt, resolve, typed
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment, RunConfig, dealt
+from potluck.experiment.settings.strict import typed
 from potluck.flower.node.config import NodeConfig
 from potluck.methods import list_methods
 from potluck.models import list_models

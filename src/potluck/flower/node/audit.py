@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
-from potluck.core.text import one_line
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError
+from potluck.core.ground.text import one_line
 
 START = "0" * 32
 """What the first line holds in place of a digest."""

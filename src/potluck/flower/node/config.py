@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.discovery import named_file
-from potluck.core.errors import ConfigError, DataError
-from potluck.core.task import TASKS
+from potluck.core.ground.discovery import named_file
+from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.tasks.named import TASKS
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import load
 from potluck.engine.numerics.numerics import Numerics
-from potluck.experiment.assemble import builder_of
-from potluck.experiment.config import ModelSpec
+from potluck.experiment.federation.assemble import builder_of
+from potluck.experiment.settings.schema import ModelSpec
 from potluck.flower.node.audit import last_digest
 from potluck.flower.node.policy import Policy
 

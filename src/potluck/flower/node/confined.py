@@ -1,9 +1,9 @@
 """A node's worker, confined: it reads what is installed and what its owner named, and writes to its state alone.
 
 The last of three walls. A server's experiment has no place for a path (`potluck.flower.node.asked`), and nothing makes
-code or data of a path that the owner did not name (`potluck.core.access`). This one does not ask which code it is that
-opens a file: Python reports every opening, every change to a folder and every program that it is about to start, and
-what does not fit is stopped before it happens. Libraries written in other languages open files unseen by it.
+code or data of a path that the owner did not name (`potluck.core.ground.access`). This one does not ask which code it
+is that opens a file: Python reports every opening, every change to a folder and every program that it is about to
+start, and what does not fit is stopped before it happens. Libraries written in other languages open files unseen by it.
 """
 
 import os
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from potluck.core.text import one_line
+from potluck.core.ground.text import one_line
 from potluck.flower.node.config import NodeConfig
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/usr/share", "/usr/lib", "/usr/local/lib", "/lib", "/etc/ssl", "/etc/pki")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 
-from potluck.core.errors import ConfigError, PotluckError
-from potluck.core.text import one_line
-from potluck.experiment.execute import holding
+from potluck.core.ground.errors import ConfigError, PotluckError
+from potluck.core.ground.text import one_line
+from potluck.experiment.running.execute import holding
 from potluck.flower import EVALUATION, FAREWELL, GREETING
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
@@ -25,9 +25,9 @@ from potluck.flower.deploy.superlink import FlowerError
 from potluck.flower.node.audit import in_words
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.confined import environment_of
+from potluck.flower.node.ourapp import stand_in_front
 from potluck.flower.node.resident import SOCKET
 from potluck.flower.node.supernode import SIGNS, Signs
-from potluck.flower.ourapp import stand_in_front
 
 Say = Callable[[str], None]
 

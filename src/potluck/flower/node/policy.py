@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from potluck.core.errors import CheckpointError, ConfigError, nearest
-from potluck.core.fields import Checked, at_least, require
-from potluck.core.text import one_line
-from potluck.engine.files import write_atomically
-from potluck.experiment.config import TABLES, Experiment, read_toml, typed
-from potluck.experiment.keys import settings_of
+from potluck.core.ground.errors import CheckpointError, ConfigError, nearest
+from potluck.core.ground.fields import Checked, at_least, require
+from potluck.core.ground.text import one_line
+from potluck.engine.disk.files import write_atomically
+from potluck.experiment.settings.keys import settings_of
+from potluck.experiment.settings.schema import TABLES, Experiment
+from potluck.experiment.settings.strict import typed
+from potluck.experiment.settings.tables import read_toml
 from potluck.methods import get_method, list_methods
 
 Rounds = Annotated[int, at_least(1)]

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from potluck.core.errors import PotluckError, WireError
-from potluck.engine.frames import receive, send
+from potluck.core.ground.errors import PotluckError, WireError
+from potluck.engine.executors.frames import receive, send
 from potluck.flower import Envelope
 from potluck.flower.deploy.processes import socket_in
 from potluck.flower.wire.envelope import LONGEST_HEADER, read_header

@@ -9,20 +9,20 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from potluck.core.access import only
-from potluck.core.digest import digest
-from potluck.core.errors import ConfigError, WireError
 from potluck.core.federation import ClientId, Federation, Site
+from potluck.core.ground.access import only
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import ConfigError, WireError
+from potluck.core.ground.rng import Key
+from potluck.core.ground.text import one_line
 from potluck.core.message import Message
-from potluck.core.modes import threads
-from potluck.core.rng import Key
-from potluck.core.text import one_line
+from potluck.core.nets.modes import threads
 from potluck.data.dataset import Dataset
 from potluck.data.datasets import list_datasets
+from potluck.engine.answers.inspection import check_inputs, check_targets
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call, failure
-from potluck.engine.inspection import check_inputs, check_targets
-from potluck.experiment.assemble import (
+from potluck.experiment.federation.assemble import (
     architectures_of,
     assemble,
     builder_of,
@@ -32,8 +32,8 @@ from potluck.experiment.assemble import (
     named,
     own_parts,
 )
-from potluck.experiment.config import Experiment, ModelSpec
-from potluck.experiment.rehearsal import rehearse
+from potluck.experiment.federation.rehearsal import rehearse
+from potluck.experiment.settings.schema import Experiment, ModelSpec
 from potluck.flower import JOB, REFUSAL, Envelope
 from potluck.flower.node.asked import asked
 from potluck.flower.node.audit import Audit

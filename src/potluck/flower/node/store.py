@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from potluck.core.digest import digest
-from potluck.core.errors import CheckpointError
-from potluck.engine.files import write_atomically
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError
+from potluck.engine.disk.files import write_atomically
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from flwr.app import Message
 
-from potluck.core.errors import WireError
 from potluck.core.federation import ClientId
+from potluck.core.ground.errors import WireError
+from potluck.core.ground.text import ON_SCREEN
 from potluck.core.roles import Failure, FailureKind
-from potluck.core.text import ON_SCREEN
 from potluck.engine.client.runtime import ClientRuntime, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.executors.held import Held
-from potluck.experiment.config import RoundsClose
+from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
 from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import Pulling

@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from potluck.experiment.config import Experiment
+from potluck.experiment.settings.schema import Experiment
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.deploy.processes import lines_after
 from potluck.flower.deploy.superlink import FlowerError, SuperLink
@@ -40,8 +40,8 @@ def write_app(place: Path, experiment: Experiment, run: Path, largest: int = LAR
     app = {
         "publisher": "potluck",
         "components": {
-            "serverapp": "potluck.flower.serverapp:server_app",
-            "clientapp": "potluck.flower.clientapp:client_app",
+            "serverapp": "potluck.flower.server.serverapp:server_app",
+            "clientapp": "potluck.flower.node.clientapp:client_app",
         },
         "config": config,
     }

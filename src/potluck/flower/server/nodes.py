@@ -9,10 +9,10 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from potluck.core.errors import PotluckError, WireError
 from potluck.core.federation import ClientId
-from potluck.core.text import one_line
-from potluck.experiment.config import RoundsClose
+from potluck.core.ground.errors import PotluckError, WireError
+from potluck.core.ground.text import one_line
+from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower import FAREWELL, GREETING, HELLO, REFUSAL
 from potluck.flower.server.pulling import Pulling
 from potluck.flower.wire.envelope import unwrap, wrap

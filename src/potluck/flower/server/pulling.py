@@ -23,8 +23,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid import http_grid
 
-from potluck.core.errors import WireError
-from potluck.core.text import one_line
+from potluck.core.ground.errors import WireError
+from potluck.core.ground.text import one_line
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.wire.envelope import LONGEST_HEADER, MOST_BESIDE_PARTS, PART
 

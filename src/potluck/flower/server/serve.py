@@ -16,22 +16,23 @@ import torch
 from flwr.serverapp import Grid
 from torch import nn
 
-from potluck.core.digest import digest
-from potluck.core.discovery import named_file
-from potluck.core.errors import CheckpointError, ConfigError
-from potluck.core.examples import Examples
 from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
-from potluck.core.rng import Key
+from potluck.core.ground.digest import digest
+from potluck.core.ground.discovery import named_file
+from potluck.core.ground.errors import CheckpointError, ConfigError
+from potluck.core.ground.rng import Key
+from potluck.core.requests.examples import Examples
 from potluck.data.federate import MatchedClasses
+from potluck.engine.disk.files import write_atomically
 from potluck.engine.executors.choice import Choice
-from potluck.engine.files import write_atomically
-from potluck.experiment.assemble import Assembly, assemble_server, common_classes
-from potluck.experiment.config import Experiment, RunConfig, resolve
-from potluck.experiment.execute import execute, holding, prepare
-from potluck.experiment.observers import Observer
-from potluck.experiment.result import Result
+from potluck.experiment.federation.assemble import Assembly, assemble_server, common_classes
+from potluck.experiment.results.result import Result
+from potluck.experiment.running.execute import execute, holding, prepare
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import Experiment, RunConfig
+from potluck.experiment.watching.observers import Observer
 from potluck.flower import LARGEST_REPLY
-from potluck.flower.elsewhere import KeptElsewhere
+from potluck.flower.server.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
 from potluck.flower.server.nodes import Nodes, NodesMissing, Silent, greet, name_of, tell_refused, wait_for_nodes
 from potluck.flower.wire.classes import told

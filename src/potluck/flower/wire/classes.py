@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from potluck.core.errors import DataError
-from potluck.core.text import one_line
+from potluck.core.ground.errors import DataError
+from potluck.core.ground.text import one_line
 from potluck.data.dataset import Description
 from potluck.data.federate import MatchedClasses
 from potluck.flower.wire.schemas import LONGEST_NAME, Header

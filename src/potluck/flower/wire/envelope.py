@@ -10,8 +10,8 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from potluck.core.errors import WireError
-from potluck.core.text import one_line
+from potluck.core.ground.errors import WireError
+from potluck.core.ground.text import one_line
 from potluck.flower import Envelope
 
 LONGEST_HEADER = 2**23

@@ -13,10 +13,10 @@ import torch
 from pydantic import Field
 from torch import Size, nn
 
-from potluck.core.errors import WireError
 from potluck.core.federation import ClientId, Member
-from potluck.core.text import one_line
-from potluck.core.weights import frozen_names, parameters_of, tensors_of
+from potluck.core.ground.errors import WireError
+from potluck.core.ground.text import one_line
+from potluck.core.nets.weights import frozen_names, parameters_of, tensors_of
 from potluck.flower.wire.classes import MOST_CLASSES, ClassNames
 from potluck.flower.wire.schemas import LONGEST_NAME, Header, Name, read
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from potluck.core.errors import WireError
-from potluck.core.notes import MOST_NOTES, NOTE_NAME
-from potluck.core.rng import Key
+from potluck.core.ground.errors import WireError
+from potluck.core.ground.notes import MOST_NOTES, NOTE_NAME
+from potluck.core.ground.rng import Key
+from potluck.core.ground.text import one_line
 from potluck.core.roles import Failure, FailureKind
-from potluck.core.text import one_line
 from potluck.engine.client.runtime import EvalRequest, EvalResult, Job, Outcome, Part
 from potluck.engine.client.session import Answer, Call
 from potluck.flower import Envelope

@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 
-from potluck.core.discovery import matching
-from potluck.core.errors import ConfigError
-from potluck.core.fields import Checked, require
-from potluck.experiment.config import read_toml, typed
+from potluck.core.ground.discovery import matching
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.fields import Checked, require
+from potluck.experiment.settings.strict import typed
+from potluck.experiment.settings.tables import read_toml
 from potluck.recipes import Recipe, list_recipes, load_recipe
 
 _ENDING = ".toml"

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, draws, text, files, and trees of settings."""

@@ -1,0 +1,1 @@
+"""Networks as every method handles them: weights, slices, sizes, modes, statistics."""

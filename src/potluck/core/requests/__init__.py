@@ -1,0 +1,1 @@
+"""What clients and server ask the engine to compute, and the examples it computes on."""

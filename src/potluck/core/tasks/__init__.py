@@ -1,0 +1,1 @@
+"""What outputs are for: a loss, and the sums from which metrics follow."""

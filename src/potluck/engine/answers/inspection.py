@@ -1,0 +1,111 @@
+"""Checks of clients' data and of a method's state for numbers that would silently spoil a run."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from potluck.core.federation import Federation
+from potluck.core.ground.errors import DataError, PotluckWarning
+from potluck.core.requests.examples import Examples
+from potluck.core.schema import extremes
+
+
+def check_inputs(federation: Federation) -> None:
+    """Check before training that all inputs are finite; a tensor that clients share is checked once.
+
+    Raises:
+        DataError: some are not; names the client and the first such input.
+    """
+    clean: dict[int, bool] = {}
+    for id, site in sorted(federation.sites.items()):
+        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
+            _check_inputs(examples, f"client {id}: its {part} examples", clean)
+    for part, examples in (("public examples", federation.public), ("common test set", federation.test)):
+        if examples is not None:
+            _check_inputs(examples, f"the {part}", clean)
+
+
+def check_targets(federation: Federation, *, whole: bool = True) -> None:
+    """Check that all targets suit the federation's task; a tensor that clients share is checked once.
+
+    Warns of classes that no example can have, since outputs for them are never trained.
+
+    Args:
+        federation: the federation.
+        whole: whether all its clients are here; the others may have the classes that these lack.
+
+    Raises:
+        DataError: some do not; says whose, what was found and what was expected.
+    """
+    task, width = federation.task, federation.num_classes
+    checked: dict[int, Tensor] = {}
+    for client, site in sorted(federation.sites.items()):
+        for part, examples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
+            if id(examples.targets) not in checked:
+                task.check_targets(examples.targets, width, f"client {client}: the targets of its {part} part")
+                checked[id(examples.targets)] = examples.targets
+    if federation.test is not None:
+        task.check_targets(federation.test.targets, width, "the common test set: its targets")
+        checked[id(federation.test.targets)] = federation.test.targets
+    if whole and task.has_classes:
+        largest = max((int(targets.max()) for targets in checked.values() if targets.numel()), default=width - 1)
+        if largest < width - 1:
+            warnings.warn(
+                f"num_classes is {width}, and no example has a class above {largest}: outputs for others are never"
+                " trained; check num_classes",
+                PotluckWarning,
+                stacklevel=3,
+            )
+
+
+def not_finite(state: Any, before: Any) -> str | None:
+    """Where a state holds NaN or infinity that the previous one did not, and which; None if nowhere."""
+    known = {id(leaf) for _, leaf in _leaves(before, "") if isinstance(leaf, Tensor)}
+    found = {where: what for where, leaf in _leaves(state, "") if id(leaf) not in known and (what := _broken(leaf))}
+    if not found:
+        return None
+    had = {where for where, leaf in _leaves(before, "") if where in found and _broken(leaf)}
+    return next((f"{where} holds {what}" for where, what in found.items() if where not in had), None)
+
+
+def _check_inputs(examples: Examples, whose: str, clean: dict[int, bool]) -> None:
+    inputs = examples.inputs
+    if not inputs.is_floating_point():
+        return
+    if id(inputs) not in clean:
+        clean[id(inputs)] = _broken(inputs) is None
+    if clean[id(inputs)]:
+        return
+    mine = inputs if examples.rows is None else inputs[examples.rows]
+    broken = ~mine.flatten(1).isfinite().all(1)
+    if bool(broken.any()):
+        first = int(broken.nonzero()[0])
+        raise DataError(
+            f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs, first in number {first};"
+            " expected finite numbers: correct these inputs or leave them out"
+        )
+
+
+def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers of a state, with the path to each."""
+    if is_dataclass(node):
+        node = {spec.name: getattr(node, spec.name) for spec in fields(node)}
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from _leaves(child, f"{where}.{name}" if where else str(name))
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from _leaves(child, f"{where}[{index}]")
+    else:
+        yield where, node
+
+
+def _broken(leaf: Any) -> str | None:
+    """What a leaf holds that is not finite, "NaN" or "infinity"; None if nothing."""
+    if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+        return next((str(end) for end in extremes(leaf) if not math.isfinite(end)), None)
+    return str(leaf) if isinstance(leaf, float) and not math.isfinite(leaf) else None

@@ -1,0 +1,1 @@
+"""What outlives a process, written so that none is lost."""

@@ -1,0 +1,406 @@
+"""Assembles a federation from a resolved configuration: data, partition, models, capacities."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from potluck.core.federation import Builder, ClientId, Federation, Site
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import ConfigError, DataError, PotluckError, explained
+from potluck.core.ground.machine import check_fits
+from potluck.core.ground.rng import Key, fold_in, isolated
+from potluck.core.needs import Offer
+from potluck.core.requests.examples import Examples
+from potluck.core.tasks.task import Task
+from potluck.data.dataset import Dataset, Description
+from potluck.data.datasets import describe, load
+from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
+from potluck.experiment.federation.needs import check_needs
+from potluck.experiment.settings.schema import Experiment, FederationConfig, ModelSpec
+from potluck.models import get_model
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A federation, and the facts about its data for the manifest.
+
+    Attributes:
+        data_checksum: of the data set that is divided, or whose test part is the common one.
+        partition_fingerprint: of the division of examples among clients.
+        classes: their names in the order of their numbers.
+        here: whether clients' examples are on this machine.
+    """
+
+    federation: Federation
+    data_checksum: str
+    partition_fingerprint: str
+    classes: tuple[str, ...] = ()
+    here: bool = True
+
+
+def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
+    """Load the data and assign them, with models and capacities, to the clients.
+
+    Args:
+        experiment: the experiment.
+        checked: whether it is known that the federation offers what the method needs, as a node knows whose server has
+            checked the whole of which it sees a part.
+
+    Raises:
+        ConfigError: the federation lacks what the method needs; raised before any data are loaded.
+        DataError: the data are missing or cannot be divided as configured.
+    """
+    config = experiment.federation
+    matched = matched_classes(experiment)
+    task = (matched.width, matched.common.input_shape)
+    architectures, server_architecture = architectures_of(experiment, *task)
+    assigned = {client: str(experiment.model_of(client)) for client in range(config.clients)}
+    offer = Offer(
+        input_shape=tuple(matched.common.input_shape),
+        architectures=architectures,
+        assigned=assigned,
+        server_architecture=server_architecture,
+        public=config.public != "none",
+        public_labels=config.public_labels,
+        unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
+        task=matched.common.task,
+    )
+    if not checked:
+        check_needs(experiment.method.needs(), experiment.method_name, offer)
+    _check_partition(experiment, matched.common.task)
+
+    dataset = _loaded(experiment, config.dataset, experiment.task)
+    if config.data:
+        dataset = matched.relabelled(dataset, dataset.name)
+    private, public = _private_and_public(experiment, dataset)
+    dealt = _own(experiment, matched) if config.data else _dealt(experiment, dataset, private)
+    capacities = list(islice(cycle(config.capacities or (1.0,)), config.clients))
+    sites = {
+        client: Site(client, assigned[client], *parts, capacity=capacities[client])
+        for client, parts in enumerate(dealt.parts)
+    }
+    federation = Federation(
+        sites=sites,
+        architectures=architectures,
+        server_architecture=server_architecture,
+        num_classes=dataset.num_classes,
+        public=public,
+        public_labels=config.public_labels,
+        test=dataset.test,
+        task=dataset.task,
+    )
+    return Assembly(federation, dataset.checksum, dealt.fingerprint, matched.classes)
+
+
+def task_of(experiment: Experiment) -> Task:
+    """The task that the experiment names, or else that of its data set."""
+    return experiment.task or describe(experiment.federation.dataset).task
+
+
+def common_of(experiment: Experiment, matched: MatchedClasses) -> tuple[Examples | None, Examples | None]:
+    """The public examples and the common test set, on a machine that may not have the data that they are part of.
+
+    Args:
+        experiment: the experiment.
+        matched: the federation's classes.
+
+    Raises:
+        DataError: public examples are needed and missing, or have a class that the federation lacks.
+    """
+    try:
+        dataset = _loaded(experiment, experiment.federation.dataset, experiment.task)
+    except DataError:
+        if experiment.federation.public != "none":
+            raise
+        return None, None
+    dataset = matched.relabelled(dataset, dataset.name)
+    return _private_and_public(experiment, dataset)[1], dataset.test
+
+
+def assemble_server(experiment: Experiment, matched: MatchedClasses | None = None) -> Federation:
+    """The federation of a server whose clients are on other machines.
+
+    Args:
+        experiment: the experiment.
+        matched: the federation's classes; by default those of its data set.
+
+    Raises:
+        ConfigError: there is no such data set, or a model cannot be built.
+        DataError: public examples are needed and missing.
+    """
+    matched = matched or common_classes(experiment)
+    public, test = common_of(experiment, matched)
+    architectures, server_architecture = architectures_of(experiment, matched.width, matched.common.input_shape)
+    return Federation(
+        sites={},
+        architectures=architectures,
+        server_architecture=server_architecture,
+        num_classes=matched.width,
+        public=public,
+        public_labels=experiment.federation.public_labels,
+        test=test,
+        task=matched.common.task,
+    )
+
+
+def _check_partition(experiment: Experiment, task: Task) -> None:
+    """Check that a partition by label has labels.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if experiment.federation.data is None and not task.has_labels and getattr(experiment.partition, "by_label", True):
+        name = experiment.federation.partition.get("name", "dirichlet")
+        raise ConfigError(
+            f"federation.partition: {name} divides examples by label, and those of a {task.name} have none; use"
+            " federation.partition=iid, or give each client its own federation.data"
+        )
+
+
+def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Examples | None]:
+    """Rows of the training set that are divided among clients, and the public examples."""
+    config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
+    used = _used(dataset, config.train_fraction, key.fold("used"))
+    return _public(dataset, used, config, key.fold("public"))
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """Each client's training, validation and test examples, and a digest of the division."""
+
+    parts: list[tuple[Examples, Examples, Examples]]
+    fingerprint: str
+
+
+def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
+    """The clients' shares of one data set."""
+    config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
+    train_labels, test_labels = (dataset.task.labels(of) for of in (dataset.train_targets, dataset.test_targets))
+    dealt = experiment.partition(train_labels[private], config.clients, key.fold("partition"))
+    parts = [private[part] for part in dealt]
+    tests = matching_test_parts(train_labels, parts, test_labels, key.fold("test"))
+    found: list[tuple[Examples, Examples, Examples]] = []
+    for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
+        fraction, draw = config.validation_fraction, key.fold("validation", client)
+        train, validation = split_validation(part, train_labels, fraction, draw)
+        found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
+    return _Dealt(found, fingerprint(parts))
+
+
+def common_classes(experiment: Experiment) -> MatchedClasses:
+    """The classes of the experiment's data set, which is not loaded.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: it cannot be read.
+    """
+    return MatchedClasses.matching(common_data(experiment))
+
+
+def matched_classes(experiment: Experiment) -> MatchedClasses:
+    """The classes of the data set and of clients' own data on this machine, none of which is loaded.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: data cannot be read, or their classes cannot be matched.
+    """
+    places = experiment.federation.data or ()
+    common = common_data(experiment)
+    own = {named(client, place): _described(experiment, place) for client, place in enumerate(places)}
+    return MatchedClasses.matching(common, own)
+
+
+def common_data(experiment: Experiment) -> Description:
+    """The description of the experiment's data set, whose test part is the common one.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: it cannot be read.
+    """
+    return _described(experiment, experiment.federation.dataset)
+
+
+def _described(experiment: Experiment, place: str) -> Description:
+    return describe(place, experiment.task, experiment.federation.image_size)
+
+
+def _loaded(experiment: Experiment, place: str | Path, task: Task | None) -> Dataset:
+    config = experiment.federation
+    return load(place, augmentation=config.augmentation, image_size=config.image_size, task=task)
+
+
+def named(client: ClientId, place: str | Path) -> str:
+    """A client with data of its own, as messages name it."""
+    return f"client {client} ({place})"
+
+
+def _own(experiment: Experiment, matched: MatchedClasses) -> _Dealt:
+    """Each client's own data."""
+    places = enumerate(experiment.federation.data or ())
+    datasets = [matched.relabelled(load_own(experiment, place), named(client, place)) for client, place in places]
+    parts = [own_parts(experiment, client, dataset) for client, dataset in enumerate(datasets)]
+    return _Dealt(parts, digest(" ".join(dataset.checksum for dataset in datasets).encode()))
+
+
+def load_own(experiment: Experiment, place: str | Path) -> Dataset:
+    """A client's own data, with their own numbers for classes.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    return _loaded(experiment, place, task_of(experiment))
+
+
+def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
+    """A client's training, validation and test examples, of its own data with the federation's numbers."""
+    common = common_data(experiment)
+    found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
+    if found != expected:
+        raise DataError(
+            f"{dataset.name}, of client {client}: inputs of shape {found}; expected {expected}, as in {common.name}"
+        )
+    draw = fold_in(experiment.run.seed, "federation", "validation", client)
+    rows = torch.arange(len(dataset.train_targets))
+    fraction = experiment.federation.validation_fraction
+    train, validation = split_validation(rows, dataset.task.labels(dataset.train_targets), fraction, draw)
+    return dataset.train.take(train), dataset.train.take(validation), dataset.test
+
+
+def architectures_of(
+    experiment: Experiment, num_classes: int, input_shape: tuple[int, ...]
+) -> tuple[dict[str, Builder], str]:
+    """Builders of all models that the experiment names, for a task, and the name of the server's.
+
+    Raises:
+        ConfigError: one cannot be built.
+    """
+    builders = {str(spec): builder_of(spec, num_classes, input_shape) for spec in experiment.named_models}
+    if experiment.server_model is not None:
+        return builders, str(experiment.server_model)
+    return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # the first of equals
+
+
+def _parameters(name: str, build: Builder) -> int:
+    with isolated(Key((name,))):
+        return sum(parameter.numel() for parameter in build().parameters())
+
+
+def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
+    """The builder of this model for a task.
+
+    Raises:
+        ConfigError: it cannot be built, or does not fit in this machine's memory.
+    """
+    build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
+    _check_memory(build, where)
+    try:
+        with isolated(Key((where,))):
+            net: object = build()
+    except PotluckError:
+        raise
+    except Exception as error:  # the user's own code, or options of the wrong kind
+        raise ConfigError(f"{where}: cannot be built: {explained(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"{where}: returned {type(net).__name__}; expected a torch.nn.Module: return the network")
+    lazy = [name for name, tensor in (*net.named_parameters(), *net.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ConfigError(
+            f"{where}: {lazy[0]} has no shape yet; give lazy layers their sizes, or pass one batch through the network"
+            " before it is returned"
+        )
+    return build
+
+
+class _Unfilled(TorchFunctionMode):
+    """Skip the random filling of tensors without storage, for which torch would first load its compiler."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "erfinv_") and args:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _check_memory(build: Builder, where: str) -> None:
+    """Check, before a network is built, that its weights and gradients fit in this machine's memory."""
+    try:
+        with isolated(Key((where,))), torch.device("meta"), _Unfilled():
+            net = build()
+        tensors = [*net.parameters(), *net.buffers(), *(p for p in net.parameters() if p.requires_grad)]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    except Exception:  # it needs real tensors; any other error is reported when it is built
+        return
+    check_fits(needed, f"{where}: its weights and gradients", "make it smaller", ConfigError)
+
+
+def _used(dataset: Dataset, fraction: float, key: Key) -> Tensor:
+    """Rows of the training set that are used at all, in order."""
+    rows = torch.arange(len(dataset.train_targets))
+    if fraction == 1:
+        return rows
+    count = round(fraction * len(rows))
+    if count < 1:
+        raise ConfigError(f"federation.train_fraction: {fraction} of {len(rows)} examples is none")
+    return rows[torch.randperm(len(rows), generator=key.generator())[:count]].sort().values
+
+
+def _public(dataset: Dataset, used: Tensor, config: FederationConfig, key: Key) -> tuple[Tensor, Examples | None]:
+    """Rows of the training set that stay private, and the public examples, without labels unless those are public."""
+    if config.public == "none":
+        return used, None
+    if config.public == "holdout":
+        shuffled = used[torch.randperm(len(used), generator=key.generator())]
+        count = round(config.public_fraction * len(used))
+        if count < 1:
+            raise ConfigError(f"federation.public_fraction: {config.public_fraction} of {len(used)} examples is none")
+        rows, private = shuffled[:count], shuffled[count:].sort().values
+        inputs, targets = dataset.train_inputs[rows], dataset.train_targets[rows]
+    else:
+        if config.public_labels:
+            _check_same_classes(dataset.description, describe(config.public))
+        other, private = load(config.public, augmentation="none", image_size=config.image_size), used
+        inputs, targets = _fitted(other.train_inputs, dataset, config.image_size), other.train_targets
+    if not config.public_labels:
+        targets = torch.zeros(len(inputs), dtype=torch.int64)
+    return private, Examples(inputs, targets, dataset.preprocess).unaugmented()
+
+
+def _check_same_classes(task: Description, public: Description) -> None:
+    """Check that labels of public examples mean what those of the task mean.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if public.task.name != task.task.name or public.class_names != task.class_names:
+        raise ConfigError(
+            f"federation.public_labels: {public.name} has other classes than {task.name}; set it to false, or take"
+            " labelled examples from the training set with federation.public=holdout"
+        )
+
+
+def _fitted(inputs: Tensor, dataset: Dataset, image_size: int | None) -> Tensor:
+    """Images resized to the task's size and number of channels, so that the task's preprocessing fits them."""
+    like = dataset.train_inputs
+    if inputs.dim() != 4 or like.dim() != 4:
+        raise ConfigError("federation.public: expected a data set of images for a task on images")
+    if inputs.shape[1] != like.shape[1]:
+        inputs = inputs.float().mean(1, keepdim=True).expand(-1, like.shape[1], -1, -1).to(inputs.dtype)
+    enlarged = image_size is not None and min(like.shape[2:]) < image_size  # by the preprocessing, whatever they are
+    if inputs.shape[2:] != like.shape[2:] and not enlarged:
+        sized = F.interpolate(inputs.float(), size=like.shape[2:], mode="bilinear", antialias=True)
+        inputs = sized.round().to(inputs.dtype)
+    return inputs

@@ -1,0 +1,24 @@
+"""The check that a federation offers what a method needs, and what to say if it does so for some clients only."""
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+from potluck.core.ground.errors import ConfigError
+from potluck.core.needs import Need, Offer
+
+
+def check_needs(needs: Iterable[Need], method_name: str, offer: Offer) -> None:
+    """Check that the method can run in a federation.
+
+    Raises:
+        ConfigError: one line with every need that is not met and what to do about it.
+    """
+    problems = [problem for need in sorted(needs, key=attrgetter("text")) if (problem := need.problem(offer))]
+    if problems:
+        raise ConfigError(f"{method_name} cannot run here: {'; '.join(problems)}")
+
+
+def cautions(needs: Iterable[Need], method_name: str, offer: Offer) -> list[str]:
+    """What a user should know of needs that some of the clients do not meet, a line each."""
+    found = (need.caution(offer) for need in sorted(needs, key=attrgetter("text")))
+    return [f"{method_name}: {caution}" for caution in found if caution]

@@ -1,0 +1,75 @@
+"""A branch: a new run that continues from another run's checkpoint with a changed configuration."""
+
+import dataclasses
+from pathlib import Path
+
+from potluck.core.ground.errors import CheckpointError, ConfigError, StorageError
+from potluck.engine.disk.files import sync, write_atomically
+from potluck.experiment.folder.checkpoint import read_checked
+from potluck.experiment.folder.folder import new_folder, open_folder, seed_manifest
+from potluck.experiment.results.records import Records
+from potluck.experiment.settings.schema import Experiment
+from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint
+from potluck.seals import check_continues, differences, what_matters
+
+_INHERITED = ("data_checksum", "partition_fingerprint")
+
+
+def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:
+    """Make a folder in which `experiment` continues from the checkpoint in `folder`, which is only read.
+
+    Args:
+        folder: the folder of the run to branch from.
+        experiment: what is run from there on: changed settings of the method or of the run, or changed code.
+        parent: the folder in which the branch's folder is made.
+
+    Raises:
+        CheckpointError: the run has no finished round, or its files are damaged.
+        ConfigError: the federation or the method is another one, for which the checkpoint holds no state.
+        StorageError: the branch cannot be written.
+    """
+    last = Checkpoint.read(folder / CHECKPOINT / LAST)
+    if last is None:
+        raise CheckpointError(f"{folder} has no finished round to branch from; start another run instead")
+    if last.config is None or last.records is None:
+        raise CheckpointError(f"{folder} was written by an earlier version; resume it for a round, then branch from it")
+    check_continues(folder, dataclasses.replace(last, config=None), {}, experiment.run.rounds)
+    settings = what_matters(experiment.settings())
+    fixed = [key for key in differences(last.config, settings) if key == "method.name" or key.startswith("federation.")]
+    if fixed:
+        raise ConfigError(f"{folder}: {', '.join(fixed)} changed; a branch keeps federation and method of its run")
+    manifest = open_folder(folder)
+    Records(folder).check(last)
+    place = new_folder(parent, experiment)
+    try:
+        _copy(folder, place, last, settings)
+    except OSError as error:
+        raise error if isinstance(error, StorageError) else CheckpointError(f"{folder}: {error}") from error
+    origin = {"folder": str(folder.resolve()), "round": last.round, "digest": last.digest}
+    seed_manifest(place, {"parent": origin, **{name: manifest[name] for name in _INHERITED if name in manifest}})
+    write_atomically(place / CONFIG, experiment.toml().encode())  # last: with it the folder is a run
+    sync(place, place.resolve().parent)
+    return place
+
+
+def _copy(folder: Path, place: Path, last: Checkpoint, settings: dict[str, object]) -> None:
+    """Copy records, checkpoints and the count of private releases."""
+    if (folder / RELEASES).is_file():
+        write_atomically(place / RELEASES, (folder / RELEASES).read_bytes())
+    for name, extent in (last.records or {}).items():
+        if extent.bytes:
+            with (folder / name).open("rb") as file:
+                write_atomically(place / name, file.read(extent.bytes))
+    checkpoints = {LAST: dataclasses.replace(last, config=settings)}
+    try:
+        best = Checkpoint.read(folder / CHECKPOINT / BEST)
+    except CheckpointError:  # not needed to continue
+        best = None
+    if best and all((folder / CHECKPOINT / name).is_file() for name in best.files):
+        checkpoints[BEST] = best
+    for name in sorted({name for checkpoint in checkpoints.values() for name in checkpoint.files}):
+        if name in last.state or (folder / CHECKPOINT / name).is_file():  # clients on other machines keep theirs
+            write_atomically(place / CHECKPOINT / name, read_checked(folder / CHECKPOINT / name))
+    for name, checkpoint in checkpoints.items():
+        write_atomically(place / CHECKPOINT / name, checkpoint.sealed())
+    sync(place / CHECKPOINT)

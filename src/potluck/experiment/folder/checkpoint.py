@@ -1,0 +1,198 @@
+"""Checkpoints: after every round the whole state is on disk, and a flipped byte is detected.
+
+A checkpoint is one small JSON file that names content-addressed files: the parts of the method's state, and one record
+for each client. Files that have not changed since the last checkpoint are not written again. Replacing the small file
+is the only step that counts, so a run killed at any moment has either the old checkpoint or the new one.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError
+from potluck.core.ground.tree import pack, unpack
+from potluck.engine.disk.files import make_folder, remove, rename, sync, write_atomically
+from potluck.engine.disk.store import ClientStore, ContentFiles
+from potluck.records import BEST, LAST, Checkpoint, Extent, Undo
+
+log = logging.getLogger(__name__)
+_PART_BYTES = 2**18
+"""The most bytes of a part of the state that has more than one entry."""
+
+
+class Checkpoints:
+    """The checkpoint folder of one run."""
+
+    def __init__(self, folder: Path, store: ClientStore) -> None:
+        self._folder = folder
+        self._store = store
+        self._content = ContentFiles()
+
+    def prepare(self) -> None:
+        """Make the folder, and delete partial files of a killed run.
+
+        Raises:
+            StorageError: it cannot be written to.
+        """
+        make_folder(self._folder)
+        sync(self._folder.parent)
+        for aside in self._folder.glob("*.tmp"):
+            remove(aside)
+
+    def save(
+        self,
+        number: int,
+        state: Any,
+        best_validation: float | None,
+        best_round: int | None,
+        records: dict[str, Extent],
+        config: dict[str, Any],
+        undo: Undo | None = None,
+    ) -> Checkpoint:
+        """Write the state after round `number`; the best round's checkpoint is kept beside the last one.
+
+        Args:
+            number: the number of the round.
+            state: the method's state.
+            best_validation: the best mean of the primary metric on validation parts so far; None if there is none.
+            best_round: the first round with it.
+            records: the extent of the records that the checkpoint refers to.
+            config: the run's settings.
+            undo: what the round can be undone with, all of whose files the last checkpoint named.
+
+        Raises:
+            StorageError: it cannot be written; the last checkpoint is unchanged.
+        """
+        parts: list[str] = []
+        for part in parts_of({spec.name: getattr(state, spec.name) for spec in fields(_dataclass(state))}):
+            content = pack(part)
+            parts.append(f"part-{digest(content)}.safetensors")
+            self._content.put(self._folder / parts[-1], content)
+        self._content.sync()
+        best = self._best()
+        checkpoint = Checkpoint(number, tuple(parts), self._store.save(), best_validation, best_round, records, config)
+        if best_round == number:
+            best = checkpoint
+            write_atomically(self._folder / BEST, checkpoint.sealed())
+        checkpoint = replace(checkpoint, undo=undo)
+        sync(self._folder)  # the files' names must be durable before the checkpoint that refers to them
+        write_atomically(self._folder / LAST, checkpoint.sealed())
+        sync(self._folder)  # only now: until here the last checkpoint may still be needed
+        self._discard_unused(checkpoint, best)
+        return checkpoint
+
+    def complaint(self) -> str | None:
+        """What is wrong with the best round's checkpoint, without which the run can continue; None if nothing."""
+        try:
+            Checkpoint.read(self._folder / BEST)
+        except CheckpointError as error:
+            return f"{error}; the run continues without it until a better round"
+        return None
+
+    def restore(self, checkpoint: Checkpoint, initial: Any) -> Any:
+        """The saved state, in the type of the method's `initial` state; also restores the clients' store.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or the state has other fields than the method's.
+        """
+        paths = [self._folder / name for name in checkpoint.state]
+        contents = [unpack(read_checked(path)) for path in paths]
+        self._store.restore(checkpoint.clients)
+        self._content.found(paths)
+        saved = contents[0] if checkpoint.has_whole_state else joined(contents)
+        expected = {spec.name for spec in fields(_dataclass(initial))}
+        if set(saved) != expected:
+            where = paths[0] if len(paths) == 1 else self._folder
+            raise CheckpointError(
+                f"{where} holds {sorted(saved)}; this version of the method keeps"
+                f" {sorted(expected)}, so the run cannot be resumed with it"
+            )
+        return type(initial)(**saved)
+
+    def _best(self) -> Checkpoint | None:
+        """The best round's checkpoint; a damaged one is renamed."""
+        place = self._folder / BEST
+        try:
+            return Checkpoint.read(place)
+        except CheckpointError:
+            names = (place.with_name(f"{BEST}.damaged-{number}") for number in range(1, 10**6))
+            aside = next(name for name in names if not name.exists())
+            log.warning("%s is damaged and goes to %s", place, aside)
+            rename(place, aside)
+        return None
+
+    def _discard_unused(self, *kept: Checkpoint | None) -> None:
+        names = {name for checkpoint in kept if checkpoint for name in checkpoint.files}
+        self._store.discard_except(names)
+        self._content.forget_except(names)
+
+
+def parts_of(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A state as a list of parts, each some entries of one of its dicts, and the keys that lead to that dict.
+
+    Neighbouring entries share a part until it is large; a large dict has parts of its own. So a local change affects
+    few parts, and many small entries do not make many parts.
+    """
+    return _parts(state, [])
+
+
+def _parts(node: dict[Any, Any], at: list[Any]) -> Iterator[dict[str, Any]]:
+    gathered: dict[Any, Any] = {}
+    room = _PART_BYTES
+    for key, child in node.items():
+        size = _size(child)
+        apart = isinstance(child, dict) and size >= _PART_BYTES
+        if gathered and (apart or size > room):
+            yield {"at": at, "entries": gathered}
+            gathered, room = {}, _PART_BYTES
+        if apart:
+            yield from _parts(child, [*at, key])
+        else:
+            gathered[key], room = child, room - size
+    if gathered or not (at or node):
+        yield {"at": at, "entries": gathered}
+
+
+def joined(parts: Iterable[Any]) -> dict[Any, Any]:
+    """The state reassembled from these parts, its dicts in the same order."""
+    state: dict[Any, Any] = {}
+    for part in parts:
+        node = state
+        for key in part["at"]:
+            node = node.setdefault(key, {})
+        node.update(part["entries"])
+    return state
+
+
+def _size(node: Any) -> int:
+    """The approximate number of bytes of a value in a file."""
+    if isinstance(node, Tensor):
+        return node.nbytes
+    if isinstance(node, dict):
+        return sum(map(_size, node.values()))
+    return sum(map(_size, node)) if isinstance(node, list | tuple) else len(node) if isinstance(node, str) else 8
+
+
+def read_checked(path: Path) -> bytes:
+    """The content of a file whose name holds its digest.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; the checkpoint cannot be resumed")
+    content = path.read_bytes()
+    if digest(content) != path.stem.rsplit("-", 1)[1]:
+        raise CheckpointError(f"{path} is damaged; the checkpoint cannot be resumed")
+    return content
+
+
+def _dataclass(state: Any) -> Any:
+    if not is_dataclass(state):
+        raise TypeError(f"the method's state is a {type(state).__name__}; expected a frozen dataclass")
+    return state

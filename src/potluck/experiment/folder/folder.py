@@ -1,0 +1,305 @@
+"""A run's folder: its name, its configuration, and a manifest of what it ran on."""
+
+import importlib.metadata
+import json
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.core.ground.digest import digest
+from potluck.core.ground.errors import CheckpointError, StorageError
+from potluck.core.needs import Offer
+from potluck.core.requests.examples import Examples
+from potluck.core.tasks.task import Task
+from potluck.engine.disk.files import make_folder, sync, write_atomically
+from potluck.experiment.federation.assemble import Assembly
+from potluck.experiment.federation.needs import cautions
+from potluck.experiment.folder.code import keep_code
+from potluck.experiment.settings.schema import Experiment
+from potluck.records import (
+    LOG,
+    MANIFEST,
+    PARTITION,
+    SCHEMA_VERSION,
+    Partition,
+    check_is_run,
+    check_schema,
+)
+from potluck.seals import read_sealed
+
+_PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
+
+
+def new_folder(parent: Path, experiment: Experiment) -> Path:
+    """Make a new folder for a run, named by date, method, data set, seed and hash of the configuration.
+
+    Raises:
+        StorageError: the parent cannot be written to.
+    """
+    dataset = Path(experiment.federation.dataset).stem
+    method = Path(experiment.method_name).stem
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    base = f"{stamp}-{method}-{dataset}-s{experiment.run.seed}-{experiment.experiment_id}"
+    for attempt in range(1, 1000):
+        folder = parent / (base if attempt == 1 else f"{base}-{attempt}")
+        try:
+            make_folder(folder, new=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise CheckpointError(f"{parent / base}: a thousand runs have this name")
+
+
+@contextmanager
+def started(parent: Path, experiment: Experiment) -> Generator[Path]:
+    """A new folder for a run, which goes on inside the block; removed if the run was refused before it began.
+
+    Raises:
+        StorageError: the parent cannot be written to.
+    """
+    parent_is_new = not parent.exists()
+    folder = new_folder(parent, experiment)
+    try:
+        yield folder
+    finally:
+        if not (folder / MANIFEST).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            if parent_is_new:
+                with suppress(OSError):
+                    parent.rmdir()
+
+
+def open_folder(folder: Path) -> dict[str, Any]:
+    """The manifest of an existing run.
+
+    Raises:
+        CheckpointError: the folder is not a run.
+    """
+    check_is_run(folder)
+    manifest = _manifest(folder)
+    try:
+        check_schema(folder / MANIFEST, manifest)
+    except KeyError as error:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: it has no {error}") from error
+    return manifest
+
+
+def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], experiment: Experiment) -> None:
+    """Write the manifest: data, code, machine, times, and what the models' builders have frozen.
+
+    Also copies the user's code, and writes how the classes are divided among clients.
+
+    Args:
+        folder: of the run.
+        assembly: the federation, whose data's checksums are recorded.
+        computing: executor, threads and so on.
+        experiment: the experiment.
+
+    Raises:
+        CheckpointError: the run was started on other data or another partition.
+        StorageError: the folder cannot be written to.
+    """
+    before = _manifest(folder) if (folder / MANIFEST).is_file() else {}
+    found = check_data(folder, before, assembly)
+    start = {} if "started" in before else _start(folder, experiment)
+    before.pop("ended", None)
+    members, task = assembly.federation.roster.values(), assembly.federation.task
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        **start,
+        **before,
+        **found,
+        "status": "running",
+        **_potluck_commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} cores for torch",
+        "device": "cpu",
+        "task": {"name": task.name, "metrics": [metric.facts() for metric in task.metrics]},
+        **_cautions(assembly, experiment),
+        "frozen": {member.architecture: sorted(member.frozen) for member in members if member.frozen},
+        "computing": {**computing, "fused_optimizers": True},
+    }
+    if partition := _partition(assembly):
+        write_atomically(folder / PARTITION, json.dumps(asdict(partition)).encode())
+    _write(folder, manifest)
+
+
+def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]]:
+    """What the readers of a report should know of clients that the method does nothing for, if there are such."""
+    found = cautions(experiment.method.needs(), experiment.method_name, Offer.of(assembly.federation))
+    return {"cautions": found} if found else {}
+
+
+def _partition(assembly: Assembly) -> Partition | None:
+    """How the classes are divided among clients; None without labels, and for clients on other machines."""
+    task, classes = assembly.federation.task, len(assembly.classes)
+    if not task.has_labels or not classes or not assembly.here:
+        return None
+    sites = [site for _, site in sorted(assembly.federation.sites.items())]
+    return Partition([_class_counts(site.train, task, classes) for site in sites])
+
+
+def _class_counts(examples: Examples, task: Task, classes: int) -> list[int]:
+    targets = examples.targets if examples.rows is None else examples.targets[examples.rows]
+    return torch.bincount(task.labels(targets), minlength=classes).tolist()
+
+
+def check_data(folder: Path, manifest: Mapping[str, Any], assembly: Assembly) -> dict[str, Any]:
+    """Check that a run's data and their division are those that it was started with; return the facts about them.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    found = {
+        "data_checksum": assembly.data_checksum,
+        "partition_fingerprint": assembly.partition_fingerprint,
+        "classes": list(assembly.classes),
+    }
+    for name, value in found.items():
+        if manifest.get(name, value) != value:
+            raise CheckpointError(
+                f"{folder}: {name} was {manifest[name]} and now is {value}; the data or their division has"
+                " changed since the run was started, so it cannot be resumed"
+            )
+    return found
+
+
+def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the first facts of a run's manifest; `write_manifest` adds the rest.
+
+    Raises:
+        StorageError: the folder cannot be written to.
+    """
+    _write(folder, {"schema_version": SCHEMA_VERSION, "status": "new", **facts})
+
+
+def _start(folder: Path, experiment: Experiment) -> dict[str, Any]:
+    """How and with which code a run was started; recorded once."""
+    code = keep_code(folder, experiment)
+    facts = {"command": sys.argv, "started": _now(), "started_in": str(Path.cwd()), "code": code}
+    return {**facts, **_users_commit([Path(file["path"]) for file in code])}
+
+
+def note_status(folder: Path, status: str, **facts: Any) -> None:
+    """Record the run's status and the time.
+
+    Raises:
+        StorageError: the folder cannot be written to.
+    """
+    _write(folder, {**_manifest(folder), "status": status, "ended": _now(), **facts})
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    place = folder / MANIFEST
+    try:
+        manifest = json.loads(place.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{place} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{place} is damaged: found {type(manifest).__name__}, expected a table")
+    return manifest
+
+
+def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    sync(folder)
+
+
+def run_digest(folder: Path) -> dict[str, str]:
+    """Digests of a run's results, which contain no times: its records up to its last checkpoint, and of that.
+
+    Raises:
+        CheckpointError: the folder is not a run, holds no finished round, or is damaged.
+    """
+    open_folder(folder)
+    run = read_sealed(folder)
+    if run.checkpoint is None:
+        raise CheckpointError(f"{folder} has no finished round yet")
+    return {**{name: digest(content) for name, content in run.records.items()}, "checkpoint": run.checkpoint.digest}
+
+
+class _LogFile(logging.FileHandler):
+    """A log handler that stops quietly when the disk is full; writing the records reports that."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def logging_to(folder: Path) -> Generator[None]:
+    """Write Potluck's log to the run's log file inside the block.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+    try:
+        handler = _LogFile(folder / LOG)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder / LOG}: {error.strerror}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("potluck")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # the terminal shows the progress bar
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+        with suppress(OSError):
+            handler.close()
+
+
+def _potluck_commit() -> dict[str, Any]:
+    """The commit of Potluck's code, if it runs from its own checkout."""
+    here = Path(__file__)
+    commit, dirty, tracked = _state_of([here])
+    return {"potluck_commit": commit if tracked else None, "potluck_dirty": dirty if tracked else None}
+
+
+def _users_commit(files: Sequence[Path]) -> dict[str, Any]:
+    """The commit of the repository that holds the user's files; dirty if it has changed or lacks a file."""
+    commit, dirty, tracked = _state_of(files) if files else (None, None, True)
+    return {"git_commit": commit, "git_dirty": dirty if tracked else commit and True}
+
+
+def _state_of(files: Sequence[Path]) -> tuple[str | None, bool | None, bool]:
+    """The commit of the repository around files, whether it has uncommitted changes, and whether it has all files."""
+    try:
+        folder = files[0].parent
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        return commit, bool(changed), all(_git(folder, "ls-files", "--", str(file)) for file in files)
+    except (OSError, subprocess.SubprocessError):
+        return None, None, False
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

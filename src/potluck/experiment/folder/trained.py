@@ -1,0 +1,129 @@
+"""The models that a run has trained, as they are evaluated: each client's, and the server's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from potluck.core.federation import ClientId, Federation
+from potluck.core.ground.errors import CheckpointError, ConfigError
+from potluck.core.nets.modes import threads
+from potluck.core.requests.examples import Examples
+from potluck.engine.disk.store import ClientStore
+from potluck.engine.engine import Engine
+from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.folder.checkpoint import Checkpoints
+from potluck.experiment.folder.code import as_started
+from potluck.experiment.folder.folder import check_data, open_folder
+from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.tables import read_toml
+from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, Checkpoint
+from potluck.seals import read_sealed
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The models after a round of a run.
+
+    Attributes:
+        engine: the run's.
+        state: the method's, after that round.
+        round: its number.
+        threads: torch's threads while a model is made.
+        classes: names of the classes in the order of outputs; empty if they have none or it is not known.
+    """
+
+    engine: Engine
+    state: Any
+    round: int
+    threads: int = 1
+    classes: tuple[str, ...] = ()
+
+    @property
+    def federation(self) -> Federation:
+        """The run's federation."""
+        return self.engine.federation
+
+    def model(self, client: ClientId) -> nn.Module:
+        """The network that a client predicts with, in evaluation mode, on the processor; a new one each time.
+
+        It is the one that is evaluated: of methods whose clients predict with more than their own network, or with
+        another, it is that one. It reads prepared inputs, see `potluck.Examples`.
+
+        Raises:
+            ConfigError: there is no such client.
+        """
+        if client not in self.federation.sites:
+            ids = sorted(self.federation.sites)
+            raise ConfigError(f"client {client!r}: expected one of the {len(ids)} from {ids[0]} to {ids[-1]}")
+        with threads(self.threads):
+            return self.engine.inference_model(self.state, client).eval()
+
+    def global_model(self) -> nn.Module:
+        """The server's model, in evaluation mode.
+
+        Raises:
+            ConfigError: the method has none.
+        """
+        net = self.engine.global_model(self.state)
+        if net is None:
+            name = type(self.engine.method).__name__
+            raise ConfigError(
+                f"{name} has no single global model with these settings; ask for a client's, such as client 0"
+            )
+        return net.eval()
+
+    def examples(self, client: ClientId | None) -> Examples:
+        """Examples that a client's model, or with None the server's, can be tried on: test examples where it has any.
+
+        Raises:
+            ConfigError: there is no such client.
+        """
+        if client is None:
+            found = [self.federation.test, *(site.test for site in self.federation.sites.values())]
+            found += [site.train for site in self.federation.sites.values()]
+        else:
+            site = self.federation.sites[client]
+            found = [site.test, self.federation.test, site.validation, site.train]
+        return next(examples for examples in found if examples is not None and len(examples))
+
+
+def trained_in(folder: Path, *, chosen: bool = False) -> Trained:
+    """The models of the run in a folder, which is only read. Its data are loaded, with the code that it started with.
+
+    Args:
+        folder: of the run.
+        chosen: whether after the round that is best on validation parts instead of the last.
+
+    Raises:
+        CheckpointError: the folder is not a run, has no finished round or is damaged, or data or code have changed.
+        DataError: its data are missing.
+    """
+    manifest, home = open_folder(folder), folder.resolve()
+    read_sealed(folder)  # or models of another configuration would be made
+    checkpoint = Checkpoint.read(home / CHECKPOINT / (BEST if chosen else LAST))
+    if checkpoint is None:
+        missing = "no round that is best on validation parts" if chosen else "no finished round yet"
+        raise CheckpointError(f"{folder} has {missing}, so there are no models")
+    if (manifest.get("computing") or {}).get("executor") == "flower":
+        raise CheckpointError(
+            f"{folder}: its clients were on other machines, which keep their data and models; there are only records"
+        )
+    with as_started(folder, manifest):
+        experiment = resolve(read_toml(home / CONFIG), str(folder / CONFIG))
+        assembly = assemble(experiment)
+    check_data(folder, manifest, assembly)
+    store = ClientStore(home / CHECKPOINT)
+    engine = Engine(
+        experiment.method,
+        assembly.federation,
+        seed=experiment.run.seed,
+        store=store,
+        computing=experiment.run.computing,
+    )
+    with threads(experiment.run.threads):
+        initial = experiment.method.init(engine.server(0))
+    state = Checkpoints(home / CHECKPOINT, store).restore(checkpoint, initial)
+    engine.rounds_done = checkpoint.round
+    return Trained(engine, state, checkpoint.round, experiment.run.threads, assembly.classes)

@@ -1,0 +1,1 @@
+"""Runs, one and several, from start or checkpoint to end."""

@@ -1,0 +1,124 @@
+"""Tables resolved to an experiment: every default filled in, everything checked that can be without the data."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from potluck.core.ground.discovery import named_file
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.fields import require
+from potluck.core.method import Method
+from potluck.core.needs import Need
+from potluck.core.tasks.named import task_named
+from potluck.core.tasks.own_metrics import with_metrics
+from potluck.core.tasks.task import Task
+from potluck.data.datasets import describe
+from potluck.data.partition import get_partition
+from potluck.experiment.settings.schema import TABLES, Experiment, FederationConfig, ModelSpec, RunConfig
+from potluck.experiment.settings.strict import check_keys, typed
+from potluck.experiment.settings.tables import Tree
+from potluck.methods import get_method
+from potluck.models import get_model
+
+_FAMILY = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
+_SMALL_FAMILY = ("cnn2", "cnn3", "cnn4", "cnn5", "cnn6")
+_SMALL_IMAGE = 16
+
+
+def resolve(tree: Tree, source: str = "configuration") -> Experiment:
+    """Check the tables and fill in every default.
+
+    Raises:
+        ConfigError: something in them is unknown, of the wrong type, or out of range.
+    """
+    check_keys(tree, (*TABLES, "method", "preset"), "", source, tree)
+    method_tree = {"name": "fedin", **_table(tree, "method", source)}
+    method_name = method_tree.pop("name")
+    if not isinstance(method_name, str):
+        raise ConfigError(f"{source}: method.name: expected text, found {method_name!r}")
+    method = typed(get_method(method_name), method_tree, "method", source)
+    run = typed(RunConfig, _table(tree, "run", source), "run", source)
+    federation_tree = dict(_table(tree, "federation", source))
+    if isinstance(federation_tree.get("partition"), str):
+        federation_tree["partition"] = {"name": federation_tree["partition"]}
+    federation = typed(FederationConfig, federation_tree, "federation", source)
+    cohort, quorum = run.cohort_size(federation.clients), run.rounds_close.quorum
+    require(quorum <= cohort, f"{source}: run.rounds_close.quorum", f"at most the {cohort} of a cohort", quorum)
+    task = _task(federation, source)
+    if task is not None and not task.has_labels and "partition" not in federation_tree:
+        federation = dataclasses.replace(federation, partition={"name": "iid"})
+    partition_tree = dict(federation.partition)
+    partition_name = partition_tree.pop("name", "dirichlet")
+    if not isinstance(partition_name, str):
+        raise ConfigError(f"{source}: federation.partition.name: expected a name; all: potluck list partitions")
+    partition = typed(get_partition(partition_name), partition_tree, "federation.partition", source)
+    federation = _with_defaults(federation, method, task)
+    models = tuple(_model(model, source) for model in federation.models or ())
+    server_model = None if federation.server_model is None else _model(federation.server_model, source)
+    preset = _table(tree, "preset", source)
+    return Experiment(federation, partition, models, server_model, method_name, method, run, preset, task)
+
+
+def _task(federation: FederationConfig, source: str) -> Task | None:
+    """The task that the configuration names, with the metrics that it adds; None if it does neither."""
+    task, chosen = None, federation.task
+    if chosen is not None:
+        options = {} if isinstance(chosen, str) else dict(chosen)
+        name = chosen if isinstance(chosen, str) else options.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{source}: federation.task: expected a name or a table with one, found {chosen!r}")
+        task = typed(type(task_named(name)), options, "federation.task", source)
+    if not federation.metrics:
+        return task
+    for reference in federation.metrics:
+        if not named_file(reference):
+            raise ConfigError(f"{source}: federation.metrics: found {reference!r}; expected FILE.py:FUNCTION")
+    return with_metrics(task or describe(federation.dataset).task, federation.metrics)
+
+
+def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task | None) -> FederationConfig:
+    """Default models and capacities, if the configuration gives none."""
+    slices = Need.WIDTH_SLICES in method.needs()
+    models, capacities = federation.models, federation.capacities
+    if models is None:
+        shape = describe(federation.dataset, task, federation.image_size).input_shape
+        in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
+        models = _models_of_many_stages(shape) if in_pieces else _default_models(shape, slices)
+    if capacities is None:
+        capacities = method.default_capacities
+    return dataclasses.replace(federation, models=models, capacities=capacities)
+
+
+def _default_models(shape: tuple[int, ...], slices: bool) -> tuple[str | Tree, ...]:
+    if len(shape) == 1:
+        return ("mlp4",) if slices else ("mlp2", "mlp3", "mlp4", "mlp5", "mlp6")
+    small = min(shape[1:]) <= _SMALL_IMAGE
+    if slices:
+        return ({"name": "preresnet18", "width": 16} if small else "preresnet18",)
+    return tuple({"name": name, "width": 32} for name in _SMALL_FAMILY) if small else _FAMILY
+
+
+def _models_of_many_stages(shape: tuple[int, ...]) -> tuple[str | Tree, ...]:
+    """One net that clients with little memory can train stage by stage."""
+    if len(shape) == 1:
+        return ("mlp6",)
+    small = min(shape[1:]) <= _SMALL_IMAGE
+    return ({"name": "preresnet20", "widths": [8, 16, 32]} if small else "preresnet20",)
+
+
+def _model(model: str | Tree, source: str) -> ModelSpec:
+    options = {} if isinstance(model, str) else dict(model)
+    name = model if isinstance(model, str) else options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
+    parameters = inspect.signature(get_model(name)).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
+    check_keys(options, known, "federation.models", f"{source}: {name}")
+    return ModelSpec(name, options)
+
+
+def _table(tree: Tree, name: str, source: str) -> Tree:
+    table = tree.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{source}: {name}: expected a table, found {table!r}")
+    return table

@@ -1,0 +1,294 @@
+"""What can be configured: frozen dataclasses, whose docstrings explain each key, and the experiment that they make."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any, Literal
+
+import tomli_w
+
+from potluck.core.federation import ClientId
+from potluck.core.ground.discovery import named_file
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.fields import Checked, above, at_least, at_most, below, require
+from potluck.core.ground.rng import fold_in
+from potluck.core.method import Method
+from potluck.core.schema import LARGEST
+from potluck.core.tasks.task import Task
+from potluck.data.datasets import check_augmentation
+from potluck.data.partition import Partition
+from potluck.engine.engine import OnDivergence
+from potluck.engine.executors.choice import ExecutorName
+from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.experiment.settings.tables import Tree, without_none
+from potluck.experiment.watching.trackers.names import TrackerName
+from potluck.records import experiment_hash
+
+Dealing = Literal["turn", "random"]
+_Share = Annotated[float, above(0), at_most(1)]
+_Part = Annotated[float, at_least(0), below(1)]
+_Count = Annotated[int, at_least(1)]
+# More are assumed to be a mistake, which would exhaust the machine before it is noticed.
+_Processes = Annotated[int, at_least(1), at_most(1024)]
+_Clients = Annotated[int, at_least(1), at_most(1_000_000)]
+_Side = Annotated[int, at_least(1), at_most(1024)]
+
+
+@dataclass(frozen=True)
+class FederationConfig(Checked):
+    """The federation: its data, clients and models.
+
+    Attributes:
+        dataset: a name that `potluck list datasets` shows, a folder of images, an `.npz` file, or `FILE.py:FUNCTION`.
+            Its training part is divided among the clients, unless they have `data` of their own; its test part is the
+            common one.
+        data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
+            number if they have no names.
+        augmentation: of training images: "standard" as is usual for the data set, "none", or a list of steps, which
+            are applied in this order: "crop" pads by an eighth of the side and crops at random, "flip" swaps left and
+            right of half of the images, "cutout" sets a square of half the side to 0 after normalisation.
+        image_size: the side in pixels to which images are brought, of training, test and public examples and of
+            clients' own data: smaller once, each pixel the mean over the area that it covers, rounded as the images are
+            stored; larger batch by batch, bilinearly. Default: as they are.
+        train_fraction: share of the training set that is used at all, drawn at random, for small trials.
+        clients: the number of clients.
+        task: what targets mean: "classification", "binary", "multilabel", "regression", "next_token" or
+            "token_classification", or a table with the name and options (`{ name = "classification", scores = true }`).
+            Default: the data set's task, which for your own data is a classification.
+        partition: a scheme of `potluck list partitions`, or `FILE.py:FUNCTION`, and its parameters. Default: Dirichlet,
+            or IID for a named task whose examples have no label.
+        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), dealt to the clients.
+            Default: five depths of one family that suits the inputs; one sliceable net for methods that cut widths, and
+            one of many stages for methods that train nets in pieces, if `capacities` has its default too.
+        dealing: how `models` are dealt: in "turn", or at "random", where each client draws one by itself, with equal
+            chances, so that some may be more frequent and one may be missing. `capacities` stay in turn.
+        server_model: the common or global model; by default the one of `models` with the fewest parameters.
+        capacities: shares of the full model that clients can train, assigned in turn. Default: the method's own, which
+            are 1 for methods that ignore them.
+        validation_fraction: share of a client's examples that is held out for validation.
+        public: public examples: "none", "holdout" (taken from the training set), or another data set.
+        public_fraction: share of the training set that is held out for "holdout".
+        metrics: further metrics of your own, each `FILE.py:FUNCTION` or `FILE.py:CLASS`.
+        public_labels: whether the labels of public examples are public too. Their classes must be the task's.
+    """
+
+    dataset: str = "digits"
+    augmentation: str | tuple[str, ...] = "standard"
+    image_size: _Side | None = None
+    train_fraction: _Share = 1.0
+    data: tuple[str, ...] | None = None
+    clients: _Clients = 10
+    partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
+    models: tuple[str | dict[str, Any], ...] | None = None
+    dealing: Dealing = "turn"
+    server_model: str | dict[str, Any] | None = None
+    capacities: tuple[_Share, ...] | None = None
+    validation_fraction: _Part = 0.1
+    public: str = "none"
+    public_fraction: _Part = 0.1
+    public_labels: bool = False
+    task: str | dict[str, Any] | None = None
+    metrics: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_augmentation(self.augmentation)
+        own = self.data is None or len(self.data) == self.clients
+        require(own, "data", f"one for each of the {self.clients} clients", len(self.data or ()))
+        known = not self.public_labels or self.public != "none"
+        require(known, "public_labels", "false without federation.public", self.public_labels)
+        require(self.models is None or len(self.models) > 0, "models", "at least one", self.models)
+
+
+@dataclass(frozen=True)
+class RoundsClose(Checked):
+    """When the rounds of a run close, and what happens while too few clients are there.
+
+    A round for which fewer clients than the quorum can be reached is not begun, and one that they leave in the middle
+    is undone: the run waits for them, and nothing is counted or recorded.
+
+    Attributes:
+        quorum: the least number of clients that must answer each exchange of a round; if fewer are asked, all of them.
+        deadline_s: seconds after which an exchange with other machines closes with the replies that have come; with
+            fewer than the quorum it stays open. In one process every client is heard to its end.
+        patience_s: seconds to wait for a quorum of other machines before the run ends with an error, from which it can
+            be resumed; None waits for as long as it takes.
+    """
+
+    quorum: _Count = 1
+    deadline_s: Annotated[float, above(0)] = 600.0
+    patience_s: Annotated[float, above(0)] | None = None
+
+
+_ROUNDS_CLOSE = RoundsClose()
+
+
+@dataclass(frozen=True)
+class RunConfig(Checked):
+    """How the federation is run.
+
+    Attributes:
+        rounds: the number of rounds.
+        cohort_fraction: share of the clients drawn each round; at least one is.
+        seed: the seed of every draw in the run.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        common_test: whether each client's model is also evaluated on the common test set.
+        executor: what carries out the clients' work: this process ("sequential"), or one forked process for each core
+            ("workers") with the same results to the last bit; "stacked" trains similar clients as one batched
+            computation, in all processes, which changes last bits; "ray" runs on your own Ray cluster, at
+            `RAY_ADDRESS`. "auto" uses all cores, and stacks small nets without convolutions.
+        workers: the number of processes; by default one for each core.
+        computing: the device, precision and memory layout.
+        threads: torch's threads, in one process. More than one changes the last bits of the results.
+        memory_gib: the most memory for clients' states; the rest goes to disk.
+        tolerate_failures: continue without a client that fails, or whose reply is refused, and record it.
+        rounds_close: when a round closes, and what happens while too few clients are there.
+        lost_rounds: how many rounds in a row may be lost before the run ends; only if failures are tolerated. A round
+            is lost if a quorum was there, but fewer clients, or too few for the method, gave a reply that counts. A
+            round that is undone as often in a row, since clients leave it in the middle, ends the run too.
+        on_divergence: what to do about a client whose loss or reply is NaN, infinite or too large: "stop" the run, or
+            "drop" the reply and continue. None means "drop" if failures are tolerated, else "stop".
+        largest_value: the largest number in a reply; a larger one counts as divergence.
+        outlier_factor: refuse a reply in which a tensor was moved, from what was sent, so many times as far as by the
+            median of five or more clients, or is so many times as large as the median, if it was not sent; a client
+            may exceed it further by its number of examples. Of fewer clients, a round is undone if a reply that stands
+            out makes all others diverge. 0 compares nothing, as None does; `potluck serve` takes 100 for None.
+        track: where each round's numbers go besides the run's folder: "tensorboard", "mlflow", "wandb" or "trackio", or
+            several of them. Each needs the extra of its name: `pip install 'potluck[tensorboard]'`.
+    """
+
+    rounds: _Count = 20
+    cohort_fraction: _Share = 1.0
+    seed: Annotated[int, at_least(0)] = 0
+    evaluate_every: _Count = 1
+    common_test: bool = True
+    executor: ExecutorName = "auto"
+    workers: _Processes | None = None
+    computing: Numerics = PLAIN
+    threads: _Processes = 1
+    memory_gib: Annotated[float, at_least(0)] = 4.0
+    tolerate_failures: bool = False
+    rounds_close: RoundsClose = _ROUNDS_CLOSE
+    lost_rounds: _Count = 10
+    on_divergence: OnDivergence | None = None
+    largest_value: Annotated[float, above(0), below(1e38)] = LARGEST
+    outlier_factor: Annotated[float, at_least(0)] | None = None
+    track: TrackerName | tuple[TrackerName, ...] = ()
+
+    def __post_init__(self) -> None:
+        alone = self.threads == 1 or self.executor != "workers"
+        require(alone, "threads", "1 with the executor 'workers', which has one thread for each process", self.threads)
+        sensible = not self.outlier_factor or self.outlier_factor > 1
+        require(sensible, "outlier_factor", "more than 1, or 0 to compare nothing", self.outlier_factor)
+
+    def cohort_size(self, clients: int) -> int:
+        """How many of the clients are drawn each round."""
+        return max(1, int(self.cohort_fraction * clients + 1e-9))  # so that 0.29 of 100 is 29
+
+
+TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunConfig}
+"""The tables of a configuration whose keys are always the same; those of `method` are its hyper-parameters."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by name with its options; the same text always means the same network."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(self.options.items()))
+        return f"{self.name}({shown})" if shown else self.name
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A resolved configuration: every default filled in, everything checked that can be without the data.
+
+    Attributes:
+        preset: by dotted key, the defaults that a preset, such as the demonstration's, has replaced.
+        task: what targets mean; None for the data set's own.
+    """
+
+    federation: FederationConfig
+    partition: Partition
+    models: tuple[ModelSpec, ...]
+    server_model: ModelSpec | None
+    method_name: str
+    method: Method[Any]
+    run: RunConfig
+    preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    task: Task | None = None
+
+    @property
+    def named_models(self) -> tuple[ModelSpec, ...]:
+        """The clients' models, and the server's if it is named."""
+        return self.models if self.server_model is None else (*self.models, self.server_model)
+
+    def model_of(self, client: ClientId) -> ModelSpec:
+        """The model that is dealt to a client."""
+        return self.models[dealt(client, len(self.models), self.federation.dealing, self.run.seed)]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The user's Python files, as they were typed: of method, models, partition, data and metrics."""
+        federation = self.federation
+        parts = (
+            self.method_name,
+            *(spec.name for spec in self.named_models),
+            str(federation.partition.get("name", "")),
+            federation.dataset,
+            federation.public,
+            *(federation.data or ()),
+            *(federation.metrics or ()),
+        )
+        return tuple(dict.fromkeys(str(found[0]) for name in parts if (found := named_file(name))))
+
+    def settings(self) -> Tree:
+        """Every setting as nested tables; None for those not set."""
+        federation = dataclasses.asdict(self.federation)
+        federation["partition"] = {
+            **self.federation.partition,
+            **dataclasses.asdict(_dataclass(self.partition)),
+        }
+        method = {"name": self.method_name, **dataclasses.asdict(self.method)}
+        return {"federation": federation, "method": method, "run": dataclasses.asdict(self.run)}
+
+    def tree(self) -> Tree:
+        """The configuration as nested tables that resolve to the same experiment."""
+        preset = {"preset": dict(self.preset)} if self.preset else {}
+        return without_none({**preset, **self.settings()})
+
+    def toml(self) -> str:
+        """The configuration as a TOML file."""
+        words = self.preset_words
+        comment = f"# {words}; [preset] holds the defaults that they replace.\n" if words else ""
+        return comment + tomli_w.dumps(self.tree())
+
+    @property
+    def preset_words(self) -> str | None:
+        """The changes of a preset, as text; None if there are none."""
+        changed: list[str] = []
+        for key, default in self.preset.items():
+            value: Any = self.settings()
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value != default:
+                changed.append(f"{key} {value} (default {default})")
+        return f"preset of {self.federation.dataset}: {', '.join(changed)}" if changed else None
+
+    @property
+    def experiment_id(self) -> str:
+        """Eight hex digits shared by runs of one experiment with different seeds and lengths."""
+        return experiment_hash(self.tree())
+
+
+def dealt(client: ClientId, count: int, dealing: Dealing, seed: int) -> int:
+    """Which of so many models a client is dealt; each client's draw has a key of its own, whatever others there are."""
+    return client % count if dealing == "turn" else fold_in(seed, "federation", "dealing", client).seed % count
+
+
+def _dataclass(value: Any) -> Any:
+    if not is_dataclass(value):
+        raise ConfigError(f"{type(value).__name__} is not a dataclass; a partition's parameters must be fields")
+    return value

@@ -1,0 +1,1 @@
+"""Who is told while a run goes on."""

@@ -1,0 +1,46 @@
+import pytest
+from torch import nn
+
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import FULL, Cuts, Scale, built
+
+
+def test_of_rounds_up():
+    assert [Scale(0.25).of(channels) for channels in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    assert FULL.of(7) == 7
+
+
+def test_of_is_exact_where_the_product_is_a_whole_number():
+    shares = [(width / 100, channels) for width in range(1, 101) for channels in (1, 7, 64, 100, 1000)]
+    assert [Scale(share).of(n) for share, n in shares] == [-(-round(share * 100) * n // 100) for share, n in shares]
+    assert Scale(0.07).of(100) == 7
+    assert Scale(1e-12).of(5) == 1
+
+
+@pytest.mark.parametrize("width", [0.0, -0.5, 1.01, float("nan")])
+def test_scale_width_lies_between_zero_and_one(width):
+    with pytest.raises(ConfigError, match=rf"^width {width:g}; expected a share of the channels, more than 0"):
+        Scale(width)
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_scale_depth_is_at_least_one_block(depth):
+    with pytest.raises(ConfigError, match=f"^depth {depth}; expected at least 1 block$"):
+        Scale(depth=depth)
+
+
+def test_built_calls_a_builder_of_the_full_net_without_arguments():
+    assert isinstance(built(nn.ReLU, FULL, "net", Cuts(())), nn.ReLU)
+
+
+@pytest.mark.parametrize(
+    ("scale", "named"),
+    [(Scale(depth=2), "depth 2"), (Scale(0.25, 3), "width 0.25 and depth 3")],
+)
+def test_built_says_of_a_builder_without_a_scale_what_it_cannot_make(scale, named):
+    with pytest.raises(ConfigError, match=f"^small: cannot be built at {named}, since its builder takes no `scale`; c"):
+        built(lambda: nn.ReLU(), scale, "small", Cuts((2,)))
+
+
+def test_built_hands_the_scale_to_a_builder_that_takes_anything():
+    assert built(lambda **options: nn.Linear(1, options["scale"].of(8)), Scale(0.5), "net", Cuts(())).out_features == 4
