@@ -37,7 +37,7 @@ from potluck.flower.server.serve import serve
 from potluck.flower.wire.envelope import VERSION, unwrap, wrap
 from potluck.methods import get_method, list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, LOG, ROUNDS, Checkpoint
-from potluck.testing.loopback import Answer, Loopback
+from potluck.testing.loopback import Answerer, Loopback
 from potluck.testing.lying import spoilt
 from potluck.testing.worlds import federation_table
 
@@ -187,7 +187,7 @@ def tree_of(method: str, nodes: int) -> dict[str, Any]:
     }
 
 
-def at_home(state: Path) -> Answer:
+def at_home(state: Path) -> Answerer:
     """An honest node."""
     service = NodeService(NodeConfig(state))
 
@@ -198,7 +198,7 @@ def at_home(state: Path) -> Answer:
     return answer
 
 
-def spoiling(honest: Answer, point: str, spoil: Callable[[RecordDict], RecordDict]) -> Answer:
+def spoiling(honest: Answerer, point: str, spoil: Callable[[RecordDict], RecordDict]) -> Answerer:
     """A node that is honest but for one kind of message."""
 
     def answer(message: Message) -> Message:

@@ -24,7 +24,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-from potluck.analysis.embedded import series_of, shown
+from potluck.analysis.embedded import page_value, series_of
 from potluck.analysis.names import run_names
 from potluck.analysis.read import StoredRun, find_runs, read_run
 from potluck.analysis.report import write_report
@@ -78,11 +78,11 @@ def differing_numbers(page_file: Path, runs: Sequence[StoredRun], browser: Brows
                 recorded = series.value(run.rounds[number - 1])
                 compared += 1
                 same = recorded is not None and abs(recorded - value) <= 5e-6 * abs(recorded)
-                if not same or shown(value, series.percent) != shown(recorded, series.percent):
+                if not same or page_value(value, series.percent) != page_value(recorded, series.percent):
                     wrong.append(f"{row[0]}, {series.id}, round {number}: {value} and {recorded}")
         last = run.rounds[-1]
         expected = [
-            "–" if (value := last.value(measure, run.metric.name)) is None else shown(value, run.metric.percent)
+            "–" if (value := last.value(measure, run.metric.name)) is None else page_value(value, run.metric.percent)
             for measure in ("personal", "personal_std", "personal_worst", "common", "global")
         ]
         compared += len(expected)

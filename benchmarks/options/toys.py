@@ -29,7 +29,7 @@ from potluck.experiment.federation.needs import check_needs
 from potluck.experiment.settings.strict import typed
 from potluck.experiment.settings.tables import merged, override, without_none
 from potluck.models.cnn import cnn4, cnn5
-from potluck.testing.worlds import CLASSES, World, packed, quick, toy_federation
+from potluck.testing.worlds import CLASSES, World, packed_state, quick, toy_federation
 
 CLIENTS = 3
 CAPACITIES = 1.0, 0.5, 0.25
@@ -271,7 +271,7 @@ def result(engine: Engine, state: Any) -> Played:
     """What is left after the last round."""
     models: dict[str, Any] = {f"client {id}": engine.inference_model(state, id) for id in engine.federation.sites}
     models["global"] = engine.global_model(state)
-    played = Played(state=dict(leaves(unpack(packed(state)), "state")))
+    played = Played(state=dict(leaves(unpack(packed_state(state)), "state")))
     for whose, model in models.items():
         played.found |= {f"{whose}: {name}": t for name, t in (weights_of(model) if model else {}).items()}
     for name, tensor in {**played.found, **played.state}.items():

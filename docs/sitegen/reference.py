@@ -227,6 +227,8 @@ FIRST = (
 MODULES = (
     "potluck.core.tasks.metric",
     "potluck.core.tasks.task",
+    *(f"potluck.core.tasks.{name}" for name in ("classification", "binary", "multilabel", "regression")),
+    *(f"potluck.core.tasks.{name}" for name in ("next_token", "token_classification", "scoring")),
     "potluck.data.datasets",
     "potluck.data.partition",
     "potluck.models",

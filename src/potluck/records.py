@@ -176,7 +176,7 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionRecord:
     """The content of `partition.json`: how the classes are divided among clients.
 
     Absent if examples have no labels, or if the clients' data are on other machines.

@@ -15,7 +15,7 @@ from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import CheckpointError
 from potluck.records import CHECKPOINT, CLIENTS, CONFIG, LAST, ROUNDS, Checkpoint, Extent
 
-Tree = dict[str, Any]
+SettingsTree = dict[str, Any]
 FREE = ("rounds", "workers", "memory_gib", "track", "rounds_close")
 """Keys of the table `run` that may change when a run is resumed, since they change no bit of finished rounds."""
 
@@ -36,7 +36,7 @@ class Sealed:
         unchecked: why it cannot be told whether all this is unchanged; None if it is.
     """
 
-    config: Tree
+    config: SettingsTree
     checkpoint: Checkpoint | None
     records: Mapping[str, bytes]
     unchecked: str | None
@@ -62,7 +62,7 @@ def read_sealed(folder: Path) -> Sealed:
     return Sealed({**preset, **known, "run": {**known["run"], **free}}, checkpoint, records, None)
 
 
-def _read_config(path: Path) -> Tree:
+def _read_config(path: Path) -> SettingsTree:
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -76,7 +76,7 @@ def _read_config(path: Path) -> Tree:
     return config
 
 
-def _known_to(sealed: Tree, config: Tree) -> Tree:
+def _known_to(sealed: SettingsTree, config: SettingsTree) -> SettingsTree:
     """The tables without the keys that these sealed ones lack, at any depth."""
     return {
         key: _known_to(sealed[key], value) if isinstance(sealed[key], dict) and isinstance(value, dict) else value
@@ -85,7 +85,7 @@ def _known_to(sealed: Tree, config: Tree) -> Tree:
     }
 
 
-def what_matters(settings: Tree) -> Tree:
+def what_matters(settings: SettingsTree) -> SettingsTree:
     """The tables in JSON's types, without the keys that change no bit of a run."""
     tables = in_json(settings)
     tables.pop("preset", None)
@@ -93,12 +93,12 @@ def what_matters(settings: Tree) -> Tree:
     return tables
 
 
-def in_json(settings: Tree) -> Tree:
+def in_json(settings: SettingsTree) -> SettingsTree:
     """A copy of the tables in JSON's types."""
     return json.loads(json.dumps(settings, default=lambda value: type(value).__name__))
 
 
-def differences(before: Tree, now: Tree, where: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(before: SettingsTree, now: SettingsTree, where: str = "") -> dict[str, tuple[Any, Any]]:
     """The differing values of two tables of tables, by dotted key; None for a missing value.
 
     Keys that `before` lacks count as equal, since the version that wrote it did not have them.
@@ -117,7 +117,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def check_continues(folder: Path, last: Checkpoint, settings: Tree, rounds: int) -> None:
+def check_continues(folder: Path, last: Checkpoint, settings: SettingsTree, rounds: int) -> None:
     """Check that a run still has its configuration, and at least as many rounds as are finished.
 
     Args:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from potluck.analysis.blocks import check_reference, places
+from potluck.analysis.blocks import check_reference, places_of
 from potluck.analysis.compare import compare, unequal
 from potluck.analysis.export import caption, comma_separated, latex, markdown, table_of
 from potluck.analysis.names import Planned
@@ -137,7 +137,7 @@ def test_a_reference_is_named_by_as_much_as_says_which_one(stored):
 
 def test_planned_runs_have_the_places_that_they_will_have(grid):
     planned = [Planned(run.config) for run in grid]
-    assert places(planned) == places(grid)
+    assert places_of(planned) == places_of(grid)
     check_reference(planned, "fedavg")
     with pytest.raises(ConfigError, match="no experiment 'fedadam' to compare with; expected one of these: fedavg"):
         check_reference(planned, "fedadam")

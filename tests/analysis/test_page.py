@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from potluck.analysis.embedded import as_json, embedded, series_of, short, shown
+from potluck.analysis.embedded import as_json, embedded, page_value, series_of, short
 from potluck.analysis.groups import group
 from potluck.analysis.page import different, page_text
 from potluck.analysis.plots.drawn import Drawn
@@ -280,7 +280,7 @@ def test_embedded__of_a_thinned_curve_the_means_are_of_all_values(store_run, mak
 )
 def test_short__six_digits_unless_they_would_be_shown_as_another_number(value, percent, kept):
     assert short(value, percent) == kept
-    assert shown(short(value, percent), percent) == shown(value, percent)
+    assert page_value(short(value, percent), percent) == page_value(value, percent)
 
 
 def test_series_of__begins_with_what_matters_most(store_run):

@@ -3,14 +3,14 @@
 from io import StringIO
 
 import potluck
-from potluck.api.progress import Display, _Line
+from potluck.api.progress import ProgressLine, _Line
 
 SETTINGS = {"run.workers": 1, "federation.train_fraction": 0.1}
 
 
 def test_display__shows_rounds_the_metric_and_megabytes_and_ends_with_how_the_run_ended():
     shown = []
-    display = Display(lambda share, text: shown.append((share, text)))
+    display = ProgressLine(lambda share, text: shown.append((share, text)))
     result = potluck.run("fedavg", clients=2, models="cnn2", rounds=2, settings=SETTINGS, observers=display)
     sent = sum(result.records["bytes_down"] + result.records["bytes_up"]) / 10**6
     shares = [share for share, _ in shown]

@@ -144,7 +144,7 @@ def test_completion__knows_all_keys_of_a_method(method):
         "run": RunConfig,
     }
     expected = [f"{table}.{one.key}" for table, cls in tables.items() for one in settings_of(cls)]
-    assert sorted(completion.keys(method)) == sorted(expected)
+    assert sorted(completion.config_keys(method)) == sorted(expected)
 
 
 def test_help__brackets_stand_for_themselves(potluck):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from potluck.cli.watch import is_held, look, shown, watch
+from potluck.cli.watch import is_held, look, screen, watch_to_the_end
 from potluck.experiment.federation.assemble import Assembly
 from potluck.experiment.running.execute import execute, holding, prepare
 from potluck.experiment.settings.presets import experiment_for
@@ -100,7 +100,7 @@ def test_watch__prints_the_state_once_for_each_change_and_ends_with_the_run(fold
 
     def first_look(record):
         with pytest.raises(Stop):
-            watch([folder], sleep=stop)
+            watch_to_the_end([folder], sleep=stop)
 
     def stop(seconds):
         raise Stop
@@ -121,7 +121,7 @@ def test_watch__prints_the_state_once_for_each_change_and_ends_with_the_run(fold
             (folder / "later").replace(folder / "manifest.json")
             held.__exit__(None, None, None)
 
-    watch([folder], sleep=wait)
+    watch_to_the_end([folder], sleep=wait)
     assert len(waits) == 3
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["round", "finished"]
 
@@ -132,7 +132,7 @@ def test_watch__of_a_folder_of_runs_has_a_line_for_each(folder, capsys):
     other.mkdir()
     run(other, rounds=2)
     (folder.parent / "notes").mkdir()
-    watch([folder.parent])
+    watch_to_the_end([folder.parent])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["mine", "other"]
     assert "round 2/2" in lines[1]
@@ -169,7 +169,7 @@ def test_watch__of_a_folder_counts_what_ran_while_it_was_watched(folder, potluck
         marked(now, status="failed", reason="ValueError: no luck")
         held.__exit__(None, None, None)
 
-    assert not watch([folder.parent], sleep=fail)
+    assert not watch_to_the_end([folder.parent], sleep=fail)
 
 
 def text_of(group, width=120):
@@ -181,7 +181,7 @@ def text_of(group, width=120):
 
 def test_shown__of_one_run_lists_its_rounds(folder):
     result = run(folder)
-    text = text_of(shown([look(folder)]))
+    text = text_of(screen([look(folder)]))
     for record in result.rounds:
         assert f"{record.loss_local:.4g}" in text
     assert "accuracy, own test parts" in text
@@ -193,7 +193,7 @@ def test_shown__of_many_runs_has_those_that_go_on_first(folder):
     ended = look(folder)
     many = [replace(ended, name=f"run-{number}") for number in range(30)]
     many[3] = replace(ended, name="lively", state="running", progress=Progress(round=1, rounds=9, phase="training"))
-    text = text_of(shown(many, height=16))
+    text = text_of(screen(many, height=16))
     assert text.index("lively") < text.index("run-29")
     assert "client 0/0" in text
     assert "and 20 more that have ended" in text

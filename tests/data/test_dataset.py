@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from potluck.core.ground.errors import DataError
-from potluck.data.dataset import Dataset, Description, digest
+from potluck.data.dataset import Dataset, Description, arrays_digest
 from potluck.data.transforms import Normalise, Pipeline, Resize
 
 IMAGES = torch.arange(6 * 4, dtype=torch.uint8).view(6, 1, 2, 2)
@@ -38,14 +38,14 @@ def test_digest_tells_shape_and_type() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     pair = torch.tensor([1, 2])
     digests = [
-        digest(pair),
-        digest(pair.view(1, 2)),
-        digest(pair.int()),
-        digest(pair, empty),
-        digest(empty, pair),
+        arrays_digest(pair),
+        arrays_digest(pair.view(1, 2)),
+        arrays_digest(pair.int()),
+        arrays_digest(pair, empty),
+        arrays_digest(empty, pair),
     ]
     assert len(set(digests)) == len(digests)
-    assert digest(torch.arange(6).view(2, 3).T) == digest(torch.arange(6).view(2, 3).T.contiguous())
+    assert arrays_digest(torch.arange(6).view(2, 3).T) == arrays_digest(torch.arange(6).view(2, 3).T.contiguous())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from potluck.core.ground.errors import ConfigError
-from potluck.engine.executors.choice import Choice
+from potluck.engine.executors.choice import ChosenExecutor
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
@@ -22,7 +22,7 @@ def play(folder, rounds, *lies):
     """A run of four clients, among whom too few answer for a median."""
     federation = toy_federation(World(clients=4, architectures=1, batchnorm=True))
     config = RunConfig(rounds=rounds, tolerate_failures=True, outlier_factor=100.0)
-    Run(METHOD, federation, config, folder, Choice(Lying(*lies or LIES), "sequential", 1, "")).run()
+    Run(METHOD, federation, config, folder, ChosenExecutor(Lying(*lies or LIES), "sequential", 1, "")).run()
     return folder
 
 

@@ -15,11 +15,11 @@ from potluck.core.roles import Supervised
 from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.stacking import nets as stacking
-from potluck.engine.stacking.nets import kind_of
+from potluck.engine.stacking.nets import stacking_key
 from potluck.methods import get_method
 from potluck.methods.fedepth import FeDepth
 from potluck.models.contract import StagedNet, classifier_names
-from potluck.testing.worlds import packed, quick
+from potluck.testing.worlds import packed_state, quick
 
 FEATURES, WIDTH, CLASSES = 6, 8, 3
 METHODS = ["fedavg", "local", "fedprox", "fml", "feddpa", "fedl2g", "fedmk", "fiarse", "heterofl"]
@@ -119,7 +119,7 @@ def test_it_trains_and_sends_what_the_net_does_that_has_each_tensor_once(play, c
     runs = [play(method, of(clouds, build), rounds=2) for build in (several, one)]
     assert_close(models(runs[0].engine, runs[0].state), models(runs[1].engine, runs[1].state))
     assert traffic(runs[0]) == traffic(runs[1])
-    assert len(packed(runs[0].state)) == len(packed(runs[1].state))
+    assert len(packed_state(runs[0].state)) == len(packed_state(runs[1].state))
 
 
 @pytest.mark.parametrize(("several", "one"), NETS)
@@ -176,8 +176,8 @@ def test_nets_that_share_other_weights_are_not_stacked():
             layers[other].weight = layers[one].weight
         return Fit(nn.Sequential(*layers), Supervised(nn.functional.mse_loss), data, LocalTraining())
 
-    kinds = [kind_of(fit(*shared)) for shared in ((), [(0, 1)], [(0, 2)], [(0, 1), (2, 3)], [(0, 2), (1, 3)])]
-    assert [kind == kind_of(fit((0, 2))) for kind in kinds] == [False, False, True, False, False]
+    kinds = [stacking_key(fit(*shared)) for shared in ((), [(0, 1)], [(0, 2)], [(0, 1), (2, 3)], [(0, 2), (1, 3)])]
+    assert [kind == stacking_key(fit((0, 2))) for kind in kinds] == [False, False, True, False, False]
 
 
 def test_a_classifier_that_shares_its_weight_goes_by_the_first_name():

@@ -10,7 +10,7 @@ import pytest
 from potluck import models
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.scale import Scale
-from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.federation.parts import part_of
 from potluck.experiment.settings.keys import options_of
 from potluck.models import get_model, image_size, list_models
 
@@ -172,7 +172,7 @@ def test_get_model__refuses_a_network_that_all_clients_would_share(own_nets):
 
 @pytest.mark.parametrize("name", ["Net", "swapped", "with_option"])
 def test_kind_of__tells_a_model_by_its_base_and_by_the_names_of_its_arguments(own_nets, name):
-    assert kind_of(f"{own_nets}:{name}")[1] == "model"
+    assert part_of(f"{own_nets}:{name}")[1] == "model"
 
 
 def test_options_of__says_of_an_option_that_it_has_no_default(own_nets):

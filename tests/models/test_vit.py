@@ -11,7 +11,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import fold_in, isolated
 from potluck.core.nets.scale import Scale
 from potluck.models.contract import feature_shapes, features, intermediate_names
-from potluck.models.vit import VARIANTS, Block, Stem
+from potluck.models.vit import VARIANTS, AttentionBlock, Stem
 
 DEPTHS = range(8, 13)
 TINY = {"width": 12, "patch": 4}
@@ -102,7 +102,7 @@ def test_a_token_reads_its_patch_row_by_row_and_the_class_token_comes_first():
 
 
 def test_a_block_is_torch_s_encoder_layer_with_its_norms_in_front():
-    block = Block(12, heads=3)
+    block = AttentionBlock(12, heads=3)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     layer = nn.TransformerEncoderLayer(12, 3, 48, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True)

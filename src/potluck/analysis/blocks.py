@@ -13,7 +13,7 @@ _METHOD = "method."
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPlace:
     """Where a run's experiment stands in a comparison.
 
     Attributes:
@@ -27,7 +27,7 @@ class Place:
     label: str
 
 
-def places(runs: Sequence[Described]) -> list[Place]:
+def places_of(runs: Sequence[Described]) -> list[BlockPlace]:
     """For each run the place of its experiment.
 
     Runs are in one block if everything but the method and its hyper-parameters is the same: the federation, that is
@@ -39,14 +39,14 @@ def places(runs: Sequence[Described]) -> list[Place]:
         members.setdefault((len(run.rounds), *trees[run.experiment_id].items()), []).append(index)
     firsts = [runs[indices[0]] for indices in members.values()]
     blocks = _block_names(firsts, [trees[run.experiment_id] for run in firsts])
-    overall, found = labels(runs), dict[int, Place]()
+    overall, found = labels(runs), dict[int, BlockPlace]()
     for block, indices in zip(blocks, members.values(), strict=True):
         for index, name in zip(indices, labels([runs[index] for index in indices]), strict=True):
-            found[index] = Place(block, name, overall[index])
+            found[index] = BlockPlace(block, name, overall[index])
     return [found[index] for index in range(len(runs))]
 
 
-def references(found: Sequence[Place], against: str | None = None) -> dict[str, Place]:
+def references(found: Sequence[BlockPlace], against: str | None = None) -> dict[str, BlockPlace]:
     """By block the experiment that the others in it are compared with; blocks without it are left out.
 
     Args:
@@ -57,7 +57,7 @@ def references(found: Sequence[Place], against: str | None = None) -> dict[str, 
     Raises:
         ConfigError: no experiment is called that, or several of one block are.
     """
-    by_block: dict[str, dict[str, Place]] = {}
+    by_block: dict[str, dict[str, BlockPlace]] = {}
     for place in found:
         by_block.setdefault(place.block, {}).setdefault(place.name, place)
     if against is None:
@@ -72,7 +72,7 @@ def references(found: Sequence[Place], against: str | None = None) -> dict[str, 
     return chosen
 
 
-def _meant(against: str, inside: Sequence[Place]) -> Place | None:
+def _meant(against: str, inside: Sequence[BlockPlace]) -> BlockPlace | None:
     """The experiment of a block that is called this, or has all these words, such as its method, in its name."""
     for place in inside:
         if against in (place.name, place.label):
@@ -92,7 +92,7 @@ def check_reference(runs: Sequence[Described], against: str | None) -> None:
         ConfigError: as `references`.
     """
     if against is not None:
-        references(places(runs), against)
+        references(places_of(runs), against)
 
 
 def _without_method(run: Described) -> dict[str, str]:

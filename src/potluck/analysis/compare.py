@@ -7,7 +7,7 @@ from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any, Literal, cast
 
-from potluck.analysis.blocks import places, references
+from potluck.analysis.blocks import places_of, references
 from potluck.analysis.groups import Group, group
 from potluck.analysis.names import short_of
 from potluck.analysis.read import StoredRun, chosen, last, seconds
@@ -119,7 +119,7 @@ def compare(
         ConfigError: no experiment is called `against`, or several of a block are.
     """
     groups = {members.label: members for members in group(runs)}
-    found = {place.label: place for place in places(runs)}
+    found = {place.label: place for place in places_of(runs)}
     reference = references([found[label] for label in groups], against)
     rows: list[ComparedRow] = []
     for label, members in groups.items():
@@ -151,7 +151,7 @@ def unequal(runs: Sequence[StoredRun]) -> dict[str, dict[str, str]]:
     What is not the method's is the value of a block. Of the method's there are only those of local training that all
     have. Runs of one block whose data differ have other data under the same name, and are no pairs.
     """
-    by_label = {place.label: place for place in places(runs)}
+    by_label = {place.label: place for place in places_of(runs)}
     firsts = {label: members.runs[0] for label, members in ((m.label, m) for m in group(runs))}
     trees = {label: {**settings(run), **_data(run)} for label, run in firsts.items()}
     named = {

@@ -18,7 +18,7 @@ from potluck.analysis.read import StoredRun, by_class, last, partition, seconds
 from potluck.analysis.tables import BYTES_PER_MEGABYTE, running_means
 from potluck.records import TITLES, TITLES_OF_A_CLIENT, Measure, Metric, RoundRecord
 
-Value = Callable[[RoundRecord], float | None]
+ValueOf = Callable[[RoundRecord], float | None]
 Json = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ class Series:
     id: str
     kind: str
     label: str
-    value: Value
+    value: ValueOf
     percent: bool = False
     higher: bool | None = None
 
@@ -172,12 +172,12 @@ def series_of(runs: Sequence[StoredRun], first: Measure = "personal") -> Iterato
 def short(value: float, percent: bool) -> float | int:
     """A number with six significant digits, or all of them if it would be shown as another number otherwise."""
     few = float(f"{value:.6g}")
-    if shown(few, percent) != shown(value, percent):
+    if page_value(few, percent) != page_value(value, percent):
         return value
     return int(few) if few.is_integer() and abs(few) < 1e15 else few
 
 
-def shown(value: float, percent: bool) -> str:
+def page_value(value: float, percent: bool) -> str:
     """A value as the page shows it: a share as a percentage with one decimal, other numbers with four digits."""
     return f"{100 * value:.1f}" if percent else f"{value:.4g}"
 
@@ -193,7 +193,7 @@ def _id(metric: Metric, measure: Measure) -> str:
     return f"{metric.name}.{measure}"
 
 
-def _noted(note: str) -> Value:
+def _noted(note: str) -> ValueOf:
     return lambda record: (record.notes or {}).get(note)
 
 
@@ -264,7 +264,7 @@ def _by_architecture(members: Group, take: Callable[[Series, Sequence[StoredRun]
     return list(found.values())
 
 
-def _of_architecture(measure: Measure, metric: Metric, name: str) -> Value:
+def _of_architecture(measure: Measure, metric: Metric, name: str) -> ValueOf:
     return lambda record: record.by_architecture(measure, metric.name).get(name)
 
 

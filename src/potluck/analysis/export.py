@@ -16,7 +16,7 @@ _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells of text under headings; the first column names the row.
 
     Attributes:
@@ -41,7 +41,7 @@ class Table:
 _TAKEN = ("rounds", "megabytes", "seconds")
 
 
-def table_of(rows: Sequence[ComparedRow], metric: Metric) -> Table:
+def table_of(rows: Sequence[ComparedRow], metric: Metric) -> TextTable:
     """A comparison as cells: values with the half widths of their intervals; p below 0.05 has a star."""
     unit = " (%)" if metric.percent else ""
     measured: list[Measure] = [of for of in MAIN_MEASURES if any(row.scores[of] for row in rows)]
@@ -55,7 +55,7 @@ def table_of(rows: Sequence[ComparedRow], metric: Metric) -> Table:
         if compared:
             cells += [_signed(metric, row.difference.by), _p(row.difference.p)] if row.difference else [_NOTHING] * 2
         lines.append((*cells, _amount(row.megabytes), *([_amount(row.seconds)] if timed else [])))
-    return Table(tuple(columns), tuple(lines), _blocks(rows))
+    return TextTable(tuple(columns), tuple(lines), _blocks(rows))
 
 
 def _by_block(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
@@ -68,7 +68,7 @@ def _blocks(rows: Sequence[ComparedRow]) -> tuple[str, ...]:
     return tuple(row.block for row in rows) if len({row.block for row in rows}) > 1 else ()
 
 
-def target_table_of(rows: Sequence[ComparedRow]) -> Table:
+def target_table_of(rows: Sequence[ComparedRow]) -> TextTable:
     """What it took to reach the target, mean over the seeds that did."""
     lines: list[tuple[str, ...]] = []
     rows = _by_block(rows)
@@ -77,7 +77,7 @@ def target_table_of(rows: Sequence[ComparedRow]) -> Table:
         rounds = _NOTHING if reached.rounds is None else f"{reached.rounds.mean:.4g}"
         arrived = f"{reached.count} of {reached.seeds}"
         lines.append((row.name, arrived, rounds, _amount(reached.megabytes), _amount(reached.seconds)))
-    return Table(("", "seeds", "rounds", "MB", "seconds"), tuple(lines), _blocks(rows))
+    return TextTable(("", "seeds", "rounds", "MB", "seconds"), tuple(lines), _blocks(rows))
 
 
 def caption(rows: Sequence[ComparedRow], measure: Measure) -> str:
@@ -118,7 +118,7 @@ def _p(p: float | None) -> str:
     return f"{p:.2g}{' *' if p < 0.05 else ''}"
 
 
-def markdown(table: Table) -> str:
+def markdown(table: TextTable) -> str:
     """A table of Markdown; numbers to the right."""
     rule = ["---", *(["---:"] * (len(table.columns) - 1))]
     lines = [_escaped(table.columns), rule]
@@ -171,7 +171,7 @@ def _numbers(row: ComparedRow) -> dict[str, object]:
     return {**counts, **numbers, "p": p, **arrived, "block": row.block, "against": row.against, **row.settings}
 
 
-def latex(table: Table) -> str:
+def latex(table: TextTable) -> str:
     """A LaTeX tabular for the package booktabs."""
 
     def line(cells: Sequence[str]) -> str:

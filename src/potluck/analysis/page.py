@@ -13,10 +13,10 @@ from typing import Any
 from markupsafe import Markup
 
 from potluck.analysis.compare import ComparedRow, compare
-from potluck.analysis.embedded import Embedded, as_json, embedded, series_of, shown
+from potluck.analysis.embedded import Embedded, as_json, embedded, page_value, series_of
 from potluck.analysis.groups import Group, enumerated, group, heading, values_with_owners
 from potluck.analysis.names import run_names
-from potluck.analysis.plots.drawn import Drawn, drawn
+from potluck.analysis.plots.drawn import Drawn, how_drawn
 from potluck.analysis.plots.still import HEIGHT, WIDTH, Still, still
 from potluck.analysis.read import CONFIG, StoredRun, by_class, chosen, last, partition, timings
 from potluck.analysis.rendering import NOTHING, amount, score, template
@@ -25,17 +25,17 @@ from potluck.analysis.tables import (
     BYTES_PER_MEGABYTE,
     GroupRow,
     architecture_table,
-    cautions,
     group_table,
     metric_of,
     metric_table,
     note_table,
     target_table,
     traffic_table,
+    warnings_of,
 )
 from potluck.records import MAIN_MEASURES, TITLES, Measure, Metric
 
-LARGEST = 2_000_000
+LARGEST_PAGE = 2_000_000
 """Bytes that a page has at most, as long as its tables leave its curves any room."""
 _ROOM_FOR_CURVES = 200_000
 _SCRIPTS = ("chart.js", "tables.js", "classes.js", "page.js")
@@ -78,7 +78,7 @@ def page_text(
     """
     groups, metric = group(runs), metric_of(runs)
     names = dict(zip((run.folder for run in runs), run_names(runs), strict=True))
-    rows, how = compare(runs, measure, target=target), drawn(runs, measure, smooth, target)
+    rows, how = compare(runs, measure, target=target), how_drawn(runs, measure, smooth, target)
     script, style = Markup("\n".join(map(_part, _SCRIPTS))), Markup(_part("page.css"))
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shown_to_all = {
@@ -90,7 +90,7 @@ def page_text(
         "cards": _cards(rows, group_table(runs), metric),
         "remarks": remarks,
         "unfinished": [_unfinished(run, names) for run in runs if _is_unfinished(run)],
-        "cautions": cautions(runs),
+        "cautions": warnings_of(runs),
         "private": [(names[run.folder], run.manifest["privacy"]) for run in runs if run.manifest.get("privacy")],
         "metric": metric,
         "unit": " (%)" if metric.percent else "",
@@ -119,7 +119,7 @@ def page_text(
     }
     page = template("report.html.j2", metric)
     without = page.render(shown_to_all, numbers=Markup(""), left_out=[])
-    room = max(_ROOM_FOR_CURVES, LARGEST - len(without.encode()) - _ROOM_FOR_WORDS)
+    room = max(_ROOM_FOR_CURVES, LARGEST_PAGE - len(without.encode()) - _ROOM_FOR_WORDS)
     data = embedded(groups, names, room, how)
     return page.render(shown_to_all, numbers=Markup(as_json(data.content)), left_out=_in_words(data))
 
@@ -169,7 +169,7 @@ def _cards(rows: Sequence[ComparedRow], means: Sequence[GroupRow], metric: Metri
     if worst:
         sign = 1 if metric.higher_is_better else -1
         best_worst = max(worst, key=lambda item: sign * item[1].mean)
-        value = shown(best_worst[1].mean, metric.percent)
+        value = page_value(best_worst[1].mean, metric.percent)
         cards.append(Card("worst client", f"{value}{' %' if metric.percent else ''}", best_worst[0]))
     if len(rows) == 1:
         cards.append(Card("sent for training", f"{amount(rows[0].megabytes)} MB", ""))
@@ -300,7 +300,7 @@ def _stills(groups: Sequence[Group], how: Drawn) -> list[Still]:
     for item in series:
         unit = " (%)" if item.percent else ""
         title = item.label if item.kind == "training" else f"{item.kind}{unit}, {item.label}"
-        text = partial(shown, percent=item.percent)
+        text = partial(page_value, percent=item.percent)
         draw = partial(still, f"{title}, over rounds", groups, item.value, text, shares=item.percent)
         found.append(draw(smooth=how.smooth, target=how.target if item is series[0] else None))
     return [drawing for drawing in found if drawing]

@@ -25,7 +25,7 @@ from potluck.records import (
     Checkpoint,
     ClientRecord,
     Metric,
-    Partition,
+    PartitionRecord,
     RoundRecord,
     check_is_run,
     check_schema,
@@ -242,13 +242,13 @@ def _seconds(line: bytes) -> tuple[int, Seconds] | None:
         return None
 
 
-def partition(run: StoredRun) -> Partition | None:
+def partition(run: StoredRun) -> PartitionRecord | None:
     """How the classes are divided among clients; None if the run's folder does not say.
 
     Raises:
         CheckpointError: the file is damaged.
     """
-    content = _table(run.folder / PARTITION, Partition)
+    content = _table(run.folder / PARTITION, PartitionRecord)
     if content and len(content.train) != run.client_count:
         raise _damaged(run.folder / PARTITION, ValueError(f"it has {len(content.train)} clients"))
     return content

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from potluck.analysis.compare import Interval
-from potluck.analysis.embedded import shown
+from potluck.analysis.embedded import page_value
 from potluck.analysis.export import in_markdown
 from potluck.analysis.groups import enumerated
 from potluck.analysis.tables import Spread
@@ -57,7 +57,7 @@ def score(metric: Metric, value: Value, std: float | None = None) -> str:
         mean, beside = value, std
     else:
         mean, beside = value.mean, value.half if isinstance(value, Interval) else value.std
-    return " ± ".join(shown(part, metric.percent) for part in (mean, beside) if part is not None)
+    return " ± ".join(page_value(part, metric.percent) for part in (mean, beside) if part is not None)
 
 
 def amount(value: Value) -> str:

@@ -11,7 +11,7 @@ from potluck.analysis.groups import Group, group, heading
 from potluck.analysis.names import run_names
 from potluck.analysis.page import different, page_text, shared
 from potluck.analysis.plots.curves import draw_curves, save
-from potluck.analysis.plots.drawn import drawn
+from potluck.analysis.plots.drawn import how_drawn
 from potluck.analysis.read import CONFIG, StoredRun, find_runs, last, read_runs
 from potluck.analysis.rendering import NOTHING, template
 from potluck.analysis.tables import (
@@ -19,7 +19,6 @@ from potluck.analysis.tables import (
     ArchitectureRow,
     Spread,
     architecture_table,
-    cautions,
     group_table,
     metric_of,
     metric_table,
@@ -27,6 +26,7 @@ from potluck.analysis.tables import (
     run_table,
     target_table,
     traffic_table,
+    warnings_of,
 )
 from potluck.core.ground.errors import ConfigError
 from potluck.records import Measure, Metric
@@ -83,7 +83,7 @@ def write_report(
     text = report_text(runs, target, remarks)
     page = page_text(runs, value, measure, smooth=smooth, remarks=remarks)
     to.mkdir(parents=True, exist_ok=True)
-    save(draw_curves(runs, drawn(runs, measure, smooth, value)), to / PICTURE)
+    save(draw_curves(runs, how_drawn(runs, measure, smooth, value)), to / PICTURE)
     (to / REPORT).write_text(text, encoding="utf-8")
     (to / PAGE).write_text(page, encoding="utf-8")
     return to / PAGE
@@ -124,7 +124,7 @@ def report_text(runs: Sequence[StoredRun], target: Target | None = None, remarks
         shared=shared(groups),
         different=different(groups, by_method=False),
         different_by_method=different(groups, by_method=True),
-        cautions=cautions(runs),
+        cautions=warnings_of(runs),
         note_rows=[(names[run.folder], row) for run in runs for row in note_table([run])],
         target=target,
         target_rows=list(

@@ -205,7 +205,7 @@ def metric_of(runs: Sequence[StoredRun]) -> Metric:
     return runs[0].metric
 
 
-def megabytes(run: StoredRun) -> tuple[float, float]:
+def traffic_megabytes(run: StoredRun) -> tuple[float, float]:
     """Traffic down and up in a round, mean over the run's rounds."""
     down = fmean(record.bytes_down for record in run.rounds)
     up = fmean(record.bytes_up for record in run.rounds)
@@ -243,8 +243,8 @@ def run_table(runs: Sequence[StoredRun]) -> list[RunRow]:
             rounds_planned=run.rounds_planned,
             last=last(run),
             chosen=chosen(run),
-            megabytes_down=megabytes(run)[0],
-            megabytes_up=megabytes(run)[1],
+            megabytes_down=traffic_megabytes(run)[0],
+            megabytes_up=traffic_megabytes(run)[1],
         )
         for run, label in zip(runs, labels(runs), strict=True)
     ]
@@ -262,8 +262,8 @@ def group_table(runs: Sequence[StoredRun]) -> list[GroupRow]:
             rounds=members.rounds,
             last=_headline([last(run) for run in members.runs], members.runs[0].metric),
             chosen=_headline([chosen(run) for run in members.runs], members.runs[0].metric),
-            megabytes_down=fmean(megabytes(run)[0] for run in members.runs),
-            megabytes_up=fmean(megabytes(run)[1] for run in members.runs),
+            megabytes_down=fmean(traffic_megabytes(run)[0] for run in members.runs),
+            megabytes_up=fmean(traffic_megabytes(run)[1] for run in members.runs),
         )
         for members in group(runs)
     ]
@@ -294,7 +294,7 @@ def traffic_table(runs: Sequence[StoredRun]) -> list[TrafficRow]:
     return [TrafficRow(entry, _mean_megabytes(down, entry), _mean_megabytes(up, entry)) for entry in sorted(entries)]
 
 
-def cautions(runs: Sequence[StoredRun]) -> list[str]:
+def warnings_of(runs: Sequence[StoredRun]) -> list[str]:
     """What runs began with a warning of, such as clients that share nothing with anybody; each line once."""
     return list(dict.fromkeys(line for run in runs for line in run.manifest.get("cautions") or ()))
 

@@ -13,7 +13,7 @@ _EVERY = 0.2  # seconds between two pictures, unless a round has ended
 _WIDTH = 24  # of a bar of text
 
 
-class Display(Standing):
+class ProgressLine(Standing):
     """One line: rounds, what is done in the current one, the primary metric, and megabytes sent."""
 
     def __init__(self, draw: Callable[[float, str], None]) -> None:
@@ -38,12 +38,12 @@ class Display(Standing):
         self._draw(one.share / max(1, one.rounds), f"{text}{f'; {now}' if now else ''}")
 
 
-def progress() -> Display | None:
+def progress() -> ProgressLine | None:
     """A display for where this code runs; None where nobody looks: output in a file or a pipe."""
     if (show := _in_notebook()) is not None:
-        return Display(show)
+        return ProgressLine(show)
     if sys.stderr.isatty():
-        return Display(_Line(sys.stderr).show)
+        return ProgressLine(_Line(sys.stderr).show)
     return None
 
 

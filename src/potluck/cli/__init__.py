@@ -30,19 +30,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Target = Annotated[
+TargetArgument = Annotated[
     str | None,
     typer.Argument(
         help="A TOML file, a method name or a Python file. Default: the demo.", autocompletion=completion.of_target
     ),
 ]
-Overrides = Annotated[
+OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(help="Dotted keys, such as run.rounds=10.", autocompletion=completion.of_overrides),
 ]
 Parent = Annotated[Path, typer.Option(help="Folder in which the run's folder is made.")]
 Processes = Annotated[int | None, typer.Option(help="Runs at a time. Default: one for each core.", min=1)]
-Measured = Annotated[
+MeasureOption = Annotated[
     str,
     typer.Option(help=f"By which score: {', '.join(f'{name} ({title})' for name, title in TITLES.items())}."),
 ]
@@ -70,8 +70,8 @@ def potluck(
 
 @app.command()
 def run(
-    target: Target = None,
-    overrides: Overrides = None,
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
     to: Parent = Path("runs"),
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run to resume.", autocompletion=completion.of_folders)
@@ -81,7 +81,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation; records, checkpoints and the log go to a new folder."""
-    stages.show("starting")
+    stages.show_stages("starting")
     from potluck.cli.run import branch_run, resume_run, start_run
 
     target, assignments = _asked(target, overrides)
@@ -140,7 +140,7 @@ def check(
             autocompletion=completion.of_target,
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
 ) -> None:
     """Check a method: the conformance suite and its stated limits. Or a federation: which methods can run on it."""
     from potluck.cli.examine import examine, examine_federation
@@ -157,14 +157,14 @@ def check(
 @app.command()
 def inspect(
     what: Annotated[str, typer.Argument(help="federation.", autocompletion=completion.of_inspected)],
-    target: Target = None,
-    overrides: Overrides = None,
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
 ) -> None:
     """Draw which layers of which clients meet, where a method averages layers by name."""
-    from potluck.cli.meeting import inspect
+    from potluck.cli.meeting import print_meeting
 
     target, assignments = _asked(target, overrides)
-    inspect(what, target, assignments)
+    print_meeting(what, target, assignments)
 
 
 @app.command()
@@ -188,7 +188,7 @@ def report(
     ],
     to: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the run's folder.")] = None,
     target: Goal = None,
-    measure: Measured = "personal",
+    measure: MeasureOption = "personal",
     smooth: Annotated[
         int,
         typer.Option(
@@ -216,9 +216,9 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print how they stand, and do not wait.")] = False,
 ) -> None:
     """Follow runs that other processes execute, until they end; exits with 1 if one of them does not finish."""
-    from potluck.cli.watch import watch
+    from potluck.cli.watch import watch_to_the_end
 
-    if not watch(folders or [Path("runs")], once=once) and not once:
+    if not watch_to_the_end(folders or [Path("runs")], once=once) and not once:
         raise typer.Exit(1)
 
 
@@ -237,39 +237,39 @@ def compare(
     ] = None,
     to: Parent = Path("runs"),
     processes: Processes = None,
-    measure: Measured = "personal",
+    measure: MeasureOption = "personal",
     chosen: Chosen = False,
     against: Against = None,
     target: Goal = None,
     table: Export = None,
 ) -> None:
     """Compare methods over seeds, and start the runs that are missing; or compare runs that are there."""
-    stages.show("starting")
-    from potluck.cli.compare import View, compare
+    stages.show_stages("starting")
+    from potluck.cli.compare import View, print_comparison
 
     view = View(measure, chosen=chosen, against=against, target=target, file=table)
-    if not compare(what or [], seeds=seeds, on=on, parent=to, processes=processes, view=view):
+    if not print_comparison(what or [], seeds=seeds, on=on, parent=to, processes=processes, view=view):
         raise typer.Exit(1)
 
 
 @app.command()
 def sweep(
     file: Annotated[Path, typer.Argument(help="TOML file of a run with a table [sweep].")],
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     to: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME, after the file.")] = None,
     processes: Processes = None,
-    measure: Measured = "personal",
+    measure: MeasureOption = "personal",
     chosen: Chosen = False,
     against: Against = None,
     target: Goal = None,
     table: Export = None,
 ) -> None:
     """Run a grid of settings, or tune them, and compare the results; a sweep that was stopped goes on."""
-    stages.show("starting")
-    from potluck.cli.compare import View, sweep
+    stages.show_stages("starting")
+    from potluck.cli.compare import View, print_sweep
 
     view = View(measure, chosen=chosen, against=against, target=target, file=table)
-    if not sweep(file, overrides or [], parent=to or Path("runs") / file.stem, processes=processes, view=view):
+    if not print_sweep(file, overrides or [], parent=to or Path("runs") / file.stem, processes=processes, view=view):
         raise typer.Exit(1)
 
 
@@ -281,7 +281,7 @@ def reproduce(
             help="A recipe, or a file of your own. Default: list them.", autocompletion=completion.of_recipes
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: OverridesArgument = None,
     scale: Annotated[float, typer.Option(help="Size of the experiments, 1 for the paper's; 0.1 is a trial.")] = 1.0,
     seeds: Annotated[int, typer.Option(help="Run everything with this many seeds.", min=1)] = 1,
     only: Annotated[str, typer.Option(help="Rows, shell-style, such as 'FedIN*'.")] = "*",
@@ -299,8 +299,8 @@ def reproduce(
     paper: Annotated[str, typer.Option(help="Papers to list, shell-style, such as 'fedin*'.")] = "*",
 ) -> None:
     """Run a table of a paper, at any scale, and print ours beside the paper's numbers; what was stopped goes on."""
-    stages.show("starting")
-    from potluck.cli.reproduce import Asked, print_papers, print_recipes, reproduce
+    stages.show_stages("starting")
+    from potluck.cli.reproduce import Asked, print_papers, print_recipes, print_reproduction
 
     recipe, assignments = _asked(recipe, overrides)
     if paper != "*" and not listed:
@@ -313,7 +313,7 @@ def reproduce(
         print_papers(paper) if listed else print_recipes()
         return
     asked = Asked(scale, seeds, only, columns, runs, processes, run=not finished, card=card, note=note)
-    if not reproduce(recipe, assignments, asked):
+    if not print_reproduction(recipe, assignments, asked):
         raise typer.Exit(1)
 
 
@@ -355,9 +355,9 @@ def export(
     chosen: Annotated[bool, typer.Option("--chosen", help="Of the round that is best on validation parts.")] = False,
 ) -> None:
     """Write the model that a client predicts with to a file that works without the run."""
-    from potluck.cli.export import export
+    from potluck.cli.export import write_network
 
-    export(run, to, client=client, server=server, format=format, chosen=chosen)
+    write_network(run, to, client=client, server=server, format=format, chosen=chosen)
 
 
 @app.command()
@@ -379,8 +379,8 @@ def keys(
 
 @app.command()
 def serve(
-    target: Target = None,
-    overrides: Overrides = None,
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen at for nodes.")] = "0.0.0.0:8443",
     keys: Annotated[Path | None, typer.Option(help="Folder made by `potluck keys`.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; anybody may be a node.")] = False,
@@ -457,19 +457,19 @@ def join(
 
 @app.command()
 def simulate(
-    target: Target = None,
-    overrides: Overrides = None,
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
     engine: Annotated[str, typer.Option(help="`flower`, whose simulation runs on Ray.")] = "flower",
     to: Parent = Path("runs"),
 ) -> None:
     """Run a federation in another framework's simulation on this machine; `potluck run` is faster."""
-    from potluck.cli.flower import require_flower, simulate
+    from potluck.cli.flower import require_flower, run_simulation
 
     if engine != "flower":
         raise typer.BadParameter(f"engine {engine!r}; expected flower, or use `potluck run`")
     require_flower()
     target, assignments = _asked(target, overrides)
-    simulate(target, assignments, to)
+    run_simulation(target, assignments, to)
 
 
 def _asked(target: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:

@@ -22,7 +22,7 @@ from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
-from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.federation.parts import part_of
 from potluck.experiment.folder.folder import open_folder, run_digest
 from potluck.experiment.settings.keys import Setting, options_of, settings_of
 from potluck.experiment.settings.schema import TABLES, FederationConfig
@@ -105,7 +105,7 @@ def print_details(name: str, *, digest: bool) -> None:
         _print_class(console, type(TASKS[name]), "federation.task", {"name": name})
         console.print(f"metrics: {', '.join(metric.label for metric in TASKS[name].metrics)}", markup=False)
     elif named_file(name):
-        part, kind = kind_of(name)
+        part, kind = part_of(name)
         if kind == "method":
             _print_method(console, part)
         else:
@@ -139,7 +139,7 @@ def _print_partition(console: Console, name: str) -> None:
     if not named_file(name):
         _print_class(console, cls, "federation.partition", {"name": name})
         return
-    part, _ = kind_of(name)
+    part, _ = part_of(name)
     _print_prose(console, f"{name}: {_described(part)}")
     console.print(f"federation.partition={name}", markup=False)
     options = settings_of(part) if isinstance(part, type) else options_of(part)

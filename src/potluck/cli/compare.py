@@ -80,7 +80,7 @@ class View:
             check_format(self.file)
 
 
-def compare(
+def print_comparison(
     what: Sequence[str], *, seeds: int, on: Path | None, parent: Path, processes: int | None, view: View
 ) -> bool:
     """Print a comparison of methods, files and finished runs; whether all runs could be finished."""
@@ -103,7 +103,7 @@ def compare(
     return _show(stored.and_also(_finished(ends)), ends, view)
 
 
-def sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int | None, view: View) -> bool:
+def print_sweep(file: Path, overrides: Sequence[str], *, parent: Path, processes: int | None, view: View) -> bool:
     """Run a sweep and print its table; whether all runs could be finished."""
     view.check()
     plan = read_sweep(override(read_experiment(file), overrides), str(file))

@@ -42,9 +42,9 @@ def partitions() -> list[str]:
     return sorted({*module_names("potluck.data.partition"), *plugins("potluck.partitions")})
 
 
-def keys(method: str | None) -> list[str]:
+def config_keys(method: str | None) -> list[str]:
     """Dotted keys of a configuration, with those of a method, by default FedIN's."""
-    config = ("experiment", "config")
+    config = ("experiment", "settings", "schema")
     name = method if method in module_names("potluck.methods") else "fedin"
     found = {
         "federation": _class_named(["FederationConfig"], _file(*config)),
@@ -116,7 +116,7 @@ def of_folders(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _assignable(method: str | None) -> list[str]:
-    return [f"{key}=" for key in keys(method)]
+    return [f"{key}=" for key in config_keys(method)]
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:

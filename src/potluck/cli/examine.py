@@ -8,7 +8,7 @@ from rich.markup import escape
 from potluck.cli.trials import trials_of
 from potluck.core.ground.discovery import named_file
 from potluck.core.ground.errors import explained
-from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.federation.parts import part_of
 from potluck.experiment.federation.suitability import federation_of, verdicts
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.schema import Experiment
@@ -42,7 +42,7 @@ def _checks(target: str) -> list[Check]:
     """The conformance suite for a method; for other parts what they must do."""
     if not named_file(target) or target.endswith(".py"):
         return checks_of(get_method(target))
-    part, kind = kind_of(target)
+    part, kind = part_of(target)
     return checks_of(part) if kind == "method" else trials_of(target, kind)
 
 

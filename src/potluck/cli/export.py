@@ -18,7 +18,7 @@ _READ = {
 }
 
 
-def export(run: Path, to: Path, *, client: int | None, server: bool, format: str | None, chosen: bool) -> None:
+def write_network(run: Path, to: Path, *, client: int | None, server: bool, format: str | None, chosen: bool) -> None:
     """Write the network that a client, or the server, predicts with, and say how to read it.
 
     Raises:

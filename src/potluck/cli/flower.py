@@ -167,7 +167,7 @@ def take_part(
         typer.echo(f"audit log: {home.audit_log} ends in {last_digest(home.audit_log)}", err=True)
 
 
-def simulate(target: str | None, assignments: Sequence[str], parent: Path) -> None:
+def run_simulation(target: str | None, assignments: Sequence[str], parent: Path) -> None:
     """Run an experiment in Flower's simulation."""
     from potluck.flower.server.simulation import simulate
 

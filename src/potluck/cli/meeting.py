@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from potluck.core.ground.errors import ConfigError
-from potluck.core.meeting import Meeting, Trained, meetings
+from potluck.core.meeting import Meeting, TrainedTensor, meetings
 from potluck.core.needs import Need, Offer
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.presets import experiment_for
@@ -18,7 +18,7 @@ Owners = tuple[str, ...]
 """Names of the architectures that have a tensor."""
 
 
-def inspect(what: str, target: str | None, assignments: Sequence[str]) -> None:
+def print_meeting(what: str, target: str | None, assignments: Sequence[str]) -> None:
     """Print which layers meet in an experiment's federation.
 
     Raises:
@@ -64,7 +64,7 @@ def _table(found: Sequence[Meeting]) -> Table:
     """A row for each group of layers, as coarse as all its layers have the same owners."""
     clients = {one.architecture: one.clients for one in found}
     meeting = {(one.architecture, tensor) for one in found for tensor, others in one.partners.items() if others}
-    owners: dict[Trained, Owners] = {}
+    owners: dict[TrainedTensor, Owners] = {}
     for one in found:
         for tensor in one.partners:
             owners[tensor] = (*owners.get(tensor, ()), one.architecture)
@@ -79,7 +79,7 @@ def _table(found: Sequence[Meeting]) -> Table:
     return table
 
 
-def _groups(owners: Mapping[Trained, Owners], prefix: str) -> Iterable[tuple[str, list[Trained]]]:
+def _groups(owners: Mapping[TrainedTensor, Owners], prefix: str) -> Iterable[tuple[str, list[TrainedTensor]]]:
     """The tensors whose names begin with `prefix`, by the shortest name under which all have the same owners."""
     inside = [tensor for tensor in owners if tensor[0].startswith(prefix)]
     if len({owners[tensor] for tensor in inside}) == 1:

@@ -19,7 +19,7 @@ from potluck.parts.memory import BATCH_SIZE, SCENARIOS, SLACK, MemoryModel, Piec
 COPIES = {"none": 1, "sgd": 2, "momentum": 3, "adam": 4}
 """Copies of each parameter in memory: itself; its gradient; the state of SGD with momentum and of Adam."""
 
-UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+BYTE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def bytes_of(text: str) -> int:
         ConfigError: the text is not a positive number with a known unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
-    count = int(float(found[1]) * UNITS[found[2]]) if found and found[2] in UNITS else 0
+    count = int(float(found[1]) * BYTE_UNITS[found[2]]) if found and found[2] in BYTE_UNITS else 0
     if count < 1:
         raise ConfigError(
-            f"budget {text!r}; expected a number and a unit, such as 32MiB or 1.5GB (units: {', '.join(UNITS)}),"
+            f"budget {text!r}; expected a number and a unit, such as 32MiB or 1.5GB (units: {', '.join(BYTE_UNITS)}),"
             f" a share such as 1/6, or a scenario: {', '.join(SCENARIOS)}"
         )
     return count

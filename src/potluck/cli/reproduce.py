@@ -130,7 +130,7 @@ def _range(values: Sequence[int]) -> str:
     return "–".join(str(value) for value in dict.fromkeys((values[0], values[-1]))) if values else "0"
 
 
-def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
+def print_reproduction(name: str, assignments: Sequence[str], asked: Asked) -> bool:
     """Run what is missing of a recipe, print ours beside the paper's; whether nothing failed."""
     asked.check()
     whole = load_recipe(name)
@@ -164,7 +164,7 @@ def reproduce(name: str, assignments: Sequence[str], asked: Asked) -> bool:
 def _run(planned: Sequence[Planned], before: Sequence[Ended | None], asked: Asked) -> list[Ended | None]:
     """Run what is missing; runs whose data are not there fail at once, all with one line."""
     left = [one.experiment for one, end in zip(planned, before, strict=True) if end is None]
-    stages.show("reading the data")
+    stages.show_stages("reading the data")
     lacking = _lacking(dict.fromkeys(name for experiment in left for name in _datasets(experiment)))
     stages.clear()
     ends = list(before)

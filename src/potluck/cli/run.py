@@ -65,7 +65,7 @@ def branch_run(folder: Path, target: str | None, assignments: Sequence[str]) -> 
 
 def _assembled(experiment: Experiment) -> Assembly:
     check_installed(experiment.run.track)
-    stages.show(f"reading {experiment.federation.dataset}")
+    stages.show_stages(f"reading {experiment.federation.dataset}")
     return assemble(experiment)
 
 
@@ -73,7 +73,7 @@ def _execute(folder: Path, experiment: Experiment, assembly: Assembly) -> None:
     onward = f"resume with: potluck run --resume {folder}"
     try:
         with holding(folder, ENDING), _ending_in_order(folder, onward):
-            stages.show("trying the models on their data")
+            stages.show_stages("trying the models on their data")
             run = prepare(experiment, assembly, folder)
             stages.clear()
             _say(run.notes)

@@ -10,7 +10,7 @@ from contextlib import suppress
 _shown = False
 
 
-def show(words: str) -> None:
+def show_stages(words: str) -> None:
     """Show what is being done; nothing without a terminal."""
     global _shown
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":

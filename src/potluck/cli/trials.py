@@ -12,7 +12,7 @@ from potluck.core.ground.rng import Key, isolated
 from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.datasets import load
 from potluck.data.partition import get_partition
-from potluck.experiment.federation.parts import Kind
+from potluck.experiment.federation.parts import PartKind
 from potluck.models import get_model
 from potluck.testing import Check
 
@@ -21,7 +21,7 @@ _CLASSES, _CLIENTS, _EXAMPLES = 10, 7, 40
 _CLOSE = 1e-9
 
 
-def trials_of(reference: str, kind: Kind) -> list[Check]:
+def trials_of(reference: str, kind: PartKind) -> list[Check]:
     """The checks for a part of a file, by its kind."""
     return [Check(trial.__name__, partial(trial, reference)) for trial in _TRIALS[kind]]
 
@@ -131,7 +131,7 @@ def _predictions() -> tuple[Tensor, Tensor]:
     return torch.randn(_EXAMPLES, _CLASSES, generator=generator), torch.arange(_EXAMPLES) % _CLASSES
 
 
-_TRIALS: dict[Kind, tuple[Callable[[str], None], ...]] = {
+_TRIALS: dict[PartKind, tuple[Callable[[str], None], ...]] = {
     "model": (reads_inputs_of_some_usual_shape, has_the_same_first_weights_for_the_same_seed),
     "partition": (gives_each_client_rows_of_its_own, depends_on_nothing_but_the_seed),
     "data set": (has_examples_of_every_class,),

@@ -78,7 +78,7 @@ class Seen:
         return "  ".join([*words, *filter(None, [self.reason])])
 
 
-def watch(
+def watch_to_the_end(
     paths: Sequence[Path], *, every: float = _EVERY, sleep: Callable[[float], None] = time.sleep, once: bool = False
 ) -> bool:
     """Show runs until all of them have ended.
@@ -239,7 +239,7 @@ def _live(watched: _Watched, console: Console, every: float, sleep: Callable[[fl
     with Live(console=console, auto_refresh=False) as live:
         while True:
             seen = watched.look()
-            live.update(shown(seen, console.height), refresh=True)
+            live.update(screen(seen, console.height), refresh=True)
             if all(run.over for run in seen):
                 return
             sleep(every)
@@ -261,7 +261,7 @@ def _lines(watched: _Watched, console: Console, every: float, sleep: Callable[[f
         sleep(every)
 
 
-def shown(seen: Sequence[Seen], height: int = 25) -> Group:
+def screen(seen: Sequence[Seen], height: int = 25) -> Group:
     """What a terminal shows: of one run its last rounds; of several a line each, as many as it has room for."""
     if len(seen) == 1:
         (run,) = seen

@@ -12,7 +12,7 @@ from torch import Size, nn
 
 from potluck.core.nets.weights import parameters_of
 
-Trained = tuple[str, Size]
+TrainedTensor = tuple[str, Size]
 """A trained tensor's name and shape; tensors meet if both agree."""
 
 
@@ -28,7 +28,7 @@ class Meeting:
 
     architecture: str
     clients: int
-    partners: Mapping[Trained, tuple[str, ...]]
+    partners: Mapping[TrainedTensor, tuple[str, ...]]
 
     @property
     def weights(self) -> int:
@@ -51,12 +51,12 @@ def meetings(nets: Mapping[str, nn.Module], assigned: Iterable[str], *, across: 
     """
     clients = Counter(assigned)
     trained = {name: [(n, t.shape) for n, t in parameters_of(nets[name]).items()] for name in sorted(clients)}
-    owners: dict[Trained, list[str]] = {}
+    owners: dict[TrainedTensor, list[str]] = {}
     for name, tensors in trained.items():
         for tensor in tensors:
             owners.setdefault(tensor, []).append(name)
 
-    def partners(name: str, tensor: Trained) -> tuple[str, ...]:
+    def partners(name: str, tensor: TrainedTensor) -> tuple[str, ...]:
         others = owners[tensor] if across else [name]
         return tuple(other for other in others if other != name or clients[name] > 1)
 

@@ -118,7 +118,7 @@ class Dataset:
     @property
     def checksum(self) -> str:
         """Hex digest of the four tensors: equal if and only if the stored data are."""
-        return digest(self.train_inputs, self.train_targets, self.test_inputs, self.test_targets)
+        return arrays_digest(self.train_inputs, self.train_targets, self.test_inputs, self.test_targets)
 
 
 class Source(Protocol):
@@ -133,7 +133,7 @@ class Source(Protocol):
         ...
 
 
-def digest(*tensors: Tensor) -> str:
+def arrays_digest(*tensors: Tensor) -> str:
     """BLAKE2b hex digest of types, shapes and values, in order."""
     total = hashlib.blake2b(digest_size=16)
     for tensor in tensors:

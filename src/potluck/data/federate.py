@@ -10,7 +10,7 @@ from torch import Tensor
 from potluck.core.ground.errors import DataError, nearest
 from potluck.core.ground.fields import require
 from potluck.core.ground.rng import Key
-from potluck.data.dataset import Dataset, Description, digest
+from potluck.data.dataset import Dataset, Description, arrays_digest
 
 _SHOWN = 12
 
@@ -192,7 +192,7 @@ def label_counts(targets: Tensor, parts: list[Tensor], num_classes: int) -> Tens
 
 def fingerprint(parts: list[Tensor]) -> str:
     """Hex digest of a partition, for the manifest: equal if the same clients have the same examples."""
-    return digest(*parts)
+    return arrays_digest(*parts)
 
 
 def _quotas(counts: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:

@@ -27,7 +27,7 @@ from potluck.engine.answers.events import Attendance, ClientEnd
 from potluck.engine.answers.inspection import check_inputs, not_finite
 from potluck.engine.answers.ledger import Ledger
 from potluck.engine.answers.outliers import MOST_OFTEN, Outliers
-from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, Job, Outcome, Part
+from potluck.engine.client.runtime import ClientRuntime, EvalRequest, EvalResult, EvaluatedPart, Job, Outcome
 from potluck.engine.client.session import Answer, Call, ContractError
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
@@ -266,7 +266,9 @@ class Engine:
         record = self.store.read(client)
         return self._host.inference_model(client, Message.decode(message.encode()), record, self.rounds_done)
 
-    def evaluate(self, state: Any, parts: Mapping[ClientId, tuple[Part, ...]], book: bool = True) -> list[EvalResult]:
+    def evaluate(
+        self, state: Any, parts: Mapping[ClientId, tuple[EvaluatedPart, ...]], book: bool = True
+    ) -> list[EvalResult]:
         """Evaluate these clients' inference models on some of their examples; results in order of client id.
 
         If failures are tolerated, a client that fails or returns an impossible result is left out.
@@ -413,7 +415,7 @@ class Engine:
         except Misfit as misfit:
             return refusal(outcome.client, self._host.full_name(handler.__name__), misfit)
 
-    def _believed(self, outcome: Outcome, parts: Sequence[Part]) -> EvalResult | Failure:
+    def _believed(self, outcome: Outcome, parts: Sequence[EvaluatedPart]) -> EvalResult | Failure:
         """The client's evaluation result, if it is possible."""
         if isinstance(outcome, Failure):
             return outcome
@@ -511,7 +513,7 @@ class Engine:
             tasks.append(self._task(make, client, ("train",), most, attendance))
         return tasks
 
-    def _eval_request(self, state: Any, client: ClientId, parts: tuple[Part, ...], book: bool) -> EvalRequest:
+    def _eval_request(self, state: Any, client: ClientId, parts: tuple[EvaluatedPart, ...], book: bool) -> EvalRequest:
         message = self._inference_message(state, client)
         if book:
             self.evaluation_traffic.down.update(message.sizes())

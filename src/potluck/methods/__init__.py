@@ -5,7 +5,7 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from potluck.core.ground.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
+from potluck.core.ground.discovery import matching, module_names, named_file, objects_given, own_part, plugins, unknown
 from potluck.core.ground.errors import ConfigError
 from potluck.core.method import Method
 
@@ -23,7 +23,7 @@ def get_method(name: str) -> type[Method[Any]]:
     Raises:
         ConfigError: there is no such method, or the module does not define exactly one Method.
     """
-    if name in (own := given(_GROUP)):
+    if name in (own := objects_given(_GROUP)):
         return own[name]
     if named_file(name):
         return own_part(name, "one class that derives from Method", _is_method)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from potluck.core.ground.discovery import given, matching, module_names, named_file, own_part, plugins, unknown
+from potluck.core.ground.discovery import matching, module_names, named_file, objects_given, own_part, plugins, unknown
 from potluck.core.ground.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
     Raises:
         ConfigError: no family has such a variant, or the file no such function.
     """
-    if name in (own := given(_GROUP)):
+    if name in (own := objects_given(_GROUP)):
         return own[name]
     if named_file(name):
         from potluck.core.nets.builders import called_by_name  # loads torch

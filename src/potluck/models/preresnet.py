@@ -25,8 +25,7 @@ from potluck.core.nets.scale import FULL, Scale
 from potluck.models import image_size
 from potluck.models.cifar_resnet import SubsampleAndPad
 from potluck.models.contract import Blocks, StagedNet, of_depth
-
-STRIDES = (1, 2, 2, 2)
+from potluck.models.resnet import STRIDES
 
 
 def preresnet18(

@@ -46,7 +46,7 @@ from potluck.models.contract import StagedNet, of_depth
 
 log = logging.getLogger(__name__)
 
-EPSILON = 1e-6  # of the norms, as in the papers' code; torch's own default is ten times that
+NORM_EPSILON = 1e-6  # of the norms, as in the papers' code; torch's own default is ten times that
 SPREAD = 0.02  # standard deviation of the initial weights
 TIMM = {
     "cls_token": "stages.stem.class_token",
@@ -152,14 +152,14 @@ class Attention(nn.Module):
         return self.out((attention @ value).transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """Attention and a two-layer perceptron, each behind a norm and beside a shortcut; shapes stay."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=EPSILON)
+        self.norm1 = nn.LayerNorm(width, eps=NORM_EPSILON)
         self.attention = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width, eps=EPSILON)
+        self.norm2 = nn.LayerNorm(width, eps=NORM_EPSILON)
         wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(OrderedDict(wide=wide, gelu=nn.GELU(), narrow=narrow))
 
@@ -197,8 +197,8 @@ def _vit(
         raise ConfigError(f"width {width}; expected a multiple of the {heads} heads")
     channels, _ = image_size(input_shape)
     stages: dict[str, nn.Module] = {"stem": Stem(channels, width, patch, _patches(input_shape, patch))}
-    stages |= {f"block{number}": Block(width, heads) for number in range(1, depth + 1)}
-    stages["norm"] = nn.LayerNorm(width, eps=EPSILON)
+    stages |= {f"block{number}": AttentionBlock(width, heads) for number in range(1, depth + 1)}
+    stages["norm"] = nn.LayerNorm(width, eps=NORM_EPSILON)
     net = StagedNet(stages, nn.Linear(width, num_classes), pool=ClassToken(), extractor_stages=2)
     _start(net)
     if pretrained_path is not None:

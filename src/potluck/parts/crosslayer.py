@@ -24,7 +24,7 @@ from potluck.parts.sharing import GroupWeights, HasWeights, SharesWeights
 
 EPSILON = 1e-7  # what the authors' code adds to what it divides by
 
-Kind = tuple[type[nn.Module], Size]
+LayerKind = tuple[type[nn.Module], Size]
 
 
 def across_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, str]:
@@ -33,7 +33,7 @@ def across_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str
     In a ResNet these are the convolutions of all blocks of a stage but the first, and the second convolution of that
     one, as in the authors' code: from stage to stage shapes differ.
     """
-    pairs, sources = dict[str, str](), dict[Kind, str]()
+    pairs, sources = dict[str, str](), dict[LayerKind, str]()
     for block in _blocks(net):
         found = _weights(net, block)
         pairs |= {name: sources[kind] for name, kind in found if kind in sources}
@@ -48,7 +48,7 @@ def inside_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str
     """
     pairs = dict[str, str]()
     for block in _blocks(net):
-        sources = dict[Kind, str]()
+        sources = dict[LayerKind, str]()
         for name, kind in _weights(net, block):
             if sources.setdefault(kind, name) != name:
                 pairs[name] = sources[kind]
@@ -197,9 +197,9 @@ def _blocks(net: nn.Module) -> list[str]:
     return found
 
 
-def _weights(net: nn.Module, block: str) -> list[tuple[str, Kind]]:
+def _weights(net: nn.Module, block: str) -> list[tuple[str, LayerKind]]:
     """Name and kind of each trained weight in a block: those of layers, without biases and without BatchNorm."""
-    found: list[tuple[str, Kind]] = []
+    found: list[tuple[str, LayerKind]] = []
     for name, layer in net.get_submodule(block).named_modules(prefix=block):
         weight = layer._parameters.get("weight")
         if weight is not None and weight.requires_grad and not isinstance(layer, BATCH_NORMS):

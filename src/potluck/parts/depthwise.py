@@ -176,7 +176,7 @@ class DepthWise(Checked):
         elif len(frozen) and self.sharing.buffers != "average":  # layers that are not trained here send no statistics
             size = max(2, memory.at_once(len(frozen), budget))
             measure(frozen, (batch.inputs for batch in client.train.batches(size, client.rng)))
-        plan = Plan(net, pieces, memory, budget, classifier_of(net, pieces) if self.mu else {})
+        plan = Plan(net, pieces, memory, budget, last_piece_of(net, pieces) if self.mu else {})
         sub_problems = self._buffered(client, plan, lead_out) if self.buffer else self._anew(client, plan, lead_out)
         yield from sub_problems
         return without(self.sharing.reply(client), [name for name, _ in frozen.named_children()])
@@ -340,7 +340,7 @@ def _check_apart(net: StagedNet, pieces: list[Piece]) -> None:
         seen |= own
 
 
-def classifier_of(net: StagedNet, pieces: list[Piece]) -> Weights:
+def last_piece_of(net: StagedNet, pieces: list[Piece]) -> Weights:
     """A copy of the trained weights behind the last piece: of norms and head."""
     blocks = tuple(f"stages.{name}." for name, _ in between(net, 0, pieces[-1].stop).named_children())
     named = net.named_parameters()

@@ -126,10 +126,10 @@ def bottleneck_exit(shapes: Sequence[Size], net: StagedNet, features: Size, outp
         if len(shape) == 3 and shape[-1] < side:
             widths, side = [*widths, shape[0]], shape[-1]
     rows = [_separable(*pair, normed) for pair in pairwise(widths)]
-    return Exit(nn.Sequential(Gate(features[0], normed), *rows, GlobalPool()), nn.Linear(widths[-1], outputs))
+    return Exit(nn.Sequential(AttentionGate(features[0], normed), *rows, GlobalPool()), nn.Linear(widths[-1], outputs))
 
 
-class Gate(nn.Module):
+class AttentionGate(nn.Module):
     """Multiplies a feature map by a map between 0 and 1 that it makes of it at half its size."""
 
     def __init__(self, channels: int, normed: bool) -> None:

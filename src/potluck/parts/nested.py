@@ -21,7 +21,7 @@ from potluck.core.roles import Arriving, Client, Server
 from potluck.core.schema import Kind, like
 from potluck.parts.means import Aggregate
 from potluck.parts.submodels import CoverageMean, leading, select
-from potluck.parts.width import HasWeights, WidthSlices
+from potluck.parts.width import HasFullNet, WidthSlices
 
 
 class Nested(nn.ModuleList):
@@ -38,7 +38,7 @@ class Nested(nn.ModuleList):
         return call_with(narrow, weights, x)
 
 
-class HasStatistics(HasWeights, Protocol):
+class HasStatistics(HasFullNet, Protocol):
     """A method's state that also holds BatchNorm statistics for each width."""
 
     @property

@@ -22,18 +22,18 @@ from potluck.core.nets.weights import Weights
 from potluck.core.roles import Arriving
 from potluck.parts.means import Aggregate
 
-Place = Indices | Tensor
+SubmodelPlace = Indices | Tensor
 """Where a tensor lies in the global one: an index set for each dimension, or a boolean mask of the global one's shape.
 Of a mask the client has the elements in a row, (elements,)."""
 
-SubModel = Mapping[str, Place]
+SubModel = Mapping[str, SubmodelPlace]
 """The place of each tensor of a sub-model, by name."""
 
 RowMasks = Mapping[str, Tensor | None]
 """Which rows of a tensor count, bool, by the tensor's name: of the client's tensor, or of the global one if masked.
 All do of tensors that are absent or None."""
 
-PLAIN = Aggregate()
+PLAIN_MEAN = Aggregate()
 
 
 def leading(shapes: Mapping[str, Size]) -> SubModel:
@@ -81,11 +81,11 @@ class CoverageMean:
         combine: how several clients' values of a coordinate become one. All rules but "mean" hold what was added.
     """
 
-    def __init__(self, keep: Mapping[str, Tensor], combine: Aggregate = PLAIN) -> None:
+    def __init__(self, keep: Mapping[str, Tensor], combine: Aggregate = PLAIN_MEAN) -> None:
         self._keep = keep
         self._combine = combine
         self._running: dict[str, tuple[Tensor, Tensor]] = {}
-        self._gathered: dict[str, list[tuple[Tensor, Place, float]]] = {}
+        self._gathered: dict[str, list[tuple[Tensor, SubmodelPlace, float]]] = {}
 
     def add(
         self,
@@ -151,7 +151,7 @@ def mean_where_covered(
     replies: Arriving,
     submodels: Mapping[ClientId, SubModel],
     keep: Mapping[str, Tensor],
-    combine: Aggregate = PLAIN,
+    combine: Aggregate = PLAIN_MEAN,
     *,
     share: Callable[[Message], float] = lambda reply: 1.0,
     rows: Callable[[Message], RowMasks] = lambda reply: {},
@@ -176,7 +176,7 @@ def mean_where_covered(
     return means.weights()
 
 
-def _at(place: Place, shape: Size) -> Indices | Tensor:
+def _at(place: SubmodelPlace, shape: Size) -> Indices | Tensor:
     """What indexes a tensor of this shape there: the product of the index sets."""
     if isinstance(place, Tensor) or _is_view(place):
         return place
@@ -194,7 +194,7 @@ def _positions(index: slice | Tensor, size: int) -> Tensor:
     return torch.arange(*index.indices(size)) if isinstance(index, slice) else index
 
 
-def _of_rows(value: Tensor, place: Place, rows: Tensor, shape: Size) -> tuple[Tensor, Place]:
+def _of_rows(value: Tensor, place: SubmodelPlace, rows: Tensor, shape: Size) -> tuple[Tensor, SubmodelPlace]:
     """Some rows alone of a client's tensor, and where they lie."""
     if isinstance(place, Tensor):
         counted = rows.view(-1, *[1] * (place.dim() - 1)).expand_as(place)

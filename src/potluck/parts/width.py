@@ -28,7 +28,7 @@ from potluck.parts.submodels import SubModel, select
 HIDDEN = (nn.Linear, nn.Conv2d)
 
 
-class HasWeights(Protocol):
+class HasFullNet(Protocol):
     """A method's state that holds the weights of the one full net."""
 
     @property
@@ -37,7 +37,7 @@ class HasWeights(Protocol):
         ...
 
 
-W = TypeVar("W", bound=HasWeights)
+W = TypeVar("W", bound=HasFullNet)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from potluck.analysis.export import Table, markdown
+from potluck.analysis.export import TextTable, markdown
 from potluck.analysis.read import StoredRun
 from potluck.recipes.beside import Reproduced
 from potluck.recipes.contents import Column, Recipe
@@ -116,7 +116,7 @@ def _table(found: Reproduced, title: str, columns: Sequence[Column]) -> str:
         (row.name, *(text for column in columns for text in found.cell(row, column).texts)) for row in found.recipe.rows
     )
     heading = f"## {title}\n\n" if title else ""
-    return heading + markdown(Table(("", *_headings(columns)), rows)).rstrip("\n")
+    return heading + markdown(TextTable(("", *_headings(columns)), rows)).rstrip("\n")
 
 
 def _list(points: Iterable[str]) -> str:

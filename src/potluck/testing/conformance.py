@@ -46,7 +46,7 @@ from potluck.testing.facts import keeps_what_it_says, stacks_as_it_says
 from potluck.testing.hearing import Hearing
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import Place, applying, check_size, documented
-from potluck.testing.worlds import CLASSES, World, assigned, packed, quick, run_rounds, toy_federation
+from potluck.testing.worlds import CLASSES, World, assigned, packed_state, quick, run_rounds, toy_federation
 
 Subject = type[Method[Any]]
 Overrides = Sequence[str]
@@ -161,9 +161,9 @@ def does_not_change_the_state_it_is_given(method: Subject, overrides: Overrides 
     engine = _engine(method, overrides)
     state = engine.start()
     for number in (1, 2):
-        before = packed(state)
+        before = packed_state(state)
         new, _ = engine.round(number, state, sorted(engine.federation.sites))
-        assert packed(state) == before, "round() changed the state that it was given"
+        assert packed_state(state) == before, "round() changed the state that it was given"
         state = new
 
 
@@ -207,7 +207,7 @@ def does_not_depend_on_the_order_of_clients(method: Subject, overrides: Override
     for ids in ([0, 1, 2, 3], [3, 1, 0, 2]):
         engine = _engine(method, overrides)
         state, _ = engine.round(1, engine.start(), ids)
-        results.append(packed(state))
+        results.append(packed_state(state))
     assert results[0] == results[1], "the order of the ids changed the result"
 
 
@@ -608,7 +608,7 @@ def _ran(method: Subject, overrides: Overrides = (), seed: int = 0) -> tuple[Eng
 def _everything(ran: tuple[Engine, Any]) -> bytes:
     """The method's state and all clients' states."""
     engine, state = ran
-    return packed(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
+    return packed_state(state) + b"".join(engine.store.read(id) or b"" for id in sorted(engine.federation.sites))
 
 
 def _as_built(name: str, built: Weights) -> Tensor | None:

@@ -22,7 +22,7 @@ from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import documented
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
-LINES = ("keeps", "stacks")
+STATED = ("keeps", "stacks")
 _STORED = {"model": "model", "modules": "modules", "moments": "optimiser"}
 
 
@@ -95,7 +95,7 @@ def stated(method: type[Method[Any]]) -> dict[str, str]:
     """
     lines = [line.split(maxsplit=1) for line in section(method, "Facts")]
     heads = [head for head, *_ in lines]
-    assert not lines or sorted(heads) == sorted(LINES), f"Facts: found {heads}; expected each of {', '.join(LINES)}"
+    assert not lines or sorted(heads) == sorted(STATED), f"Facts: found {heads}; expected each of {', '.join(STATED)}"
     return {head: " ".join(rest) for head, *rest in lines}
 
 

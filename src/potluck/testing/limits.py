@@ -38,7 +38,7 @@ from potluck.parts.sharing import GroupWeights, SharesWeights
 from potluck.testing.worlds import (
     QUADRATIC_OPTIMUM,
     World,
-    packed,
+    packed_state,
     quadratics,
     quick,
     run_rounds,
@@ -107,7 +107,7 @@ def evaluated_models(method: Method[Any], world: World) -> list[Weights]:
 
 def _compare(limit: Limit) -> None:
     name, *overrides = limit.theirs
-    training = {"optimizer": limit.world.optimizer, "lr": 0.1} if limit.world.optimizer else {}
+    training: dict[str, Any] = {"optimizer": limit.world.optimizer, "lr": 0.1} if limit.world.optimizer else {}
     mine = quick(limit.method, limit.mine, **training)
     theirs = quick(get_method(name), overrides, **training)
     assert mine != theirs, f"{limit.text}: both sides are the same method, so it cannot fail; state another limit"
@@ -228,7 +228,7 @@ def _never_repeats(limit: Limit) -> None:
     states: list[bytes] = []
     for _ in range(2):
         engine = Engine(method, toy_federation(limit.world.fit_for(method)))
-        states.append(packed(run_rounds(engine, limit.world.rounds)))
+        states.append(packed_state(run_rounds(engine, limit.world.rounds)))
         missing = sorted(set(engine.federation.sites) - engine.ledger.releases.keys())
         assert not missing, f"{limit.text}: no release of clients {missing} was counted"
     assert states[0] != states[1], f"{limit.text}: two runs of one seed end alike, so the server knows the noise"

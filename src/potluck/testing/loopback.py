@@ -11,7 +11,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-Answer = Callable[[Message], Message]
+Answerer = Callable[[Message], Message]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Loopback(Grid):
         nodes: by name, a node's function of a message. Their numbers count down, so that they do not follow the names.
     """
 
-    def __init__(self, nodes: Mapping[str, Answer]) -> None:
+    def __init__(self, nodes: Mapping[str, Answerer]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # where Flower's messages look
         numbers = range(len(nodes), 0, -1)
         self.nodes = {number: LoopbackNode(number, name) for number, name in zip(numbers, nodes, strict=True)}
@@ -99,7 +99,7 @@ class Loopback(Grid):
         return reply
 
 
-def through(app: ClientApp, config: Mapping[str, Any]) -> Answer:
+def through(app: ClientApp, config: Mapping[str, Any]) -> Answerer:
     """A node with this configuration that runs an app."""
     context = Context(1, 1, dict(config), RecordDict(), {})
     return lambda message: app(message, context)

@@ -205,7 +205,7 @@ def run_rounds(engine: Engine, rounds: int, cohorts: Iterator[list[ClientId]] | 
     return state
 
 
-def packed(state: Any) -> bytes:
+def packed_state(state: Any) -> bytes:
     """A method's state as bytes."""
     return pack({spec.name: getattr(state, spec.name) for spec in fields(state)})
 

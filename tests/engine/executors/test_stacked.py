@@ -24,7 +24,7 @@ from potluck.engine.executors import Pending, bundles
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked, pays, small_products
 from potluck.engine.executors.workers import Workers, can_fork
-from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
+from potluck.engine.stacking.nets import CannotStack, stacking_key, train_stacked
 
 SGD = LocalTraining("sgd", lr=0.1, epochs=3, batch_size=4)
 EVEN, RAGGED = (8, 8, 8), (8, 11, 3)
@@ -142,7 +142,7 @@ def test_columns_and_frozen_nets_are_each_clients_own(build, sizes):
 
     one_by_one, together = taught(), taught()
     before = [weights_of(nn.ModuleDict(fit.frozen)) for fit in together]
-    assert kind_of(together[0]) == kind_of(together[1])
+    assert stacking_key(together[0]) == stacking_key(together[1])
     expected = [train(fit, key) for fit, key in zip(one_by_one, KEYS, strict=True)]
     agree((one_by_one, expected), (together, train_stacked(together, KEYS)))
     assert_close([weights_of(nn.ModuleDict(fit.frozen)) for fit in together], before, rtol=0, atol=0)
@@ -151,10 +151,10 @@ def test_columns_and_frozen_nets_are_each_clients_own(build, sizes):
 
 def test_fits_whose_frozen_nets_or_columns_differ_in_kind_are_not_stacked_together():
     one, two = fits_for(plain, EVEN[:2])
-    assert kind_of(one) == kind_of(two)
-    assert kind_of(replace(one, frozen={"a": plain()})) != kind_of(replace(two, frozen={"b": plain()}))
-    assert kind_of(replace(one, frozen={"a": plain()})) != kind_of(replace(two, frozen={"a": normed()}))
-    assert kind_of(replace(one, data=one.data.with_columns(a=torch.zeros(8)))) != kind_of(two)
+    assert stacking_key(one) == stacking_key(two)
+    assert stacking_key(replace(one, frozen={"a": plain()})) != stacking_key(replace(two, frozen={"b": plain()}))
+    assert stacking_key(replace(one, frozen={"a": plain()})) != stacking_key(replace(two, frozen={"a": normed()}))
+    assert stacking_key(replace(one, data=one.data.with_columns(a=torch.zeros(8)))) != stacking_key(two)
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,10 @@ def test_what_is_frozen_stays(build):
 
 
 def test_nets_with_other_frozen_layers_are_not_alike():
-    kinds = [kind_of(fits_for(build)[0]) for build in (plain, linear_part_frozen)]
+    kinds = [stacking_key(fits_for(build)[0]) for build in (plain, linear_part_frozen)]
     held = fits_for(normed)[0]
     held.net[1].eval()
-    kinds += [kind_of(fits_for(normed)[0]), kind_of(held)]
+    kinds += [stacking_key(fits_for(normed)[0]), stacking_key(held)]
     assert all(one != other for one, other in itertools.combinations(kinds, 2))
 
 
@@ -252,7 +252,7 @@ def test_a_net_that_is_all_frozen_is_left_to_the_one_by_one():
 
 def test_fits_are_alike_whatever_their_weights_and_data():
     first, second, _ = fits_for(plain, RAGGED, extras=anchored)
-    assert kind_of(first) == kind_of(second)
+    assert stacking_key(first) == stacking_key(second)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_fits_are_alike_whatever_their_weights_and_data():
 )
 def test_fits_that_differ_in_what_they_do_are_not(other):
     first, second = (fits_for(**{"build": plain, "extras": anchored, **options})[0] for options in ({}, other))
-    assert kind_of(first) != kind_of(second)
+    assert stacking_key(first) != stacking_key(second)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from potluck.core.tasks.task import added
 from potluck.data.datasets import describe, load
 from potluck.data.partition import get_partition
 from potluck.experiment.federation.assemble import assemble
-from potluck.experiment.federation.parts import kind_of
+from potluck.experiment.federation.parts import part_of
 from potluck.experiment.folder.code import as_started, keep_code
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.resolve import resolve
@@ -173,13 +173,13 @@ def test_own_parts__name_the_file_and_line_of_an_error_once(name, here):
 @pytest.mark.parametrize("name", ["Mine", "data", "rows", "net", "spread"])
 def test_kind_of__goes_by_what_a_part_takes(name, here):
     kinds = {"Mine": "method", "data": "data set", "rows": "partition", "net": "model", "spread": "metric"}
-    assert kind_of(f"parts.py:{name}")[1] == kinds[name]
+    assert part_of(f"parts.py:{name}")[1] == kinds[name]
 
 
 def test_kind_of__refuses_what_is_no_part(here):
     (here / "odd.py").write_text("def odd(a, b, c, d):\n    return 1\n")
     with pytest.raises(ConfigError, match=r"odd\.py:odd takes \(a, b, c, d\); expected a class"):
-        kind_of("odd.py:odd")
+        part_of("odd.py:odd")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from potluck.core.method import on_client
 from potluck.core.roles import Failure
 from potluck.engine.engine import Engine
-from potluck.engine.executors.choice import Choice
+from potluck.engine.executors.choice import ChosenExecutor
 from potluck.engine.executors.held import Held
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.workers import Workers, can_fork
@@ -66,7 +66,7 @@ def run(folder, *, method=None, clients=3, late=False, **config):
     method = quick(method or FedAvg)
     world = World(clients=clients)
     settings = RunConfig(**{"rounds": ROUNDS, "executor": "sequential", **config})
-    choice = Choice(Late(), "sequential", 1, "a test") if late else None
+    choice = ChosenExecutor(Late(), "sequential", 1, "a test") if late else None
     return Run(method, toy_federation(world.fit_for(method)), settings, folder, choice)
 
 
@@ -236,7 +236,7 @@ def test_workers_report_the_longest_work_first_since_they_do_it_first(tmp_path):
         pytest.skip("this system cannot fork")
     method = quick(FedAvg)
     federation = toy_federation(World(clients=3).fit_for(method))
-    choice = Choice(Workers(1), "workers", 1, "the test")
+    choice = ChosenExecutor(Workers(1), "workers", 1, "the test")
     diary = Diary()
     Run(method, federation, RunConfig(rounds=1), tmp_path, choice).run(diary)
     order = [event.client for event in diary.of("training")]

@@ -22,7 +22,7 @@ from flwr.proto.node_pb2 import Node
 from potluck.flower.deploy import serving
 from potluck.flower.deploy.gate import Gate, reason_in
 from potluck.flower.deploy.keys import add_node, certify, revoke_node
-from potluck.flower.deploy.limits import LINES, Pace, Reports
+from potluck.flower.deploy.limits import LOG_LINES, Pace, Reports
 from potluck.flower.deploy.processes import free_port
 from potluck.flower.deploy.requests import LONGEST_ANNOUNCEMENT, LONGEST_PART, LONGEST_REQUEST
 from potluck.flower.deploy.superlink import FlowerError
@@ -433,23 +433,23 @@ def test_a_key_has_so_many_connections_and_one_that_is_left_is_free_again(keys):
 def test_a_stranger_does_not_flood_the_operators_console(keys):
     """Every line differs, and there are more than anybody reads."""
     with opened(None) as gate:
-        for number in range(10 * LINES):
+        for number in range(10 * LOG_LINES):
             gate.ask(f"/v1/fleet/{number}")
-        assert len(gate.told) == LINES
+        assert len(gate.told) == LOG_LINES
 
 
 def test_reports_are_counted_when_they_are_too_many_and_told_again_after_a_while():
     told = []
     reports = Reports(told.append, "strangers")
-    for number in range(LINES + 5):
+    for number in range(LOG_LINES + 5):
         reports(f"line {number}")
         reports("line 0")
-    assert told == [f"line {number}" for number in range(LINES)]
+    assert told == [f"line {number}" for number in range(LOG_LINES)]
     reports.turn()
-    assert told[LINES:] == ["and 5 more refusals of strangers"]
+    assert told[LOG_LINES:] == ["and 5 more refusals of strangers"]
     reports("line 0")
     reports.turn()
-    assert told[LINES + 1 :] == ["line 0"]
+    assert told[LOG_LINES + 1 :] == ["line 0"]
 
 
 def test_a_node_that_asks_too_often_waits(monkeypatch):

@@ -17,7 +17,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from potluck.core.ground.errors import WireError
 from potluck.flower.server.pulling import Pulling
-from potluck.flower.wire.envelope import LONGEST_HEADER, VERSION, packed, unwrap, wrap
+from potluck.flower.wire.envelope import LONGEST_ENVELOPE_HEADER, VERSION, packed_payload, unwrap, wrap
 
 
 class Reply:
@@ -161,7 +161,7 @@ def test_pulling_fetches_no_more_bytes_than_the_reply_may_have(content):
     reply, link = through_flower(content(), longest)
     assert isinstance(reply, WireError)
     assert f"bytes long; expected at most {longest}" in str(reply)
-    assert link.fetched <= longest + LONGEST_HEADER + 2**20 + 2 * largest_part  # two at a time
+    assert link.fetched <= longest + LONGEST_ENVELOPE_HEADER + 2**20 + 2 * largest_part  # two at a time
     assert len(link.received) == 1
 
 
@@ -186,7 +186,7 @@ def test_pulling_reads_what_the_reply_may_have():
     [
         {"more": ConfigRecord({"x": 1})},
         {"potluck": ConfigRecord({"version": VERSION, "words": "{}", "more": 1})},
-        {"payload": ArrayRecord({**packed(b"x"), "more": Array("uint8", (1,), "potluck.packed", b"x")})},
+        {"payload": ArrayRecord({**packed_payload(b"x"), "more": Array("uint8", (1,), "potluck.packed", b"x")})},
         {"more": ArrayRecord()},
     ],
     ids=["a record", "a word", "an array", "an empty record"],

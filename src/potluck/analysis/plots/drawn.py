@@ -26,7 +26,7 @@ AS_MEASURED = Drawn()
 """Nothing is smoothed, and there is no target."""
 
 
-def drawn(runs: Sequence[StoredRun], measure: Measure, smooth: int, target: float | None) -> Drawn:
+def how_drawn(runs: Sequence[StoredRun], measure: Measure, smooth: int, target: float | None) -> Drawn:
     """How the curves of these runs are drawn: of a measure that none of them has, those of own test parts instead."""
     values = (record.value(measure, run.metric.name) for run in runs for record in run.rounds)
     if all(value is None for value in values):

@@ -72,7 +72,7 @@ def giving(objects: Mapping[str, Mapping[str, Any]]) -> Generator[None]:
         _given.reset(token)
 
 
-def given(group: str) -> Mapping[str, Any]:
+def objects_given(group: str) -> Mapping[str, Any]:
     """The objects of a group that this block is given, by name."""
     return (_given.get() or {}).get(group, {})
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from potluck.core.ground.errors import WireError
 
-Tree = Any  # Tensor | int | float | bool | str | None | list | tuple | dict with str or int keys, nested
+PackedTree = Any  # Tensor | int | float | bool | str | None | list | tuple | dict with str or int keys, nested
 _HEADER = "potluck"
 _PLAIN = (str, bool, int, float)
 
@@ -55,7 +55,7 @@ _NAMED = {
 _CARRIED = frozenset(_NAMED.values())
 
 
-def pack(tree: Tree) -> bytes:
+def pack(tree: PackedTree) -> bytes:
     """The tree as one safetensors file whose metadata holds its skeleton.
 
     Equal trees, dicts in the same order of keys, give equal bytes. Tensors are copied, so nothing is shared with
@@ -70,7 +70,7 @@ def pack(tree: Tree) -> bytes:
     return safetensors.torch.save(named, metadata={_HEADER: skeleton})
 
 
-def unpack(data: bytes, *, views: bool = False) -> Tree:
+def unpack(data: bytes, *, views: bool = False) -> PackedTree:
     """The tree that `pack` wrote.
 
     Args:
@@ -136,7 +136,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _skeleton(node: Tree, tensors: list[Tensor], where: str, deeper: int) -> Any:
+def _skeleton(node: PackedTree, tensors: list[Tensor], where: str, deeper: int) -> Any:
     """The tree with every tensor replaced by its position in `tensors`; one-key objects name each node's type.
 
     At most `deeper` levels may follow.
@@ -197,14 +197,14 @@ class _Growing:
         self._used = 0
         self._nodes = 0
 
-    def tree(self, skeleton: Any) -> Tree:
+    def tree(self, skeleton: Any) -> PackedTree:
         """The whole of it."""
         grown = self._grown(skeleton, DEEPEST)
         if self._used != len(self._tensors):
             raise WireError(f"{len(self._tensors)} tensors, of which it uses {self._used}")
         return grown
 
-    def _grown(self, node: Any, deeper: int) -> Tree:
+    def _grown(self, node: Any, deeper: int) -> PackedTree:
         ((kind, content),) = node.items()
         self._nodes += 1
         if self._nodes > MOST_NODES:
@@ -233,8 +233,8 @@ class _Growing:
             raise WireError(f"a {tensor.dtype} tensor, which no message carries")
         return tensor
 
-    def _dict(self, content: Any, deeper: int) -> dict[Any, Tree]:
-        grown: dict[Any, Tree] = {}
+    def _dict(self, content: Any, deeper: int) -> dict[Any, PackedTree]:
+        grown: dict[Any, PackedTree] = {}
         for key, child in content:
             if not isinstance(key, (str, int)) or _writable(key, "a key of a message") in grown:
                 raise WireError(f"the key {str(key)[:40]!r} in a message; expected text or integers, each once")

@@ -22,7 +22,7 @@ from potluck.core.requests.schedule import Schedule
 Extras = Mapping[str, Any]
 Observed = dict[str, Tensor]
 Objective = Callable[[nn.Module, Batch, Extras], Tensor | tuple[Tensor, Observed]]
-Combine = Callable[[list[Weights], Extras], Weights | tuple[Weights, Observed]]
+CombineFits = Callable[[list[Weights], Extras], Weights | tuple[Weights, Observed]]
 AfterStep = Callable[[Weights, Extras, float], Weights]
 Moments = dict[str, Any]
 """An optimiser's state for each weight, from which another optimiser can continue."""
@@ -131,7 +131,7 @@ class Fit(Request):
     data: Examples
     training: LocalTraining
     extras: Extras = field(default_factory=dict)
-    combine: Combine | None = None
+    combine: CombineFits | None = None
     after_step: AfterStep | None = None
     trainable: tuple[str, ...] | None = None
     turns: Sequence[tuple[str, ...]] | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from potluck.core.ground.access import entered
-from potluck.core.ground.discovery import given, matching, module_names, named_file, plugins, unknown
+from potluck.core.ground.discovery import matching, module_names, named_file, objects_given, plugins, unknown
 from potluck.core.ground.errors import ConfigError, DataError
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description, Source
@@ -152,7 +152,7 @@ def _of_task(source: Source, task: Task) -> Source:
 
 def _found(name_or_path: str | Path) -> Source:
     name = str(name_or_path)
-    if name in (own := given(_GROUP)):
+    if name in (own := objects_given(_GROUP)):
         return own[name]
     if named_file(name):
         return FunctionSource(name)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from torch import Tensor
 
 from potluck.core.ground.errors import DataError
-from potluck.data.dataset import digest
+from potluck.data.dataset import arrays_digest
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     with safe_open(path, framework="pt") as archive:
         inputs, targets = archive.get_tensor("inputs"), archive.get_tensor("targets")
         expected = (archive.metadata() or {}).get("digest")
-    if digest(inputs, targets) != expected:
+    if arrays_digest(inputs, targets) != expected:
         raise ValueError("its contents do not have the digest in its header")
     return inputs, targets
 
@@ -52,7 +52,7 @@ def _write(path: Path, inputs: Tensor, targets: Tensor) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent, prefix=".writing-") as scratch:
             unfinished = Path(scratch) / path.name
-            save_file({"inputs": inputs, "targets": targets}, unfinished, {"digest": digest(inputs, targets)})
+            save_file({"inputs": inputs, "targets": targets}, unfinished, {"digest": arrays_digest(inputs, targets)})
             os.replace(unfinished, path)
     except (SafetensorError, OSError) as error:  # safetensors raises its own error if the disk is full
         raise DataError(

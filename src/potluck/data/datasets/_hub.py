@@ -25,7 +25,7 @@ from potluck.data.datasets._cache import cache_folder, cached
 from potluck.data.datasets._images import as_inputs, as_targets, opened, stacked
 from potluck.data.transforms import Pipeline
 
-VERSION = 1
+HUB_VERSION = 1
 """Part of a cache file's name; increase it when decoding changes."""
 
 _PATIENCE_SECONDS = 10
@@ -89,7 +89,7 @@ class HubSource:
         # A changed local copy is decoded again, since its files' content is part of the key.
         origin = [(file.name, _content_digest(file)) for file in files] or "hub"
         key = (
-            VERSION,
+            HUB_VERSION,
             self.repository,
             self.configuration,
             split,

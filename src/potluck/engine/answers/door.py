@@ -28,7 +28,7 @@ from potluck.core.schema import (
     text,
 )
 from potluck.core.tasks.task import Sums
-from potluck.engine.client.runtime import EvalResult, Part
+from potluck.engine.client.runtime import EvalResult, EvaluatedPart
 from potluck.engine.client.session import Answer
 
 _MOST_LOSSES = 1000
@@ -75,7 +75,7 @@ class Door:
         expected.check(reply, "", look)
         return reply
 
-    def check_evaluation(self, result: EvalResult, sizes: Mapping[Part, int], federation: Federation) -> None:
+    def check_evaluation(self, result: EvalResult, sizes: Mapping[EvaluatedPart, int], federation: Federation) -> None:
         """Check that an evaluation result is possible.
 
         Args:
@@ -107,7 +107,7 @@ def refusal(client: int, handler: str, misfit: Misfit) -> Failure:
     return Failure(client, handler, str(misfit), kind=kind)
 
 
-def expected_sums(sizes: Mapping[Part, int], federation: Federation) -> Schema:
+def expected_sums(sizes: Mapping[EvaluatedPart, int], federation: Federation) -> Schema:
     """What an evaluation result holds: the task's sums of each part that has examples.
 
     Args:
@@ -132,7 +132,7 @@ def _opened(payload: bytes, kind: Kind) -> Message:
         raise Misfit(f"{type(error).__name__}: {error}") from error
 
 
-def _sums_of(result: EvalResult) -> Mapping[Part, Sums]:
+def _sums_of(result: EvalResult) -> Mapping[EvaluatedPart, Sums]:
     try:
         return result.sums
     except Exception as error:

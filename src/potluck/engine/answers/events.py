@@ -12,7 +12,7 @@ from potluck.core.roles import Failure
 from potluck.engine.client.runtime import Outcome
 from potluck.engine.client.session import Answer
 
-Work = Literal["training", "evaluation"]
+WorkKind = Literal["training", "evaluation"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ClientEnd:
     """
 
     round: int
-    work: Work
+    work: WorkKind
     exchange: int
     handler: str
     client: ClientId
@@ -56,7 +56,7 @@ class Attendance:
 
     tell: Callable[[ClientEnd], None]
     round: int
-    work: Work
+    work: WorkKind
     exchange: int
     handler: str
     of: int

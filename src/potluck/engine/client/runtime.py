@@ -33,7 +33,7 @@ from potluck.engine.client.session import Answer, Call, ContractError, Session, 
 from potluck.engine.numerics.device import CPU, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 
-Part = Literal["validation", "own", "common"]
+EvaluatedPart = Literal["validation", "own", "common"]
 """Examples to evaluate a model on: the client's validation part, its test part, the common test set."""
 
 
@@ -48,7 +48,7 @@ class EvalRequest:
     client: ClientId
     payload: bytes
     record: bytes | None
-    parts: tuple[Part, ...]
+    parts: tuple[EvaluatedPart, ...]
     round: int = 0
 
 
@@ -66,7 +66,7 @@ class EvalResult:
     payload: bytes
 
     @cached_property
-    def sums(self) -> Mapping[Part, Sums]:
+    def sums(self) -> Mapping[EvaluatedPart, Sums]:
         """The decoded payload."""
         return unpack(self.payload)
 

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 from potluck.engine.client.runtime import Job, Outcome
-from potluck.engine.executors.frames import limit, nothing, receive, send
+from potluck.engine.frames import limit, nothing, receive, send
 
 _CARRIED = ("payload", "record")
 """Attributes of jobs and outcomes that hold large byte strings."""

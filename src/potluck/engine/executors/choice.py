@@ -19,7 +19,7 @@ ExecutorName = Literal["auto", "sequential", "workers", "stacked", "ray"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenExecutor:
     """An executor, and its description in the run's manifest.
 
     Attributes:
@@ -41,7 +41,7 @@ class Choice:
 
 def choose_executor(
     name: ExecutorName, workers: int | None, threads: int, nets: Iterable[nn.Module], device: torch.device = CPU
-) -> Choice:
+) -> ChosenExecutor:
     """The executor with this name.
 
     "auto" stacks clients if all nets are small and without convolutions, and uses workers if processes can be forked
@@ -60,7 +60,7 @@ def choose_executor(
             and not installed.
     """
     if name == "ray":
-        return Choice(RayActors(workers), "ray", workers or 0, "run.executor is ray")
+        return ChosenExecutor(RayActors(workers), "ray", workers or 0, "run.executor is ray")
     if device != CPU and (name == "workers" or (workers or 1) > 1):
         found = "run.executor: found 'workers'" if name == "workers" else f"run.workers: found {workers}"
         raise ConfigError(
@@ -81,7 +81,7 @@ def choose_executor(
     if name != "sequential":
         reasons.append(against if alone and against else f"{cores()} cores")
     label = "stacked" if stacks else "sequential" if alone else "workers"
-    return Choice(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))
+    return ChosenExecutor(inner if alone else Workers(count, inner), label, count, "; ".join(reasons))
 
 
 def _against_workers(threads: int, device: torch.device) -> str | None:

@@ -12,10 +12,10 @@ from potluck.engine.client.session import Call, Session
 from potluck.engine.executors import Inner, Pending, bundles
 from potluck.engine.executors.held import Held
 from potluck.engine.stacking.end_to_end import only_linear, task_criterion
-from potluck.engine.stacking.nets import CannotStack, kind_of, train_stacked
+from potluck.engine.stacking.nets import CannotStack, stacking_key, train_stacked
 
 log = logging.getLogger(__name__)
-Rule = Callable[[Fit], bool]
+StackingRule = Callable[[Fit], bool]
 
 MOST_WEIGHTS = 50_000
 """The most weights of a net worth stacking by `torch.func.vmap`: ten nets of three linear layers, batches of 16, were
@@ -57,7 +57,7 @@ class Stacked(Inner):
             not on the machine.
     """
 
-    def __init__(self, rule: Rule = always, at_once: int = 10) -> None:
+    def __init__(self, rule: StackingRule = always, at_once: int = 10) -> None:
         self._rule = rule
         self.at_once = at_once
         self.refused: set[str] = set()
@@ -133,7 +133,7 @@ def _groups(requests: dict[int, Request]) -> list[list[int]]:
     """Indices of fits that can be trained as one, in order of appearance; every other request is a group of its own."""
     groups: list[tuple[object, list[int]]] = []
     for place, request in requests.items():
-        kind = kind_of(request) if isinstance(request, Fit) else place
+        kind = stacking_key(request) if isinstance(request, Fit) else place
         found = next((group for other, group in groups if other == kind), None)
         if found is None:
             groups.append((kind, [place]))

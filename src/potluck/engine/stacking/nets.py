@@ -38,7 +38,7 @@ class CannotStack(Exception):
     """These fits cannot run as one; nothing has been changed."""
 
 
-def kind_of(fit: Fit) -> tuple[Any, ...]:
+def stacking_key(fit: Fit) -> tuple[Any, ...]:
     """A key, equal for fits that differ only in weights, data and the values of their extras."""
     frozen = sorted(fit.frozen.items())
     return (
@@ -63,7 +63,7 @@ def train_stacked(fits: Sequence[Fit], keys: Sequence[Key], computing: Numerics 
     """Train all nets in place, as `engine.client.training.train` does with each fit and its key, and return reports.
 
     Args:
-        fits: of one `kind_of` fit.
+        fits: of one `stacking_key` fit.
         keys: of each fit's draws.
         computing: the device; precision and layout must be the defaults.
 

@@ -9,7 +9,7 @@ from potluck.core.ground.discovery import own_part
 from potluck.core.ground.errors import ConfigError
 from potluck.core.method import Method
 
-Kind = Literal["method", "model", "partition", "data set", "metric"]
+PartKind = Literal["method", "model", "partition", "data set", "metric"]
 
 FORMS = (
     "a class that derives from Method, a class or function of num_classes and input_shape for a model, a function of"
@@ -17,7 +17,7 @@ FORMS = (
 )
 
 
-def kind_of(reference: str) -> tuple[Any, Kind]:
+def part_of(reference: str) -> tuple[Any, PartKind]:
     """What `FILE.py:NAME` names and its kind: a method by its base, others by the arguments that they take.
 
     Raises:
@@ -40,7 +40,7 @@ def kind_of(reference: str) -> tuple[Any, Kind]:
     ]
     if len(taken) == 2:
         return found, "metric" if taken[1] == "targets" else "model"
-    kinds: dict[int, Kind] = {0: "data set", 3: "partition"}
+    kinds: dict[int, PartKind] = {0: "data set", 3: "partition"}
     if len(taken) not in kinds:
         raise ConfigError(f"{reference} takes ({', '.join(taken)}); expected {FORMS}")
     return found, kinds[len(taken)]

@@ -31,7 +31,7 @@ from potluck.records import (
     MANIFEST,
     PARTITION,
     SCHEMA_VERSION,
-    Partition,
+    PartitionRecord,
     check_is_run,
     check_schema,
 )
@@ -141,13 +141,13 @@ def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]
     return {"cautions": found} if found else {}
 
 
-def _partition(assembly: Assembly) -> Partition | None:
+def _partition(assembly: Assembly) -> PartitionRecord | None:
     """How the classes are divided among clients; None without labels, and for clients on other machines."""
     task, classes = assembly.federation.task, len(assembly.classes)
     if not task.has_labels or not classes or not assembly.here:
         return None
     sites = [site for _, site in sorted(assembly.federation.sites.items())]
-    return Partition([_class_counts(site.train, task, classes) for site in sites])
+    return PartitionRecord([_class_counts(site.train, task, classes) for site in sites])
 
 
 def _class_counts(examples: Examples, task: Task, classes: int) -> list[int]:

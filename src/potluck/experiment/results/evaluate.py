@@ -10,11 +10,11 @@ from potluck.core.tasks.counting import classes_of
 from potluck.core.tasks.metric import ACCURACY, Metric
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Sums, Task, added
-from potluck.engine.client.runtime import EvalResult, Part, name_of
+from potluck.engine.client.runtime import EvalResult, EvaluatedPart, name_of
 from potluck.engine.engine import Engine
 from potluck.records import ByClass, ClientRecord, Measure, Values
 
-_MEASURES: Mapping[Part, Measure] = {"own": "personal", "common": "common", "validation": "validation"}
+_MEASURES: Mapping[EvaluatedPart, Measure] = {"own": "personal", "common": "common", "validation": "validation"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
     task = federation.task
     common = federation.test if common_test and federation.test is not None and len(federation.test) else None
     trusted = engine.executor.trusted
-    parts: tuple[Part, ...] = ("own", "validation") if trusted or not common else ("own", "validation", "common")
+    parts: tuple[EvaluatedPart, ...] = (
+        ("own", "validation") if trusted or not common else ("own", "validation", "common")
+    )
     first = engine.evaluate(state, dict.fromkeys(federation.sites, parts))
     by_model = _common_sums(engine, state, first) if common and trusted else {}
     common_values = {model: task.values(sums) for model, sums in by_model.items()}

@@ -175,7 +175,7 @@ class Records:
         self._aside = None
 
 
-def line_of(record: RoundRecord) -> dict[str, Any]:
+def record_line(record: RoundRecord) -> dict[str, Any]:
     """The content of a round's line; what few rounds have is present only if it is set."""
     absent = [name for name in ("lost", "undone", "outlier", "notes") if getattr(record, name) is None]
     return {name: value for name, value in asdict(record).items() if name not in absent}

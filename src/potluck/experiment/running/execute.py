@@ -9,7 +9,7 @@ from pathlib import Path
 from potluck.core.ground.errors import PotluckError
 from potluck.engine.disk.files import sync, write_atomically
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.executors.choice import Choice
+from potluck.engine.executors.choice import ChosenExecutor
 from potluck.engine.numerics.allocator import keep_freed_memory
 from potluck.experiment.federation.assemble import Assembly
 from potluck.experiment.folder.folder import logging_to, note_status, open_folder, write_manifest
@@ -46,7 +46,7 @@ def prepare(
     experiment: Experiment,
     assembly: Assembly,
     folder: Path,
-    choice: Choice | None = None,
+    choice: ChosenExecutor | None = None,
     store: ClientStore | None = None,
 ) -> Run:
     """The run in this folder, at its start or its last checkpoint, with configuration and manifest written.

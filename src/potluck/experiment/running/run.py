@@ -27,7 +27,7 @@ from potluck.engine.answers.outliers import Before, Outlier
 from potluck.engine.disk.files import append, make_folder
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.engine import Deserted, Engine, RoundReport
-from potluck.engine.executors.choice import Choice, choose_executor
+from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.experiment.federation.needs import cautions, check_needs
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.folder.checkpoint import Checkpoints
@@ -35,9 +35,9 @@ from potluck.experiment.folder.trained import Trained
 from potluck.experiment.results.evaluate import Evaluation, evaluate
 from potluck.experiment.results.records import (
     Records,
-    line_of,
     lines_of,
     lost_in_a_row,
+    record_line,
     round_record,
     rounds_of,
     write_by_class,
@@ -93,7 +93,7 @@ class Run:
         federation: Federation,
         config: RunConfig,
         folder: Path | None = None,
-        choice: Choice | None = None,
+        choice: ChosenExecutor | None = None,
         store: ClientStore | None = None,
         settings: Tree | None = None,
     ) -> None:
@@ -390,7 +390,7 @@ class Run:
         """Write records first, then the checkpoint; lines beyond it are dropped when a killed run is resumed."""
         if not self._records or not self._checkpoints:
             return
-        self._records.add(ROUNDS, [line_of(record)])
+        self._records.add(ROUNDS, [record_line(record)])
         if evaluation:
             self._records.add(CLIENTS, map(asdict, evaluation.scores))
         if evaluation and self._folder and record.round == self._config.rounds:
@@ -425,6 +425,6 @@ def _one_class(federation: Federation) -> list[str]:
     return [f"all training examples are of class {label}; to predict it is always right" for label in seen]
 
 
-def _chosen(config: RunConfig, federation: Federation) -> Choice:
+def _chosen(config: RunConfig, federation: Federation) -> ChosenExecutor:
     nets = [federation.build(name, Key((name,))) for name in sorted(federation.architectures)]
     return choose_executor(config.executor, config.workers, config.threads, nets, config.computing.place)

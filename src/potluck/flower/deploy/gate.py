@@ -22,8 +22,8 @@ from potluck.flower import LARGEST_REPLY
 from potluck.flower.deploy.keys import CA, SERVER, SERVER_KEY
 from potluck.flower.deploy.limits import Pace, Reports, Say
 from potluck.flower.deploy.members import KEY_HEADER, Caller, Members
-from potluck.flower.deploy.requests import Conversation, Inadmissible, Request, requests_of_nodes
-from potluck.flower.deploy.serving import Answer, Head, Serving, Visit, refusal
+from potluck.flower.deploy.requests import Conversation, Inadmissible, NodeRequest, requests_of_nodes
+from potluck.flower.deploy.serving import Head, HttpAnswer, Serving, Visit, refusing_answer
 from potluck.flower.deploy.superlink import FlowerError
 
 __all__ = ["HEALTH", "KEY_HEADER", "Gate", "reason_in"]
@@ -91,20 +91,20 @@ class _Desk:
         self._largest = largest
         self._known: dict[bytes, _Node] = {}
 
-    def admit(self, head: Head) -> Visit | Answer:
+    def admit(self, head: Head) -> Visit | HttpAnswer:
         """Decide on a request by its header; whoever has not signed it is refused."""
         request = self._requests.get(head.path) if head.method == "POST" else None
         try:
             if head.method == "GET" and head.path == HEALTH:
                 self._members.shown(head.headers)
-                return Answer(200, b'{"status": "ok"}')
+                return HttpAnswer(200, b'{"status": "ok"}')
             if request is None:
                 raise Inadmissible(404, "only requests of nodes pass here")
             caller = self._members.prove(head.headers, head.host)
         except Inadmissible as error:
             what = f"{head.method} {one_line(head.path, 80)} is not for nodes" if error.status == 404 else error.why
             self._of_strangers(f"refused {head.host}: {what}")
-            return refusal(error.status, error.why)
+            return refusing_answer(error.status, error.why)
         return _Visit(self, self._node(caller), caller, head.path, request)
 
     def hung_up(self, error: ssl.SSLError) -> None:
@@ -144,7 +144,7 @@ class _Visit:
     node: _Node
     caller: Caller
     path: str
-    request: Request
+    request: NodeRequest
 
     @property
     def key(self) -> bytes:
@@ -156,11 +156,11 @@ class _Visit:
         """The most bytes of the body."""
         return self.request.longest
 
-    def too_long(self) -> Answer:
+    def too_long(self) -> HttpAnswer:
         """Refuse a longer one."""
         return self._refuse(Inadmissible(413, f"it is longer than {self.longest} bytes"))
 
-    async def answer(self, body: bytes) -> Answer:
+    async def answer(self, body: bytes) -> HttpAnswer:
         """Pass the request on, if it follows from what the SuperLink has told this node; refuse it otherwise."""
         await self.node.pace.wait()
         async with self.node.turn:
@@ -171,23 +171,23 @@ class _Visit:
                 return self._refuse(error)
             return await self._pass_on(asked)
 
-    async def _pass_on(self, asked: Any) -> Answer:
+    async def _pass_on(self, asked: Any) -> HttpAnswer:
         headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **self.caller.proof}
         try:
             reply = await self.desk.inside.post(self.path, content=asked.SerializeToString(), headers=headers)
         except httpx.TransportError:
-            return refusal(503, "the SuperLink is not there")
+            return refusing_answer(503, "the SuperLink is not there")
         if reply.status_code == 200:
             self.request.hear(self.node.conversation, asked, reply.content)
         elif reply.status_code in (401, 403):
             self.desk.of_nodes(f"refused {self.caller}: {reason_in(reply.content)}")
         elif reply.status_code == 412:
             self.desk.of_nodes(f"{self.caller} has to wait until its previous connection counts as gone")
-        return Answer(reply.status_code, reply.content, reply.headers.get("content-type", PROTOBUF_MEDIA_TYPE))
+        return HttpAnswer(reply.status_code, reply.content, reply.headers.get("content-type", PROTOBUF_MEDIA_TYPE))
 
-    def _refuse(self, error: Inadmissible) -> Answer:
+    def _refuse(self, error: Inadmissible) -> HttpAnswer:
         self.desk.of_nodes(f"refused a request of {self.caller}: {error.why}")
-        return refusal(error.status, error.why)
+        return refusing_answer(error.status, error.why)
 
 
 def _security(keys: Path) -> ssl.SSLContext:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 Say = Callable[[str], None]
 
-LINES = 10
+LOG_LINES = 10
 """The most lines about refusals between two turns of a `Reports`."""
 
 
@@ -32,7 +32,7 @@ class Reports:
         """Report a line, unless it was reported or there were too many."""
         if line in self._told:
             return
-        if len(self._told) >= LINES:
+        if len(self._told) >= LOG_LINES:
             self._untold += 1
             return
         self._told.add(line)

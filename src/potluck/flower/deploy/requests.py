@@ -213,7 +213,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Request:
+class NodeRequest:
     """A kind of request.
 
     Attributes:
@@ -250,32 +250,32 @@ class Request:
             self.learn(conversation, request, self.answer.FromString(answer))
 
 
-_OF_MEMBERS: Mapping[str, Request] = {
-    "activate-node": Request(
+_OF_MEMBERS: Mapping[str, NodeRequest] = {
+    "activate-node": NodeRequest(
         ActivateNodeRequest, Conversation.check_itself, answer=ActivateNodeResponse, learn=Conversation.learn_number
     ),
-    "deactivate-node": Request(DeactivateNodeRequest, Conversation.check_leaving),
-    "send-node-heartbeat": Request(SendNodeHeartbeatRequest, Conversation.check_alive),
-    "pull-messages": Request(
+    "deactivate-node": NodeRequest(DeactivateNodeRequest, Conversation.check_leaving),
+    "send-node-heartbeat": NodeRequest(SendNodeHeartbeatRequest, Conversation.check_alive),
+    "pull-messages": NodeRequest(
         PullMessagesRequest, Conversation.check_asking, answer=PullMessagesResponse, learn=Conversation.learn_jobs
     ),
-    "get-run": Request(GetRunRequest, Conversation.check_run),
-    "get-fab": Request(GetFabRequest, Conversation.check_run),
-    "pull-object": Request(PullObjectRequest, Conversation.check_fetching),
-    "confirm-message-received": Request(ConfirmMessageReceivedRequest, Conversation.check_received),
-    "push-messages": Request(
+    "get-run": NodeRequest(GetRunRequest, Conversation.check_run),
+    "get-fab": NodeRequest(GetFabRequest, Conversation.check_run),
+    "pull-object": NodeRequest(PullObjectRequest, Conversation.check_fetching),
+    "confirm-message-received": NodeRequest(ConfirmMessageReceivedRequest, Conversation.check_received),
+    "push-messages": NodeRequest(
         PushMessagesRequest, Conversation.check_reply, LONGEST_ANNOUNCEMENT, PushMessagesResponse,
         Conversation.learn_upload,
     ),
-    "push-object": Request(PushObjectRequest, Conversation.check_sending, LONGEST_PART),
+    "push-object": NodeRequest(PushObjectRequest, Conversation.check_sending, LONGEST_PART),
 }  # fmt: skip
-_OF_ANYBODY: Mapping[str, Request] = {
-    "register-node": Request(RegisterNodeFleetRequest, Conversation.check_itself),
-    "unregister-node": Request(UnregisterNodeFleetRequest, Conversation.check_leaving),
+_OF_ANYBODY: Mapping[str, NodeRequest] = {
+    "register-node": NodeRequest(RegisterNodeFleetRequest, Conversation.check_itself),
+    "unregister-node": NodeRequest(UnregisterNodeFleetRequest, Conversation.check_leaving),
 }
 
 
-def requests_of_nodes(*, registered: bool) -> Mapping[str, Request]:
+def requests_of_nodes(*, registered: bool) -> Mapping[str, NodeRequest]:
     """By path, the requests that nodes make; where keys are not registered beforehand, they register themselves."""
     names = _OF_MEMBERS if registered else {**_OF_MEMBERS, **_OF_ANYBODY}
     return {f"/v1/fleet/{name}": request for name, request in names.items()}

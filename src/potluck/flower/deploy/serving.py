@@ -61,7 +61,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """An answer to a request."""
 
     status: int
@@ -69,9 +69,9 @@ class Answer:
     kind: str = "application/json"
 
 
-def refusal(status: int, why: str) -> Answer:
+def refusing_answer(status: int, why: str) -> HttpAnswer:
     """An answer in the form of Flower's errors."""
-    return Answer(status, json.dumps({"code": 0, "detail": why}).encode())
+    return HttpAnswer(status, json.dumps({"code": 0, "detail": why}).encode())
 
 
 class Visit(Protocol):
@@ -87,11 +87,11 @@ class Visit(Protocol):
         """The most bytes of its body."""
         ...
 
-    def too_long(self) -> Answer:
+    def too_long(self) -> HttpAnswer:
         """The answer if the body is longer."""
         ...
 
-    async def answer(self, body: bytes) -> Answer:
+    async def answer(self, body: bytes) -> HttpAnswer:
         """The answer to the body."""
         ...
 
@@ -99,7 +99,7 @@ class Visit(Protocol):
 class Desk(Protocol):
     """Decides on requests."""
 
-    def admit(self, head: Head) -> Visit | Answer:
+    def admit(self, head: Head) -> Visit | HttpAnswer:
         """A visit; or an answer right away, after which the connection is closed."""
         ...
 
@@ -189,7 +189,7 @@ class Serving:
                 async with asyncio.timeout_at(deadline):
                     head = await line.head(host)
                 visit = self._desk.admit(head) if head else None
-                if isinstance(visit, Answer):
+                if isinstance(visit, HttpAnswer):
                     await line.say_last(visit)
                 elif visit and head:
                     me = asyncio.current_task()
@@ -199,7 +199,7 @@ class Serving:
                         if free:
                             await self._go_on(line, head, visit)
                         else:
-                            await line.say_last(refusal(503, "too many connections with this key"))
+                            await line.say_last(refusing_answer(503, "too many connections with this key"))
 
     async def _go_on(self, line: "_Line", head: Head, visit: Visit) -> None:
         """Serve a caller who has proven who it is."""
@@ -215,8 +215,12 @@ class Serving:
             if following is None:
                 return
             head, admitted = following, self._desk.admit(following)
-            if isinstance(admitted, Answer) or admitted.key != key:
-                why = admitted if isinstance(admitted, Answer) else refusal(401, "another key on the same connection")
+            if isinstance(admitted, HttpAnswer) or admitted.key != key:
+                why = (
+                    admitted
+                    if isinstance(admitted, HttpAnswer)
+                    else refusing_answer(401, "another key on the same connection")
+                )
                 await line.say_last(why)
                 return
             visit = admitted
@@ -263,7 +267,7 @@ class _Line:
         try:
             event = await self._event()
         except h11.RemoteProtocolError:
-            await self.say_last(refusal(400, "this is no HTTP"))
+            await self.say_last(refusing_answer(400, "this is no HTTP"))
             return None
         if not isinstance(event, h11.Request):
             return None
@@ -285,7 +289,7 @@ class _Line:
             raise ConnectionError
         return bytes(body)
 
-    async def say(self, answer: Answer, *, last: bool = False) -> None:
+    async def say(self, answer: HttpAnswer, *, last: bool = False) -> None:
         """Send an answer."""
         headers = [("content-type", answer.kind), ("content-length", str(len(answer.body)))]
         head = h11.Response(status_code=answer.status, headers=[*headers, *([("connection", "close")] if last else [])])
@@ -294,7 +298,7 @@ class _Line:
         async with asyncio.timeout(_GRACE + len(answer.body) / SLOWEST):
             await self._writer.drain()
 
-    async def say_last(self, answer: Answer) -> None:
+    async def say_last(self, answer: HttpAnswer) -> None:
         """Send an answer and have the caller hang up, which it can once it has sent its body and read the answer."""
         await self.say(answer, last=True)
         with suppress(TimeoutError):

@@ -19,6 +19,7 @@ from potluck.experiment.running.execute import holding
 from potluck.flower import EVALUATION, FAREWELL, GREETING
 from potluck.flower.deploy.gate import HEALTH, KEY_HEADER, reason_in
 from potluck.flower.deploy.keys import CA, NODE_KEY, check_carried, public_key_of
+from potluck.flower.deploy.limits import Say
 from potluck.flower.deploy.private import RUNTIME
 from potluck.flower.deploy.processes import PYTHON, lines_after, private_folder, socket_in, start, stop
 from potluck.flower.deploy.superlink import FlowerError
@@ -28,8 +29,6 @@ from potluck.flower.node.confined import environment_of
 from potluck.flower.node.ourapp import stand_in_front
 from potluck.flower.node.resident import SOCKET
 from potluck.flower.node.supernode import SIGNS, Signs
-
-Say = Callable[[str], None]
 
 _RUNTIME = "runtime.sock"
 _LOOK_EVERY = 0.5  # seconds, as all that follow

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.ground.errors import PotluckError, WireError
-from potluck.engine.executors.frames import receive, send
+from potluck.engine.frames import receive, send
 from potluck.flower import Envelope
 from potluck.flower.deploy.processes import socket_in
-from potluck.flower.wire.envelope import LONGEST_HEADER, read_header
+from potluck.flower.wire.envelope import LONGEST_ENVELOPE_HEADER, read_header
 
 SOCKET = "resident.sock"
 """Where it listens, in the folder for the node's state."""
@@ -42,7 +42,7 @@ def delegate(config: Mapping[str, Any], kind: str, envelope: Envelope) -> Envelo
     with _reached(Path(str(config["state"]))) as resident:
         try:
             send(resident, kind.encode(), json.dumps(header).encode(), payload)
-            found, payload = receive(resident, longest=LONGEST_HEADER), receive(resident)
+            found, payload = receive(resident, longest=LONGEST_ENVELOPE_HEADER), receive(resident)
         except (EOFError, ConnectionError) as error:
             raise ResidentLost("the node's worker ended in the middle of the job; is there enough memory?") from error
     return read_header(found), payload
@@ -68,7 +68,7 @@ def serve_forever(config: Mapping[str, Any]) -> None:
             with asking, suppress(EOFError, ConnectionError, WireError):  # the caller may be gone or out of step
                 kind, header = (
                     receive(asking, longest=_LONGEST_KIND).decode(errors="replace"),
-                    receive(asking, longest=LONGEST_HEADER),
+                    receive(asking, longest=LONGEST_ENVELOPE_HEADER),
                 )
                 answer, payload = service.answer(kind, (read_header(header), receive(asking)))
                 send(asking, json.dumps(answer).encode(), payload)

@@ -42,7 +42,7 @@ from potluck.flower.node.policy import Policy, Tally
 from potluck.flower.node.store import NodeStore
 from potluck.flower.wire.classes import Classes, sendable
 from potluck.flower.wire.introduction import Introduction, Network
-from potluck.flower.wire.schemas import LONGEST_NAME, Client, Header, from_outcome, read, to_job
+from potluck.flower.wire.schemas import LONGEST_NAME, ClientNumber, Header, from_outcome, read, to_job
 
 
 class Node:
@@ -108,7 +108,7 @@ class _Setting(Header):
     model_config = ConfigDict(extra="ignore", strict=True)
     experiment: dict[str, Any]
     run: str
-    client: Client
+    client: ClientNumber
     classes: Classes
     code: str | None = None
 
@@ -149,7 +149,7 @@ class NodeService:
                 return self._node(envelope[0]).introduction.header(), b""
             job = to_job(envelope)
         except Exception as error:
-            return refusal(error), b""
+            return refusing_header(error), b""
         try:
             return self._done(job, envelope[0])
         except Exception as error:
@@ -337,7 +337,7 @@ def model_of(config: NodeConfig, experiment: Experiment, client: ClientId) -> Mo
     return experiment.model_of(client) if config.model is None else ModelSpec(config.model, {})
 
 
-def refusal(error: Exception) -> dict[str, str]:
+def refusing_header(error: Exception) -> dict[str, str]:
     """The header that refuses to take part."""
     return {"refusal": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 

@@ -22,7 +22,7 @@ from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower import EVALUATION, JOB, LARGEST_REPLY
 from potluck.flower.server.nodes import ABSENT, Nodes, longest
 from potluck.flower.server.pulling import Pulling
-from potluck.flower.wire.envelope import packed, unwrap, wrap
+from potluck.flower.wire.envelope import packed_payload, unwrap, wrap
 from potluck.flower.wire.schemas import from_job, to_outcome
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class _Exchange:
 
     def _push(self, jobs: Mapping[int, Job], header: Mapping[str, Any], most_bytes: Mapping[int, int | None]) -> None:
         """Push jobs with the same payload."""
-        payload = packed(next(iter(jobs.values())).payload)
+        payload = packed_payload(next(iter(jobs.values())).payload)
         going: list[tuple[int, Job]] = []
         busy = self._late.clients()
         messages: list[Message] = []

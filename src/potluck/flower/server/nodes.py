@@ -49,7 +49,7 @@ class Nodes:
 
     def refresh(self) -> None:
         """Update which nodes are online."""
-        self._online = {name_of(node): (node.node_id, _started(node)) for node in self.grid.get_nodes()}
+        self._online = {registered_name(node): (node.node_id, _started(node)) for node in self.grid.get_nodes()}
 
     def find(self, client: ClientId) -> int | None:
         """Flower's current number of the client's node; None if it is offline."""
@@ -67,7 +67,7 @@ class Nodes:
         return started is not None and since is not None and started > since
 
 
-def name_of(node: Any) -> str:
+def registered_name(node: Any) -> str:
     """The name under which a node was registered; without keys, its number."""
     return getattr(node, "name", "") or str(node.node_id)
 
@@ -93,7 +93,7 @@ def wait_for_nodes(
     count = wanted if isinstance(wanted, int) else len(wanted)
     began, told = time.monotonic(), -1
     while True:
-        names = sorted(name_of(node) for node in grid.get_nodes())
+        names = sorted(registered_name(node) for node in grid.get_nodes())
         names = names if isinstance(wanted, int) else [name for name in names if name in wanted]
         waited, enough = time.monotonic() - began, len(names) >= needed
         if len(names) >= count or (enough and waited >= close.deadline_s):
@@ -155,7 +155,7 @@ def greet(
 
 def tell_refused(grid: Grid, name: str, run: str, why: str) -> None:
     """Tell a node that it takes no part in a run, and why, for its own terminal; no answer is waited for."""
-    numbers = [node.node_id for node in grid.get_nodes() if name_of(node) == name]
+    numbers = [node.node_id for node in grid.get_nodes() if registered_name(node) == name]
     grid.push_messages(
         [Message(wrap({"run": run, "why": why}), node, REFUSAL, ttl=60, group_id=FAREWELL) for node in numbers]
     )

@@ -26,13 +26,13 @@ from flwr.superlink.grid import http_grid
 from potluck.core.ground.errors import WireError
 from potluck.core.ground.text import one_line
 from potluck.flower import LARGEST_REPLY
-from potluck.flower.wire.envelope import LONGEST_HEADER, MOST_BESIDE_PARTS, PART
+from potluck.flower.wire.envelope import LONGEST_ENVELOPE_HEADER, MOST_BESIDE_PARTS, PART
 
 CALLS_PER_SECOND = 32.0
 """The most polls of the SuperLink, over all awaited replies; each takes both sides some milliseconds."""
 
 
-_BESIDE = LONGEST_HEADER + 2**20
+_BESIDE = LONGEST_ENVELOPE_HEADER + 2**20
 """The most bytes of a reply beside its payload: its header, and what Flower adds."""
 
 

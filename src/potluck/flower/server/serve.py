@@ -24,7 +24,7 @@ from potluck.core.ground.rng import Key
 from potluck.core.requests.examples import Examples
 from potluck.data.federate import MatchedClasses
 from potluck.engine.disk.files import write_atomically
-from potluck.engine.executors.choice import Choice
+from potluck.engine.executors.choice import ChosenExecutor
 from potluck.experiment.federation.assemble import Assembly, assemble_server, common_classes
 from potluck.experiment.results.result import Result
 from potluck.experiment.running.execute import execute, holding, prepare
@@ -34,7 +34,15 @@ from potluck.experiment.watching.observers import Observer
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.server.elsewhere import KeptElsewhere
 from potluck.flower.server.grid import GridExecutor
-from potluck.flower.server.nodes import Nodes, NodesMissing, Silent, greet, name_of, tell_refused, wait_for_nodes
+from potluck.flower.server.nodes import (
+    Nodes,
+    NodesMissing,
+    Silent,
+    greet,
+    registered_name,
+    tell_refused,
+    wait_for_nodes,
+)
 from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
 
@@ -85,7 +93,7 @@ def serve(
         nodes = Nodes(grid, met.names)
         assembly = remote_assembly(experiment, base, matched, met.introductions)
         executor = GridExecutor(nodes, header, experiment.run.rounds_close, largest=largest)
-        choice = Choice(executor, "flower", len(met.names), "clients are Flower's nodes")
+        choice = ChosenExecutor(executor, "flower", len(met.names), "clients are Flower's nodes")
         run = prepare(experiment, assembly, folder, choice, KeptElsewhere())
         return execute(run, experiment, folder, *observers)[0]
 
@@ -197,7 +205,7 @@ class _Meeting:
                 self.say(f"node {name} takes no part: {why}")
                 if aside is self.refused:
                     tell_refused(self.grid, name, str(self.header["run"]), str(why))
-            here = [name_of(node) for node in self.grid.get_nodes()]
+            here = [registered_name(node) for node in self.grid.get_nodes()]
         return silent
 
     def _places(self, here: set[str], count: int) -> dict[ClientId, str]:

@@ -13,11 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from potluck.core.ground.errors import DataError
 from potluck.core.ground.text import one_line
-from potluck.data.dataset import Description
+from potluck.data.dataset import MOST_CLASSES, Description
 from potluck.data.federate import MatchedClasses
 from potluck.flower.wire.schemas import LONGEST_NAME, Header
 
-MOST_CLASSES = 10**6
 """The most classes of a task."""
 
 MOST_NAMES = 2**22

@@ -14,7 +14,7 @@ from potluck.core.ground.errors import WireError
 from potluck.core.ground.text import one_line
 from potluck.flower import Envelope
 
-LONGEST_HEADER = 2**23
+LONGEST_ENVELOPE_HEADER = 2**23
 """The most bytes of a header: 8 MiB. The longest are introductions, some 120 bytes for each tensor of a network: this
 is enough for fifty thousand tensors."""
 
@@ -35,7 +35,7 @@ VERSION = 4
 """Of the header and of what a job and its outcome hold; sides of different versions refuse each other."""
 
 
-def packed(payload: bytes) -> ArrayRecord:
+def packed_payload(payload: bytes) -> ArrayRecord:
     """A payload in Flower's format; one that several messages share needs to be packed only once."""
     array = Array(dtype="uint8", shape=(len(payload),), stype="potluck.packed", data=payload)
     return ArrayRecord({_KIND: array})
@@ -45,7 +45,7 @@ def wrap(header: Mapping[str, Any], payload: bytes | ArrayRecord = b"") -> Recor
     """An envelope as records; its payload may already be packed."""
     records = RecordDict({_HEADER: ConfigRecord({"version": VERSION, "words": json.dumps(dict(header))})})
     if payload:
-        records[_PAYLOAD] = packed(payload) if isinstance(payload, bytes) else payload
+        records[_PAYLOAD] = packed_payload(payload) if isinstance(payload, bytes) else payload
     return records
 
 
@@ -88,9 +88,11 @@ def read_header(text: object) -> dict[str, Any]:
     Raises:
         WireError: it is not a table, or exceeds the limits.
     """
-    if not isinstance(text, str | bytes) or len(text) > LONGEST_HEADER:
+    if not isinstance(text, str | bytes) or len(text) > LONGEST_ENVELOPE_HEADER:
         size = f"{len(text)} long" if isinstance(text, str | bytes) else f"a {type(text).__name__}"
-        raise WireError(f"not a message of Potluck's: its header is {size}; at most {LONGEST_HEADER} bytes are read")
+        raise WireError(
+            f"not a message of Potluck's: its header is {size}; at most {LONGEST_ENVELOPE_HEADER} bytes are read"
+        )
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from potluck.core.ground.notes import MOST_NOTES, NOTE_NAME
 from potluck.core.ground.rng import Key
 from potluck.core.ground.text import one_line
 from potluck.core.roles import Failure, FailureKind
-from potluck.engine.client.runtime import EvalRequest, EvalResult, Job, Outcome, Part
+from potluck.engine.client.runtime import EvalRequest, EvalResult, EvaluatedPart, Job, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.flower import Envelope
 
@@ -37,7 +37,7 @@ _Round = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 _Releases = Annotated[int, Field(ge=0, le=MOST_RELEASES)]
 _NoteName = Annotated[str, Field(pattern=rf"\A{NOTE_NAME}\z")]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+ClientNumber = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
@@ -52,7 +52,7 @@ class _Asked(BaseModel):
     """The entries of every job, besides the run's."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
-    client: Client
+    client: ClientNumber
     record: Digest | None
     round: _Round
 
@@ -63,7 +63,7 @@ class _CallHeader(_Asked):
 
 
 class _EvalRequestHeader(_Asked):
-    parts: Annotated[list[Part], Field(max_length=3)]
+    parts: Annotated[list[EvaluatedPart], Field(max_length=3)]
 
 
 class _AnswerEntries(Header):
@@ -86,25 +86,25 @@ class _EvalResultEntries(Header):
 
 
 class _Answered(Header):
-    client: Client
+    client: ClientNumber
     answer: _AnswerEntries
 
 
 class _Failed(Header):
-    client: Client
+    client: ClientNumber
     failure: _FailureEntries
 
 
 class _Evaluated(Header):
-    client: Client
+    client: ClientNumber
     result: _EvalResultEntries
 
 
 _OUTCOMES: dict[str, type[Header]] = {"failure": _Failed, "result": _Evaluated, "answer": _Answered}
-Schema = TypeVar("Schema", bound=BaseModel)
+HeaderModel = TypeVar("HeaderModel", bound=BaseModel)
 
 
-def read(schema: type[Schema], header: Mapping[str, Any], what: str) -> Schema:
+def read(schema: type[HeaderModel], header: Mapping[str, Any], what: str) -> HeaderModel:
     """Read a header by a schema.
 
     Raises:

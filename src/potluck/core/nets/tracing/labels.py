@@ -14,11 +14,11 @@ from potluck.core.nets.weights import tensors_of
 NONE = -1
 """The label of an element that is of no channel, such as a zero that fills up."""
 
-NOTHING = torch.full((), float(NONE), dtype=torch.float64)
+NO_LABELS = torch.full((), float(NONE), dtype=torch.float64)
 """A label of one element of no channel, to expand."""
 
 
-class Classes:
+class LabelClasses:
     """Disjoint sets of labels. A class is loose until one of its labels is written or read by a layer."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Classes:
         return torch.tensor([NONE if x >= 0 and self._loose[x] else x for x in found])[places]
 
 
-class Labels:
+class TensorLabels:
     """The labels of all tensors that a net computes with, and what is known of its weights' channels.
 
     Attributes:
@@ -76,7 +76,7 @@ class Labels:
     def __init__(self, net: nn.Module) -> None:
         self.net = net
         self._path: list[str] = []
-        self.classes = Classes()
+        self.classes = LabelClasses()
         self._labels: dict[int, tuple[Tensor, Tensor]] = {}
         self.names = {id(tensor): name for name, tensor in tensors_of(net).items()}
         self.axes: dict[str, dict[int, Tensor]] = {}
@@ -101,7 +101,7 @@ class Labels:
             return self._labels[id(tensor)][1]
         name = self.names.get(id(tensor))
         if name is None or not tensor.is_floating_point():
-            return NOTHING.expand(tensor.shape)
+            return NO_LABELS.expand(tensor.shape)
         if name in self.axes:
             raise self.unfollowed(f"computes with {name}, which a layer has as its weight")
         if name not in self.elements:
@@ -150,7 +150,7 @@ class Labels:
     def merged(self, out: Tensor, labels: Sequence[Tensor]) -> Tensor:
         """The label of what is computed from these element by element."""
         whole = [label for label in labels if label.shape == out.shape]
-        merged = NOTHING
+        merged = NO_LABELS
         for label in labels:
             # One value for several channels, such as a mask over positions, is none of them.
             if whole and label.shape != out.shape and self.classes.are_one(thin(label)):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from potluck.core.nets.tracing.found import FIXED
-from potluck.core.nets.tracing.labels import NONE, Labels, thin
+from potluck.core.nets.tracing.labels import NONE, TensorLabels, thin
 
 
-def _linear(labels: Labels, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def _linear(labels: TensorLabels, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     labels.ties(weight, 1, labels.read(input, -1))
     channels = labels.writes(weight, 0)
     labels.ties(bias, 0, channels)
@@ -21,7 +21,7 @@ def _linear(labels: Labels, out: Tensor, input: Tensor, weight: Tensor, bias: Te
 
 
 def _convolution(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -41,7 +41,7 @@ def _convolution(
     labels.along(out, 1, written)
 
 
-def _in_groups(labels: Labels, read: Tensor, written: Tensor, groups: int) -> None:
+def _in_groups(labels: TensorLabels, read: Tensor, written: Tensor, groups: int) -> None:
     """Of a convolution in groups whole groups are kept, so that each reads what it does in the full net."""
     if len(read) == len(written) == groups:
         labels.classes.tie(read, written)
@@ -55,7 +55,7 @@ def _in_groups(labels: Labels, read: Tensor, written: Tensor, groups: int) -> No
 
 
 def _transposed_convolution(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -74,12 +74,12 @@ def _transposed_convolution(
     labels.along(out, 1, channels)
 
 
-def _embedding(labels: Labels, out: Tensor, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> None:
+def _embedding(labels: TensorLabels, out: Tensor, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> None:
     labels.along(out, out.dim() - 1, labels.writes(weight, 1))
 
 
 def _batch_norm(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     running_mean: Tensor | None,
@@ -97,7 +97,7 @@ def _batch_norm(
 
 
 def _instance_norm(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -111,7 +111,7 @@ def _instance_norm(
 
 
 def _group_norm(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     num_groups: int,
@@ -125,7 +125,7 @@ def _group_norm(
 
 
 def _layer_norm(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -137,7 +137,7 @@ def _layer_norm(
 
 
 def _rms_norm(
-    labels: Labels,
+    labels: TensorLabels,
     out: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -147,7 +147,9 @@ def _rms_norm(
     _last_dimensions(labels, out, input, len(normalized_shape), [weight])
 
 
-def _last_dimensions(labels: Labels, out: Tensor, input: Tensor, count: int, tensors: Sequence[Tensor | None]) -> None:
+def _last_dimensions(
+    labels: TensorLabels, out: Tensor, input: Tensor, count: int, tensors: Sequence[Tensor | None]
+) -> None:
     label, start = labels.of(input), input.dim() - count
     rows = [_row_or_none(labels, label, dim) for dim in range(start, input.dim())]
     for tensor in tensors:
@@ -157,7 +159,7 @@ def _last_dimensions(labels: Labels, out: Tensor, input: Tensor, count: int, ten
     labels.put(out, label)
 
 
-def _row_or_none(labels: Labels, label: Tensor, dim: int) -> Tensor:
+def _row_or_none(labels: TensorLabels, label: Tensor, dim: int) -> Tensor:
     """The channels along a dimension; none along one whose positions are of the same channels."""
     roots = labels.classes.roots(thin(label))
     if roots.shape[dim] == 1 or bool((roots.amax(dim) == roots.amin(dim)).all()):
@@ -165,13 +167,13 @@ def _row_or_none(labels: Labels, label: Tensor, dim: int) -> Tensor:
     return labels.row(label, dim)
 
 
-def _glu(labels: Labels, out: Tensor, input: Tensor, dim: int = -1) -> None:
+def _glu(labels: TensorLabels, out: Tensor, input: Tensor, dim: int = -1) -> None:
     first, second = labels.of(input).chunk(2, dim)
     labels.classes.tie(first.contiguous(), second.contiguous())
     labels.put(out, first)
 
 
-def _prelu(labels: Labels, out: Tensor, input: Tensor, weight: Tensor) -> None:
+def _prelu(labels: TensorLabels, out: Tensor, input: Tensor, weight: Tensor) -> None:
     if weight.numel() > 1:
         labels.ties(weight, 0, labels.row(labels.of(input), 1))
     labels.put(out, labels.of(input))

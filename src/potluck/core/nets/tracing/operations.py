@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from potluck.core.nets.tracing.found import FIXED
-from potluck.core.nets.tracing.labels import NONE, Labels, thin
+from potluck.core.nets.tracing.labels import NONE, TensorLabels, thin
 
 
 def _names(text: str) -> frozenset[str]:
@@ -41,7 +41,7 @@ _POOLS = _names("interpolate upsample grid_sample local_response_norm") | {
 
 
 def follow(
-    labels: Labels,
+    labels: TensorLabels,
     name: str,
     func: Callable[..., Any],
     outputs: Sequence[Tensor],
@@ -80,13 +80,13 @@ def follow(
         raise labels.unfollowed(f"calls {name}, through which channels are not followed")
 
 
-def _each_channel(labels: Labels, out: Tensor, x: Tensor) -> None:
+def _each_channel(labels: TensorLabels, out: Tensor, x: Tensor) -> None:
     if out.dim() < 3:
         raise labels.unfollowed("pools without a dimension of examples")
     labels.along(out, 1, labels.row(labels.of(x), 1))
 
 
-def _reduced(labels: Labels, out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _reduced(labels: TensorLabels, out: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The label of a mean or the like: of the channel if it runs over positions, of none if over channels."""
     dims = kwargs.get("dim", kwargs.get("axis", next((a for a in args if not isinstance(a, (bool, float))), None)))
     if isinstance(dims, Tensor):  # the larger of two tensors
@@ -102,7 +102,12 @@ def _reduced(labels: Labels, out: Tensor, x: Tensor, *args: Any, **kwargs: Any) 
 
 
 def _pad(
-    labels: Labels, out: Tensor, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    labels: TensorLabels,
+    out: Tensor,
+    input: Tensor,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
 ) -> None:
     filling = float(NONE) if mode == "constant" else None
     labels.put(out, nn.functional.pad(labels.of(input), list(pad), mode, filling))

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from potluck.core.nets.tracing.found import FIXED
-from potluck.core.nets.tracing.labels import NONE, NOTHING, Labels, thin
+from potluck.core.nets.tracing.labels import NO_LABELS, NONE, TensorLabels, thin
 
 
-def _matmul(labels: Labels, out: Tensor, input: Tensor, other: Tensor) -> None:
+def _matmul(labels: TensorLabels, out: Tensor, input: Tensor, other: Tensor) -> None:
     if min(input.dim(), other.dim()) < 2 or labels.is_parameter(input) or labels.is_parameter(other):
         raise labels.unfollowed("multiplies by a matrix of its own; expected an nn.Linear or an nn.Conv")
     labels.put(out, _product(labels, out, labels.of(input), labels.of(other)))
 
 
-def _rmatmul(labels: Labels, out: Tensor, other: Tensor, input: Tensor) -> None:
+def _rmatmul(labels: TensorLabels, out: Tensor, other: Tensor, input: Tensor) -> None:
     _matmul(labels, out, input, other)
 
 
-def _product(labels: Labels, out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _product(labels: TensorLabels, out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The label of a product (..., m, k) @ (..., k, n)."""
     batch = out.shape[:-2]
     a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
@@ -32,7 +32,7 @@ def _product(labels: Labels, out: Tensor, a: Tensor, b: Tensor) -> Tensor:
         for side, other in ((left, right), (right, left)):
             labels.fix(torch.where(labels.classes.roots(other) == NONE, side, float(NONE)))
         _sums_over(labels, left)
-        return NOTHING.expand(out.shape)
+        return NO_LABELS.expand(out.shape)
     rows, columns = _one_per(labels, a, -1), _one_per(labels, b, -2)  # (..., m), (..., n)
     if labels.varies(a, -2) and labels.varies(b, -1):
         raise labels.unfollowed("multiplies the channels of two tensors with one another")
@@ -43,14 +43,14 @@ def _product(labels: Labels, out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return columns[..., None, :].expand(out.shape)
 
 
-def _one_per(labels: Labels, label: Tensor, dim: int) -> Tensor:
+def _one_per(labels: TensorLabels, label: Tensor, dim: int) -> Tensor:
     """The label without a dimension, along which all are of one channel."""
     whole = label.amax(dim, keepdim=True)
     labels.classes.tie(*(x.contiguous() for x in torch.broadcast_tensors(thin(whole), thin(label))))
     return whole.squeeze(dim)
 
 
-def _sums_over(labels: Labels, label: Tensor) -> None:
+def _sums_over(labels: TensorLabels, label: Tensor) -> None:
     """Channels (..., k) that stay in the row, the head for instance, that they are in."""
     if not labels.varies(label, -1) and label.shape[-1] > 1:
         return
@@ -60,7 +60,7 @@ def _sums_over(labels: Labels, label: Tensor) -> None:
 
 
 def _scaled_dot_product_attention(
-    labels: Labels, out: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    labels: TensorLabels, out: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> None:
     scores = out.new_empty(*out.shape[:-1], key.shape[-2])
     labels.put(scores, _product(labels, scores, labels.of(query), labels.of(key).mT))
@@ -68,7 +68,7 @@ def _scaled_dot_product_attention(
 
 
 def _multi_head_attention_forward(
-    labels: Labels,
+    labels: TensorLabels,
     out: tuple[Tensor, Tensor | None],
     query: Tensor,
     key: Tensor,
@@ -114,10 +114,10 @@ def _multi_head_attention_forward(
     if bool((labels.classes.roots(torch.cat([reads[0], outer])) == FIXED).any()):
         labels.fix(torch.cat([reads[0], inner, outer]))
     if out[1] is not None:
-        labels.put(out[1], NOTHING.expand(out[1].shape))
+        labels.put(out[1], NO_LABELS.expand(out[1].shape))
 
 
-def _heads_of(labels: Labels, weight: Tensor | None, width: int) -> Tensor:
+def _heads_of(labels: TensorLabels, weight: Tensor | None, width: int) -> Tensor:
     """The channels of all heads of an attention layer."""
     assert weight is not None
     known = labels.axes.get(labels.weight_name(weight), {})
@@ -128,7 +128,7 @@ def _heads_of(labels: Labels, weight: Tensor | None, width: int) -> Tensor:
     return channels
 
 
-def _are_channels(labels: Labels, *them: Tensor) -> bool:
+def _are_channels(labels: TensorLabels, *them: Tensor) -> bool:
     return all(bool((labels.classes.roots(thin(label)) != NONE).all()) for label in them)
 
 

@@ -13,7 +13,7 @@ from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.modes import mode
 from potluck.core.nets.tracing import layers, operations, products
 from potluck.core.nets.tracing.found import FIXED, Multiple, Runs, Trace, Unfollowed, Written
-from potluck.core.nets.tracing.labels import NONE, Labels, thin
+from potluck.core.nets.tracing.labels import NONE, TensorLabels, thin
 from potluck.core.nets.weights import tensors_of
 
 _BATCH = 2
@@ -26,7 +26,7 @@ def trace(net: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     Raises:
         Unfollowed: a layer does something that is not known here, or fails.
     """
-    labels = Labels(net)
+    labels = TensorLabels(net)
     inputs = example(net, input_shape)
     with torch.no_grad(), isolated(Key(("trace",))), mode(net, training=False), labels.naming():
         labels.put(inputs, torch.zeros(inputs.shape, dtype=torch.float64))
@@ -49,7 +49,7 @@ def example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 class _Following(TorchFunctionMode):
     """Labels what every operation gives."""
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: TensorLabels) -> None:
         super().__init__()
         self._labels = labels
 
@@ -80,7 +80,7 @@ def _name_of(func: Callable[..., Any]) -> str:
     return name.strip("_")
 
 
-def _found(labels: Labels, outputs: Sequence[Tensor]) -> Trace:
+def _found(labels: TensorLabels, outputs: Sequence[Tensor]) -> Trace:
     """All of it, with classes in place of labels."""
     classifier = _rows_of(labels, outputs)
     for output in outputs:
@@ -103,7 +103,7 @@ def _found(labels: Labels, outputs: Sequence[Tensor]) -> Trace:
     )
 
 
-def _rows_of(labels: Labels, outputs: Sequence[Tensor]) -> set[str]:
+def _rows_of(labels: TensorLabels, outputs: Sequence[Tensor]) -> set[str]:
     """Weights and biases whose first dimension has the channels of the outputs, by their first names."""
     classes = {x for output in outputs for x in labels.classes.roots(thin(labels.of(output))).flatten().tolist()}
     classes -= {FIXED, NONE}
@@ -111,7 +111,7 @@ def _rows_of(labels: Labels, outputs: Sequence[Tensor]) -> set[str]:
     return {name for name, row in first.items() if classes.issuperset(labels.classes.roots(row).tolist())}
 
 
-def _axes_of(labels: Labels, name: str, tensor: Tensor) -> tuple[tuple[int, ...] | None, ...]:
+def _axes_of(labels: TensorLabels, name: str, tensor: Tensor) -> tuple[tuple[int, ...] | None, ...]:
     if name in labels.axes:
         return _rows(labels, [labels.axes[name].get(dim) for dim in range(tensor.dim())])
     if name in labels.elements:
@@ -132,11 +132,11 @@ def _separated(name: str, roots: Tensor) -> tuple[tuple[int, ...] | None, ...]:
     return tuple(found)
 
 
-def _tuple(labels: Labels, row: Tensor) -> tuple[int, ...]:
+def _tuple(labels: TensorLabels, row: Tensor) -> tuple[int, ...]:
     return tuple(max(x, FIXED) for x in labels.classes.roots(row).tolist())
 
 
-def _rows(labels: Labels, rows: Sequence[Tensor | None]) -> tuple[tuple[int, ...] | None, ...]:
+def _rows(labels: TensorLabels, rows: Sequence[Tensor | None]) -> tuple[tuple[int, ...] | None, ...]:
     """The classes of each row; None for a row that keeps its number."""
     found = [None if row is None else _tuple(labels, row) for row in rows]
     return tuple(None if row is None or set(row) == {FIXED} else row for row in found)

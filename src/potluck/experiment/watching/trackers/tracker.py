@@ -31,7 +31,7 @@ class Tracker(Observer):
         """Begin or continue the tracked run."""
         assert event.folder is not None  # as `Run` has checked
         name = event.folder.resolve().name
-        self._sent = set(self.open(event.folder, name, identity_of(event.folder), dict(flat(event.settings))))
+        self._sent = set(self.open(event.folder, name, identity_of(event.folder), dict(flat_settings(event.settings))))
         for record in event.earlier():
             self.on_round_end(record)
 
@@ -109,10 +109,10 @@ def numbers_of(record: RoundRecord) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """The settings by dotted key; what is not set is left out."""
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from flat(value, f"{above}{key}.")
+            yield from flat_settings(value, f"{above}{key}.")
         elif value is not None:
             yield f"{above}{key}", value if isinstance(value, bool | int | float | str) else json.dumps(value)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from potluck.core.ground.errors import WireError
-from potluck.engine.executors.frames import LONGEST, limit, receive, send
+from potluck.engine.frames import LONGEST, limit, receive, send
 
 
 @pytest.fixture
