@@ -10,14 +10,9 @@ from potluck.core.roles import Replies
 from potluck.core.schema import Schema, like, number
 from potluck.methods import get_method, list_methods
 from potluck.testing import Check, checks_of
-from potluck.testing.conformance import (
-    declares_its_replies,
-    leaves_a_layer_to_its_owners,
-    leaves_alone_what_nobody_covers,
-    lets_go_of_streamed_replies,
-    names_its_variants,
-    trains_no_more_than_fits,
-)
+from potluck.testing.checks.clients import leaves_a_layer_to_its_owners, lets_go_of_streamed_replies
+from potluck.testing.checks.networks import leaves_alone_what_nobody_covers, trains_no_more_than_fits
+from potluck.testing.checks.statements import declares_its_replies, names_its_variants
 
 FILE = "src/potluck/methods/{}.py"
 

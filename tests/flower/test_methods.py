@@ -21,9 +21,8 @@ from potluck.flower.server.serve import RemoteFederation
 from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.schemas import from_outcome, to_job
 from potluck.methods import get_method, list_methods
-from potluck.testing.conformance import packed
 from potluck.testing.loopback import Loopback
-from potluck.testing.worlds import World, assigned, quick, run_rounds, toy_federation
+from potluck.testing.worlds import World, assigned, packed_state, quick, run_rounds, toy_federation
 
 ROUNDS = 2
 
@@ -142,7 +141,7 @@ def compare_here_and_there(subject, frozen, tmp_path, builds=None):
     seen = as_the_server_sees(federation, subject.builds_clients_models if builds is None else builds)
     there = Engine(subject, seen, store=KeptElsewhere(), executor=executor)
     states = [run_rounds(engine, ROUNDS) for engine in (here, there)]
-    assert packed(states[0]) == packed(states[1])
+    assert packed_state(states[0]) == packed_state(states[1])
     parts = dict.fromkeys(federation.sites, ("own", "validation", "common"))
     assert here.evaluate(states[0], parts) == there.evaluate(states[1], parts)
     assert here.store.save() == there.store.save()

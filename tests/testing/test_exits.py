@@ -15,14 +15,14 @@ from potluck.methods.fedavg import FedAvg
 from potluck.methods.mfedepth import MFeDepth
 from potluck.models.contract import blocks, linear_exit, place_shapes, with_exits
 from potluck.parts.exits import new_exits
-from potluck.testing.conformance import (
+from potluck.testing.checks.clients import learns_a_toy_task
+from potluck.testing.checks.networks import keeps_what_is_frozen
+from potluck.testing.checks.repeating import (
     agrees_when_stacked,
-    declares_its_replies,
     does_not_depend_on_the_order_of_clients,
     is_deterministic,
-    keeps_what_is_frozen,
-    learns_a_toy_task,
 )
+from potluck.testing.checks.statements import declares_its_replies
 from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
 from potluck.testing.worlds import World
 

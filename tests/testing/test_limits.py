@@ -9,7 +9,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.methods import get_method, list_methods
 from potluck.parts.privacy import FeaturePrivacy
 from potluck.parts.sharing import Sharing
-from potluck.testing.conformance import private_noise_never_repeats
+from potluck.testing.checks.statements import private_noise_never_repeats
 from potluck.testing.limits import limits_of
 from potluck.testing.worlds import quick
 

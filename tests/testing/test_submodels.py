@@ -7,13 +7,10 @@ import torch
 
 from potluck import fl
 from potluck.methods import get_method
-from potluck.testing.conformance import (
-    declares_its_replies,
-    is_deterministic,
-    leaves_alone_what_nobody_covers,
-    survives_a_missing_reply,
-    trains_no_more_than_fits,
-)
+from potluck.testing.checks.clients import survives_a_missing_reply
+from potluck.testing.checks.networks import leaves_alone_what_nobody_covers, trains_no_more_than_fits
+from potluck.testing.checks.repeating import is_deterministic
+from potluck.testing.checks.statements import declares_its_replies
 
 
 class Dropping(get_method("heterofl")):

@@ -12,7 +12,7 @@ from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.engine.engine import Engine
 from potluck.methods import get_method, list_methods
-from potluck.testing.conformance import sends_what_it_documents
+from potluck.testing.checks.statements import sends_what_it_documents
 from potluck.testing.limits import section
 from potluck.testing.wire import SYMBOLS, Place, documented, evaluated
 from potluck.testing.worlds import World, toy_federation

@@ -17,8 +17,8 @@ from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.methods import get_method
-from potluck.testing.conformance import Without, packed
-from potluck.testing.worlds import World, quick, toy_federation
+from potluck.testing.checks.clients import Without
+from potluck.testing.worlds import World, packed_state, quick, toy_federation
 
 NAN, INF = math.nan, math.inf
 WORLD = World(batchnorm=True, architectures=1)
@@ -168,7 +168,7 @@ def two_rounds(subject):
         assert str(report.failures[LIAR]).isprintable()
         assert len(str(report.failures[LIAR])) < 1000
         seen.append((report.replied, dict(report.traffic.up), report.losses, report.loss_local))
-    return packed(state), [subject.store.read(id) for id in range(4)], seen
+    return packed_state(state), [subject.store.read(id) for id in range(4)], seen
 
 
 @pytest.fixture(scope="module")

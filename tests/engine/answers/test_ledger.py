@@ -22,7 +22,7 @@ from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method
 from potluck.parts.privacy import FeaturePrivacy
-from potluck.testing.conformance import Without
+from potluck.testing.checks.clients import Without
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 

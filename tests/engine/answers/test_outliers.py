@@ -15,9 +15,9 @@ from potluck.engine.client.session import Answer
 from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.methods import get_method
-from potluck.testing.conformance import Without, packed
+from potluck.testing.checks.clients import Without
 from potluck.testing.lying import LIAR, POISON, Lying, spoilt
-from potluck.testing.worlds import World, quick, toy_federation
+from potluck.testing.worlds import World, packed_state, quick, toy_federation
 
 FACTOR = 100.0
 REMEMBERED = 10.0
@@ -35,7 +35,7 @@ def played(subject, rounds=3, clients=6):
     for number_of in range(1, rounds + 1):
         state, report = subject.round(number_of, state, range(clients))
         reports.append(report)
-    return packed(state), [subject.store.read(id) for id in range(clients)], reports
+    return packed_state(state), [subject.store.read(id) for id in range(clients)], reports
 
 
 SENDING = ["fedavg", "scaffold", "fedproto", "heterofl", "felo", "fedkd", "fedgen", "fedfomo", "fedgkt", "fccl"]
@@ -84,7 +84,7 @@ def test_among_few_a_round_on_which_all_diverge_is_undone_and_its_outlier_named(
     poisoned, first = subject.round(1, start, range(clients))
     assert first.replied == list(range(clients))
     state, second = subject.round(2, poisoned, range(clients))
-    assert packed(state) == packed(start)
+    assert packed_state(state) == packed_state(start)
     assert [subject.store.read(id) for id in range(clients)] == [None] * clients
     assert (second.undone, second.outlier) == (1, LIAR)
     assert second.lost.startswith(f"all diverged on a reply of client {LIAR}'s in round 1: its ")
@@ -133,7 +133,7 @@ def test_a_liar_that_answers_where_all_others_diverge_is_not_taken_for_the_only_
     start = subject.start()
     poisoned, _ = subject.round(1, start, range(4))
     state, report = subject.round(2, poisoned, range(4))
-    assert packed(state) == packed(start)
+    assert packed_state(state) == packed_state(start)
     assert (report.undone, report.outlier) == (1, LIAR)
 
 
