@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow slow-all lint docs evidence check package clean
+.PHONY: demo test test-all slow slow-all lint docs evidence check package clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
 
 test: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+test-all: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --all-turns
 
 slow: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
