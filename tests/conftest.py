@@ -20,6 +20,7 @@ from potluck.recipes import list_recipes
 LIMIT_SECONDS = 2.0  # on an idle core of today
 CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
+METHODS, RECIPES = list_methods(), list_recipes()
 TURNS = 3  # commits at each of which a third of the tests marked `rotates` has its turn
 LATE = 10  # commits whose changes are tested whoever's turn it is,
 SWEEPING = 40  # if they change fewer files: new names all over the house are no method's own
@@ -47,14 +48,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def tested_in_turn(item):
-    """The file that a test marked `rotates` is about: the mark names it, or a parameter names a method or a recipe."""
+    """The file that a test is about if it has turns: a method's own test, and what is marked `rotates`.
+
+    The mark names the file, or a parameter names a method or a recipe.
+    """
+    if item.path.parent.name == "methods" and (name := item.path.stem.removeprefix("test_")) in METHODS:
+        return f"src/potluck/methods/{name}.py"
     if (mark := item.get_closest_marker("rotates")) is None:
         return None
     if mark.args:
         return mark.args[0]
     values = {value for value in item.callspec.params.values() if isinstance(value, str)}
-    files = [f"src/potluck/methods/{name}.py" for name in list_methods() if name in values]
-    files += [f"src/potluck/recipes/{name}.toml" for name in list_recipes() if name in values]
+    files = [f"src/potluck/methods/{name}.py" for name in METHODS if name in values]
+    files += [f"src/potluck/recipes/{name}.toml" for name in RECIPES if name in values]
     return files[0]
 
 
@@ -98,7 +104,7 @@ def everything_is_warm():
 def in_turn(pytestconfig):
     """The methods whose turn it is, for a test that takes many of them to the same real processes."""
     rests = resting_now(pytestconfig)
-    return [name for name in list_methods() if not rests(name, f"src/potluck/methods/{name}.py")]
+    return [name for name in METHODS if not rests(name, f"src/potluck/methods/{name}.py")]
 
 
 @pytest.fixture
