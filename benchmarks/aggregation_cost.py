@@ -23,9 +23,9 @@ from potluck import Examples, Federation, Site, fl
 from potluck.core.method import Method
 from potluck.core.needs import Offer
 from potluck.engine.client.runtime import ClientRuntime, Outcome
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model
 from potluck.testing.worlds import quick

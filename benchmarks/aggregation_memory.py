@@ -25,8 +25,8 @@ from potluck import Examples, Federation, Site, fl
 from potluck.core.nets.weights import buffers_of, parameters_of
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Executor, Pending
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedavg import FedAvg, State
 from potluck.models import get_model
 

@@ -33,9 +33,9 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Executor, Pending
 from potluck.engine.numerics.allocator import keep_freed_memory
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.models.preresnet import preresnet20
 from potluck.parts.depthwise import Plan

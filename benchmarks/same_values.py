@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from potluck.core.nets.weights import weights_of
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.worlds import World, assigned, quick, toy_federation
 

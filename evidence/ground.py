@@ -23,8 +23,8 @@ from potluck.core.nets.weights import weights_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Executor, Pending
+from potluck.engine.rounds.engine import Engine
 from potluck.testing.worlds import World, toy_federation
 
 Weights = dict[str, Tensor]

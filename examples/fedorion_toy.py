@@ -22,7 +22,7 @@ from potluck.core.federation import Federation, Site, empty_like
 from potluck.core.ground.rng import fold_in
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.inference import predict
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedorion import FedORION
 
 ROUNDS = 15

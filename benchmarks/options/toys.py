@@ -23,8 +23,8 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.engine import Engine
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.needs import check_needs
 from potluck.experiment.settings.strict import typed
 from potluck.experiment.settings.tables import merged, override, without_none

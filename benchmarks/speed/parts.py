@@ -35,10 +35,10 @@ from potluck.core.roles import Client, Supervised
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.training import train
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.engine import Engine
 from potluck.engine.executors.workers import Workers
 from potluck.engine.numerics.costs import forward_flops
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.local import Local
 from potluck.models import get_model

@@ -400,7 +400,7 @@ def test_a_warning_of_potlucks_own_is_one_line_before_the_first_round(potluck):
 
 
 def test_what_concerns_whoever_watches_is_said_on_the_screen(potluck, tmp_path, monkeypatch):
-    monkeypatch.setattr("potluck.engine.engine.available_bytes", lambda: 1000)
+    monkeypatch.setattr("potluck.engine.rounds.exchange.available_bytes", lambda: 1000)
     said = potluck(f"run fedavg {SMALL} run.rounds=1 federation.train_fraction=0.1")
     assert said.code == 0
     assert said.err.startswith(

@@ -11,10 +11,10 @@ from potluck.core.message import Message
 from potluck.core.method import Method, on_client
 from potluck.core.roles import ClientFailure
 from potluck.engine.client.session import Answer
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.testing.worlds import World, toy_federation

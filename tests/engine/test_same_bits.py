@@ -11,10 +11,10 @@ from torch import nn
 
 from potluck.core.ground.rng import Key
 from potluck.core.method import on_client
-from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import choose_executor
 from potluck.engine.executors.stacked import train_stacked
 from potluck.engine.executors.workers import can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.methods.fedavg import FedAvg

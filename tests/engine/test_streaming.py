@@ -18,11 +18,11 @@ from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Failure
 from potluck.engine.client.session import Answer, ContractError
-from potluck.engine.engine import Engine
 from potluck.engine.executors.held import Held
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.testing.worlds import World, toy_federation
 

@@ -19,10 +19,10 @@ from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.requests.schedule import Schedule
 from potluck.core.roles import Supervised
 from potluck.engine.client.training import train
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method

@@ -12,7 +12,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.tree import pack
 from potluck.core.needs import Need, Offer
 from potluck.core.nets.weights import weights_of
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.federation.needs import cautions, check_needs
 from potluck.experiment.running.execute import prepare

@@ -18,7 +18,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.tasks.classification import Classification
 from potluck.core.tasks.named import TASKS
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.federation.needs import Offer, check_needs
 from potluck.experiment.folder.folder import new_folder

@@ -10,7 +10,7 @@ from potluck.core.federation import Site
 from potluck.core.needs import Offer
 from potluck.core.requests.examples import Examples
 from potluck.engine.client.runtime import ClientRuntime
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower.node.service import Node
 from potluck.flower.node.store import NodeStore

@@ -12,7 +12,7 @@ from potluck.core.method import Releases
 from potluck.engine.answers.ledger import Ledger
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.settings.schema import RoundsClose
 from potluck.flower.node.service import Node
 from potluck.flower.node.store import NodeStore

@@ -21,8 +21,9 @@ from potluck.core.requests.examples import Examples
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.engine import Engine, RoundReport
 from potluck.engine.executors import Executor, Pending
+from potluck.engine.rounds.engine import Engine
+from potluck.engine.rounds.report import RoundReport
 from potluck.models.contract import StagedNet
 from potluck.models.mlp import mlp2, mlp3
 

@@ -15,10 +15,10 @@ from potluck.core.ground.rng import Key, isolated
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import ClientFailure
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedin import FedIN
 from potluck.models.contract import split
 from potluck.parts import privacy

@@ -10,7 +10,7 @@ from potluck.core.federation import Federation, Site
 from potluck.core.ground.errors import ConfigError
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fednova import FedNova
 from potluck.methods.inconova import InCoNova

@@ -13,7 +13,7 @@ from potluck.core.ground.errors import ConfigError, PotluckWarning
 from potluck.core.nets.scale import FULL
 from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedrolex import FedRolex
 from potluck.models.contract import StagedNet
 from potluck.testing.worlds import World, toy_federation

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.weights import parameters_of, weights_of
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fiarse import FIARSE, maskable, masked, smallest_of_largest
 from potluck.models.resnet import VARIANTS
 from potluck.models.vit import vit

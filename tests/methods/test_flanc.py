@@ -17,7 +17,7 @@ from potluck.core.nets.scale import FULL, Scale
 from potluck.core.nets.weights import parameters_of, weights_of
 from potluck.core.requests.examples import Batch, Examples
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.flanc import FLANC, OrthogonalLoss, blocks, composed, layers_of, own_weights

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.weights import frozen_names, frozen_of, weights_of
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.methods import get_method

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.weights import mean
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.parts.crosslayer import CrossLayer
 from potluck.parts.sharing import Sharing

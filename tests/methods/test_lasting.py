@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from potluck import ConfigError, Examples, Federation, Run, RunConfig, Site, fl, get_method
 from potluck.core.nets.scale import FULL
 from potluck.core.nets.slicing import lies_in
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 
 SHAPE = (1, 8, 8)
 TRAINING = fl.LocalTraining(optimizer="sgd", lr=0.1, batch_size=8)

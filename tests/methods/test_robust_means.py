@@ -8,7 +8,7 @@ from torch import Tensor
 from potluck.core.ground.errors import DivergenceError
 from potluck.core.message import Message
 from potluck.core.method import on_client
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing

@@ -20,7 +20,7 @@ from potluck.core.nets.weights import load, parameters_of
 from potluck.core.requests.examples import Batch, Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.requests.inference import predict
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.needs import check_needs
 from potluck.methods.scalefl import ExitsLoss, ScaleFL
 from potluck.models import get_model

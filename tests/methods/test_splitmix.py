@@ -16,7 +16,7 @@ from potluck.core.needs import Need
 from potluck.core.nets.weights import load, parameters_of, weights_of
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import LocalTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.splitmix import BaseLoss, Mix, SplitMix
 from potluck.testing.worlds import World, toy_federation
 

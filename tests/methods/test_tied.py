@@ -12,8 +12,8 @@ from potluck.core.nets.weights import weights_of
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import Supervised
-from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
+from potluck.engine.rounds.engine import Engine
 from potluck.engine.stacking import nets as stacking
 from potluck.engine.stacking.nets import stacking_key
 from potluck.methods import get_method

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.weights import weights_of
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.models import get_model
 from potluck.models.contract import Exit, StagedNet, blocks, linear_exit, place_names, place_shapes

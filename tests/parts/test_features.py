@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from potluck.core.schema import Misfit
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.local import Local
 from potluck.parts.features import drawn, expected_pairs, feature_shape, signature, signatures, with_pairs
 from potluck.testing.worlds import World, toy_federation

@@ -6,7 +6,8 @@ from potluck.core.requests.beside_training import Gradient, NormStatistics, Pred
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit
 from potluck.core.roles import Client, Server
-from potluck.engine.engine import Engine, _Cohort
+from potluck.engine.rounds.cohort import RoundCohort
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.models.contract import Exit
 from potluck.parts.sharing import Means
@@ -62,7 +63,7 @@ def _watch(patch):
         patch.setattr(owner, attribute, watched)
 
     always = lambda facility: lambda *args, **kwargs: [facility]  # noqa: E731
-    watch(_Cohort, "stream", always("replies one at a time"))
+    watch(RoundCohort, "stream", always("replies one at a time"))
     watch(Client, "module", always("modules of its own"))
     watch(Server, "module", always("modules of its own"))
     watch(Client, "note", lambda self, **numbers: ["notes of clients"] * bool(numbers))

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from potluck.core.method import on_client
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.facts import facts_of, handlers, keeps_what_it_says, stacks_as_it_says, stated
 from potluck.testing.hearing import Hearing

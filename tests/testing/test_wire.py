@@ -10,7 +10,7 @@ import torch
 
 from potluck.core.message import Message
 from potluck.core.method import Method, on_client
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.checks.statements import sends_what_it_documents
 from potluck.testing.limits import section

@@ -19,10 +19,10 @@ from potluck.core.method import ClientWork, Method, on_client
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client
-from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import choose_executor
 from potluck.engine.numerics.allocator import keep_freed_memory
 from potluck.engine.numerics.numerics import Numerics
+from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FedIN
 from potluck.models import get_model

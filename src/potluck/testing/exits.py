@@ -17,7 +17,7 @@ from potluck.core.method import Method
 from potluck.core.nets.weights import Weights
 from potluck.core.requests.inference import predict
 from potluck.engine.client.runtime import ClientRuntime
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import World, quick, toy_federation
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from potluck.core.ground.tree import unpack
 from potluck.core.method import Method, runs_on_client
-from potluck.engine.engine import Engine
 from potluck.engine.executors.stacked import Stacked
+from potluck.engine.rounds.engine import Engine
 from potluck.testing.limits import limits_of, section
 from potluck.testing.wire import documented
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation

@@ -32,7 +32,7 @@ from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import ConfigError
 from potluck.core.method import Method
 from potluck.core.nets.weights import Weights, mean, weights_of
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.parts.sharing import GroupWeights, SharesWeights
 from potluck.testing.worlds import (

@@ -19,7 +19,7 @@ from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.scale import FULL, Scale
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining, ServerTraining
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.settings.strict import typed
 from potluck.experiment.settings.tables import merged, override, without_none
 from potluck.models.contract import StagedNet, of_depth

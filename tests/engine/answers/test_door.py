@@ -14,8 +14,8 @@ from potluck.core.message import Message
 from potluck.core.roles import ClientFailure, Failure
 from potluck.engine.client.runtime import EvalResult
 from potluck.engine.client.session import Answer
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.testing.checks.clients import Without
 from potluck.testing.worlds import World, packed_state, quick, toy_federation

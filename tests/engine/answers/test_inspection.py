@@ -8,7 +8,7 @@ from potluck.core.ground.errors import DataError
 from potluck.core.requests.examples import Examples
 from potluck.core.tasks.regression import Regression
 from potluck.engine.answers.inspection import check_inputs, check_targets, not_finite
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.testing.worlds import CLASSES, World, quadratics, quick, toy_federation
 

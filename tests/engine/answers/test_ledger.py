@@ -13,10 +13,10 @@ from potluck.core.roles import ClientFailure, Failure
 from potluck.core.schema import Misfit
 from potluck.engine.answers.ledger import Ledger
 from potluck.engine.client.session import Answer, ContractError
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.folder.checkpoint import Checkpoints
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig

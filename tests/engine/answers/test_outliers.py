@@ -12,8 +12,8 @@ from potluck.core.message import Message
 from potluck.core.schema import Probabilities, Schema, Undeclared, booleans, floats, like, number, optional
 from potluck.engine.answers.outliers import Before, Outlier, Outliers, Size, sizes_of, standing_out
 from potluck.engine.client.session import Answer
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.testing.checks.clients import Without
 from potluck.testing.lying import LIAR, POISON, Lying, spoilt

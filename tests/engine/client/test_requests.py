@@ -22,11 +22,11 @@ from potluck.core.roles import Supervised
 from potluck.engine.client.requests import carry_out
 from potluck.engine.client.session import ContractError
 from potluck.engine.client.training import train
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.engine import Engine
 from potluck.models.contract import Exit, StagedNet, split, with_exits
 
 EXACTLY = {"rtol": 0, "atol": 0}

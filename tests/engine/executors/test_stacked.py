@@ -19,11 +19,11 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import Supervised
 from potluck.engine.client.training import train
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Pending, bundles
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked, pays, small_products
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.engine.stacking.nets import CannotStack, stacking_key, train_stacked
 
 SGD = LocalTraining("sgd", lr=0.1, epochs=3, batch_size=4)

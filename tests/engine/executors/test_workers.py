@@ -21,11 +21,11 @@ from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import ClientFailure
 from potluck.engine.client.runtime import ClientRuntime
 from potluck.engine.client.session import Answer, ContractError
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.results.evaluate import evaluate
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="this system cannot fork")

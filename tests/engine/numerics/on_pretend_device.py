@@ -13,12 +13,12 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, LocalTraining
 from potluck.core.roles import Supervised
 from potluck.engine.client.training import train
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.numerics import device as device_module
 from potluck.engine.numerics.device import CPU, resident
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.engine import Engine
 from potluck.engine.stacking.nets import train_stacked
 from potluck.experiment.results.evaluate import evaluate
 from potluck.methods import get_method, list_methods

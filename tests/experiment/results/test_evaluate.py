@@ -8,8 +8,8 @@ from potluck.core.method import on_client
 from potluck.core.requests.inference import predict, predictions
 from potluck.core.roles import ClientFailure, Failure
 from potluck.engine.client.runtime import EvalResult
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.results.evaluate import evaluate
 from potluck.experiment.settings.presets import experiment_for

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from potluck.core.ground.errors import ConfigError
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.settings.presets import experiment_for, experiment_on
 from potluck.experiment.settings.resolve import resolve

@@ -7,11 +7,11 @@ import pytest
 
 from potluck.core.method import on_client
 from potluck.core.roles import Failure
-from potluck.engine.engine import Engine
 from potluck.engine.executors.choice import ChosenExecutor
 from potluck.engine.executors.held import Held
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.experiment.watching.observers import Observer
@@ -241,7 +241,7 @@ def test_workers_report_the_longest_work_first_since_they_do_it_first(tmp_path):
     Run(method, federation, RunConfig(rounds=1), tmp_path, choice).run(diary)
     order = [event.client for event in diary.of("training")]
     engine = Engine(method, federation)
-    costs = {client: engine._cost(client, ("train",)) for client in range(3)}
+    costs = {client: engine._dispatch.cost(client, ("train",)) for client in range(3)}
     assert order == sorted(costs, key=lambda client: (-costs[client], client))
     assert order != [0, 1, 2]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from potluck.core.federation import Federation
 from potluck.core.ground.errors import PotluckError, PotluckWarning
 from potluck.core.needs import Offer
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.federation.needs import cautions, check_needs
 from potluck.experiment.federation.rehearsal import rehearse

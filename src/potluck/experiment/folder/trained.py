@@ -11,7 +11,7 @@ from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.nets.modes import threads
 from potluck.core.requests.examples import Examples
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
 from potluck.experiment.folder.checkpoint import Checkpoints
 from potluck.experiment.folder.code import as_started

@@ -11,7 +11,7 @@ from potluck.core.tasks.metric import ACCURACY, Metric
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Sums, Task, added
 from potluck.engine.client.runtime import EvalResult, EvaluatedPart, name_of
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.records import ByClass, ClientRecord, Measure, Values
 
 _MEASURES: Mapping[EvaluatedPart, Measure] = {"own": "personal", "common": "common", "validation": "validation"}

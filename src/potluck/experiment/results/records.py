@@ -11,7 +11,7 @@ from typing import Any
 
 from potluck.core.tasks.metric import ACCURACY
 from potluck.engine.disk.files import append, make_folder, rename, sync, write_atomically
-from potluck.engine.engine import RoundReport
+from potluck.engine.rounds.report import RoundReport
 from potluck.experiment.results.evaluate import Evaluation
 from potluck.records import (
     BY_CLASS,

@@ -26,8 +26,10 @@ from potluck.engine.answers.ledger import Ledger
 from potluck.engine.answers.outliers import Before, Outlier
 from potluck.engine.disk.files import append, make_folder
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.engine import Deserted, Engine, RoundReport
 from potluck.engine.executors.choice import ChosenExecutor, choose_executor
+from potluck.engine.rounds.engine import Engine
+from potluck.engine.rounds.lost import Deserted
+from potluck.engine.rounds.report import RoundReport
 from potluck.experiment.federation.needs import cautions, check_needs
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.folder.checkpoint import Checkpoints

@@ -17,9 +17,9 @@ from potluck.core.schema import LARGEST
 from potluck.core.tasks.task import Task
 from potluck.data.datasets import check_augmentation
 from potluck.data.partition import Partition
-from potluck.engine.engine import OnDivergence
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
+from potluck.engine.rounds.engine import OnDivergence
 from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.records import experiment_hash

@@ -14,9 +14,9 @@ from potluck.core.requests.inference import predict
 from potluck.core.roles import Arriving, Failure
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Call
-from potluck.engine.engine import Engine
 from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
 from potluck.parts.sharing import SharesWeights
 from potluck.testing.checks.subjects import Overrides, Subject, engine_for
 from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation

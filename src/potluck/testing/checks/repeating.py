@@ -8,10 +8,10 @@ import torch
 
 from potluck.core.ground.digest import digest
 from potluck.core.nets.weights import Weights, weights_of
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
+from potluck.engine.rounds.engine import Engine
 from potluck.experiment.running.run import Run
 from potluck.experiment.settings.schema import RunConfig
 from potluck.records import CLIENTS, ROUNDS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from potluck.core.method import Method
-from potluck.engine.engine import Engine
+from potluck.engine.rounds.engine import Engine
 from potluck.testing.worlds import World, packed_state, quick, run_rounds, toy_federation
 
 Subject = type[Method[Any]]

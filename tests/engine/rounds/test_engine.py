@@ -22,8 +22,8 @@ from potluck.core.roles import ClientFailure, Failure
 from potluck.core.schema import Schema, floats
 from potluck.engine.client.session import ContractError
 from potluck.engine.disk.store import ClientStore
-from potluck.engine.engine import Engine
 from potluck.engine.executors.sequential import Sequential
+from potluck.engine.rounds.engine import Engine
 from potluck.models.mlp import mlp4
 
 SGD = LocalTraining(optimizer="sgd", lr=0.1, batch_size=4)
@@ -751,7 +751,7 @@ def test_replies_that_may_not_fit_into_memory_are_announced_before_anybody_train
             return Schema(x=floats(10))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("potluck.engine.engine.available_bytes", lambda: available)
+        patch.setattr("potluck.engine.rounds.exchange.available_bytes", lambda: available)
         engine, _, _ = play(Large())
         engine.round(2, None, IDS)
     said = [line.getMessage() for line in caplog.records]

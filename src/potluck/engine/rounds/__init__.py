@@ -1,0 +1,1 @@
+"""Rounds: the engine, and what a round is made of."""

@@ -1,0 +1,216 @@
+"""One exchange of a round: messages go out, handlers run, and the replies that fit come back one at a time."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from potluck.core.federation import ClientId
+from potluck.core.ground.machine import available_bytes
+from potluck.core.ground.rng import fold_in
+from potluck.core.ground.text import ON_SCREEN
+from potluck.core.message import Message
+from potluck.core.roles import Arriving, Failure
+from potluck.core.schema import Kind, Misfit
+from potluck.engine.answers.door import Door, most_bytes, refusal
+from potluck.engine.answers.events import Attendance, ClientEnd
+from potluck.engine.answers.ledger import Ledger
+from potluck.engine.answers.outliers import Outliers
+from potluck.engine.client.runtime import Outcome
+from potluck.engine.client.session import Answer, Call
+from potluck.engine.disk.store import ClientStore
+from potluck.engine.executors import Executor, Pending
+from potluck.engine.rounds.dispatch import Dispatch, Encoded
+from potluck.engine.rounds.lost import Lost, Spoilt, check_attended
+from potluck.engine.rounds.report import ExchangePlace
+
+log = logging.getLogger(__name__)
+_LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
+
+Handler = Callable[..., Any]
+Admission = tuple[Outcome, Message | Failure]
+
+
+@dataclass(frozen=True)
+class Lent:
+    """What an engine lends its exchanges.
+
+    Attributes:
+        private: whether what clients answer counts as a private release.
+        note: called with every failure and its round; raises where the run ends with it.
+        warned: about which replies, those held together (True) or one by one, a warning was considered already.
+    """
+
+    seed: int
+    quorum: int
+    private: bool
+    dispatch: Dispatch
+    executor: Executor
+    store: ClientStore
+    ledger: Ledger
+    door: Door
+    outliers: Outliers | None
+    tell: Callable[[ClientEnd], None]
+    note: Callable[[Failure, int], None]
+    warned: set[bool]
+
+
+class Exchange:
+    """One exchange of a round."""
+
+    def __init__(
+        self, lent: Lent, handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace
+    ) -> None:
+        self._lent, self._handler, self._messages, self._place = lent, handler, messages, place
+        self._runtime, roster = lent.dispatch.runtime, lent.dispatch.federation.roster
+        self._failures: dict[ClientId, Failure] = {}
+        self._expected: dict[ClientId, Kind] = {
+            client: lent.door.expected(handler.__name__, roster[client], message, place.server)
+            for client, message in sorted(messages.items())
+        }
+
+    def arriving(self) -> Arriving:
+        """Send messages, run the handlers, commit the clients' states, and yield the replies one at a time."""
+        return Arriving(self._replies(), self._failures, lambda: self._check_room(together=True))
+
+    def _replies(self) -> Iterator[tuple[ClientId, Message]]:
+        """The replies that fit, each released before the next is awaited; the others go to the failures."""
+        report, answered, started = self._place.report, list[ClientId](), time.perf_counter()
+        self._check_room(together=False)
+        for outcome, reply in self._admissions():
+            client = outcome.client
+            if isinstance(reply, Failure):
+                self._lent.note(reply, self._place.round)
+                self._failures[client] = reply
+                continue
+            assert isinstance(outcome, Answer)
+            self._keep(outcome)
+            report.traffic.up.update(reply.sizes())
+            answered.append(client)
+            report.seconds_local += time.perf_counter() - started
+            del outcome
+            yield client, reply
+            del reply
+            started = time.perf_counter()
+        report.seconds_local += time.perf_counter() - started
+        report.failures.update(self._failures)
+        self._place.unread = None
+        self._check_answered(answered)
+
+    def _keep(self, answer: Answer) -> None:
+        """Commit the client's state, and what else its answer says of its work."""
+        report, client = self._place.report, answer.client
+        if answer.record is not None:
+            self._lent.store.write(client, answer.record)
+        if answer.losses:
+            report.losses.setdefault(client, []).extend(answer.losses)
+        if answer.notes:
+            report.client_notes.setdefault(client, {}).update(answer.notes)
+
+    def _check_answered(self, answered: list[ClientId]) -> None:
+        """Check that enough clients answered.
+
+        Raises:
+            Deserted: fewer than the quorum were there.
+            Spoilt: everybody diverged but a client whose reply had stood out.
+            Lost: fewer than the quorum gave a reply that counts.
+        """
+        asked, outliers = len(self._messages), self._lent.outliers
+        check_attended(asked, self._lent.quorum, self._failures.values())
+        diverged = [client for client, failure in self._failures.items() if failure.kind == "divergence"]
+        if outliers is not None and (outlier := outliers.blamed(answered, diverged)):
+            raise Spoilt(f"all clients but {outlier.client} diverged")
+        if len(answered) < (least := min(self._lent.quorum, asked)):
+            few = f"{len(answered)} of {asked} clients answered, and {least} must"
+            raise Lost(f"{few if answered else 'no client answered'}; {next(iter(self._failures.values()))}")
+
+    def _admissions(self) -> Iterator[Admission]:
+        """The outcomes, with the replies that fit and do not stand out, or failures."""
+
+        def admitted() -> Iterator[Admission]:
+            for outcome in self._outcomes():
+                yield outcome, self._admitted(outcome)
+                del outcome
+
+        if self._lent.outliers is None:
+            return admitted()
+        return self._lent.outliers.sifted(admitted(), self._messages, self._expected, self._refused)
+
+    def _admitted(self, outcome: Outcome) -> Message | Failure:
+        """The reply, if it fits and the client's state can be stored."""
+        if isinstance(outcome, Failure):
+            return outcome
+        try:
+            if not isinstance(outcome, Answer):
+                raise Misfit("it was asked for a reply and evaluated a model")
+            if outcome.record is not None:
+                self._lent.store.check(outcome.record)
+            return self._lent.door.admit(outcome, self._expected[outcome.client])
+        except Misfit as misfit:
+            return self._refused(outcome.client, misfit)
+
+    def _refused(self, client: ClientId, misfit: Misfit) -> Failure:
+        return refusal(client, self._runtime.full_name(self._handler.__name__), misfit)
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """The executor's outcomes as they arrive; their private releases are recorded first."""
+        lent, place, name = self._lent, self._place, self._handler.__name__
+        asked = self._messages if lent.private else ()
+        attendance = Attendance(lent.tell, place.round, "training", place.exchange, name, len(self._messages))
+        with lent.ledger.exchange(asked) as note:
+            for outcome in lent.executor.run(self._runtime, self._pending(attendance)):
+                outcome = self._counted(outcome) if asked else outcome
+                note(outcome)
+                attendance.note(outcome)
+                yield outcome
+                del outcome
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        """The outcome, if what it claims of private releases can be; else a failure, after which one may have been."""
+        try:
+            if isinstance(outcome, Answer):
+                self._lent.ledger.check(outcome)
+        except Misfit as misfit:
+            return replace(self._refused(outcome.client, misfit), unheard=True)
+        return outcome
+
+    def _pending(self, attendance: Attendance) -> list[Pending]:
+        """One call for each client, its message encoded when its turn comes."""
+        lent, place, encoded = self._lent, self._place, Encoded(self._messages.values())
+
+        def call(client: ClientId, message: Message) -> Call:
+            key = fold_in(lent.seed, "client", place.round, place.exchange, client)
+            record = lent.store.read(client)
+            return Call(self._handler.__name__, client, encoded.payload(message), record, key, place.round)
+
+        found: list[Pending] = []
+        for client, message in sorted(self._messages.items()):
+            place.report.traffic.down.update(message.sizes())
+            make, most = partial(call, client, message), most_bytes(self._expected[client])
+            found.append(lent.dispatch.pending(make, client, ("train",), most, attendance))
+        return found
+
+    def _check_room(self, *, together: bool) -> None:
+        """Warn before the first exchange of its kind if the replies held in memory may not fit."""
+        warned = self._lent.warned
+        if together in warned or True in warned:  # together takes more than singly
+            return
+        warned.add(together)
+        sizes, available = [kind.nbytes for kind in self._expected.values()], available_bytes()
+        held = sum(sizes) if together else 2 * max(sizes, default=0)
+        if available is None or held <= _LARGE_SHARE * available:
+            return
+        if together:
+            what, advice = f"the replies of {len(sizes)} clients are", "run.cohort_fraction makes cohorts smaller"
+        else:
+            what, advice = "a reply and the running sums of all replies are", "smaller models have smaller replies"
+        log.warning(
+            "%s in memory together and may take %.1f GiB of the %.1f GiB available; %s",
+            what,
+            held / 2**30,
+            available / 2**30,
+            advice,
+            extra=ON_SCREEN,
+        )

@@ -1,0 +1,68 @@
+"""What an engine records of a round, and the place of an exchange in it."""
+
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from potluck.core.federation import ClientId
+from potluck.core.message import Traffic
+from potluck.core.roles import Failure, Server
+
+
+@dataclass
+class RoundReport:
+    """What the engine recorded of one round.
+
+    Attributes:
+        cohort: the clients drawn.
+        replied: those that answered every exchange in which they took part.
+        failures: by client, the failures of the others.
+        losses: by client, the mean loss of each fit on its own training examples.
+        seconds_local: time spent in client calls.
+        lost: why the round was lost, that is, changed neither the server's state nor any client's; None if it was not.
+        undone: the number of the round that was undone with it, if one was.
+        outlier: the client whose reply everybody else diverged on, if one is named.
+        server_notes: numbers that the server's half of the method reported; empty if the round was lost.
+        client_notes: by client, those that its handlers reported.
+    """
+
+    cohort: list[ClientId]
+    traffic: Traffic = field(default_factory=Traffic)
+    failures: dict[ClientId, Failure] = field(default_factory=dict)
+    losses: dict[ClientId, list[float]] = field(default_factory=dict)
+    seconds_local: float = 0.0
+    lost: str | None = None
+    undone: int | None = None
+    outlier: ClientId | None = None
+    server_notes: dict[str, float] = field(default_factory=dict[str, float])
+    client_notes: dict[ClientId, dict[str, float]] = field(default_factory=dict[ClientId, dict[str, float]])
+
+    @property
+    def replied(self) -> list[ClientId]:
+        """The clients of the cohort that did not fail."""
+        return [id for id in self.cohort if id not in self.failures]
+
+    @property
+    def loss_local(self) -> float | None:
+        """Mean over clients of the mean loss of their fits."""
+        return fmean(map(fmean, self.losses.values())) if self.losses else None
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """The server's notes, and as `clients/NAME` the mean of each note over the clients that made it."""
+        by_name: dict[str, list[float]] = {}
+        for _, notes in sorted(self.client_notes.items()):
+            for name, value in notes.items():
+                by_name.setdefault(f"clients/{name}", []).append(value)
+        means = {name: fmean(values) for name, values in by_name.items()}
+        return dict(sorted((self.server_notes | means).items()))
+
+
+@dataclass
+class ExchangePlace:
+    """The place of an exchange in the run, and the handler whose replies are still to be read."""
+
+    round: int
+    exchange: int
+    report: RoundReport
+    server: Server
+    unread: str | None = None
