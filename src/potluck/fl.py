@@ -58,6 +58,9 @@ from potluck.models.contract import StagedNet as StagedNet
 from potluck.models.contract import split as split
 from potluck.models.contract import staged as staged
 from potluck.parts import adapting as adapting
+from potluck.parts import angles as angles
+from potluck.parts import banks as banks
+from potluck.parts import certainty as certainty
 from potluck.parts import channels as channels
 from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae
@@ -68,6 +71,7 @@ from potluck.parts import features as features
 from potluck.parts import generator as generator
 from potluck.parts import heads as heads
 from potluck.parts import inputs as inputs
+from potluck.parts import kernels as kernels
 from potluck.parts import links as links
 from potluck.parts import losses as losses
 from potluck.parts import lowrank as lowrank

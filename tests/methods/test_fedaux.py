@@ -15,10 +15,11 @@ from potluck.core.nets.weights import load
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.experiment.federation.needs import check_needs
-from potluck.methods.fedaux import FedAUX, Weighted, certainty, logistic, others
+from potluck.methods.fedaux import FedAUX, Weighted, others
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.models.contract import split
+from potluck.parts.certainty import certainty, logistic
 from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing
 

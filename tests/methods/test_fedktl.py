@@ -14,15 +14,10 @@ from potluck.core.needs import Need
 from potluck.core.nets.weights import buffers_of, parameters_of, weights_of
 from potluck.core.requests.examples import Batch, Examples
 from potluck.core.requests.fit import LocalTraining
-from potluck.methods.fedktl import (
-    Alignment,
-    AlignmentLoss,
-    AutoencoderLoss,
-    FedKTL,
-    TransferLoss,
-    cosines,
-    discrepancy,
-)
+from potluck.methods.fedktl import Alignment, AlignmentLoss, FedKTL, TransferLoss
+from potluck.parts.angles import cosines
+from potluck.parts.cvae import AutoencoderLoss
+from potluck.parts.kernels import discrepancy
 
 EXACTLY = {"rtol": 0, "atol": 0}
 STILL = LocalTraining("sgd", lr=0.0)

@@ -20,9 +20,10 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.flanc import FLANC, OrthogonalLoss, blocks, composed, layers_of, own_weights
+from potluck.methods.flanc import FLANC, OrthogonalLoss
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
+from potluck.parts.banks import blocks, composed, layers_of, own_weights
 from potluck.parts.sharing import Sharing
 from potluck.testing import checks_of, worlds
 

@@ -66,7 +66,6 @@ Departures from the paper
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
@@ -76,8 +75,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck import fl
-
-BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 @dataclass(frozen=True)
@@ -183,16 +180,15 @@ class FedKTL(fl.Method[State]):
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
-        return ByAngle(client.model, self.scale)
+        return fl.angles.ByAngle(client.model, self.scale)
 
     def _align(self, net: "Alignment", rows: fl.prototypes.Rows, server: fl.Server) -> None:
         """Train F and Q on the prototypes of a round."""
         data = fl.Examples(F.normalize(rows["values"]), rows["labels"])
         self._centre(net, data, server)
         if len(data) > 1:
-            server.note(
-                alignment=server.fit(fl.Fit(net, AlignmentLoss(self.centring), data, self.server_training)).loss
-            )
+            report = server.fit(fl.Fit(net, AlignmentLoss(self.centring), data, self.server_training))
+            server.note(alignment=report.loss)
             self._centre(net, data, server)
 
     def _centre(self, net: "Alignment", data: fl.Examples, server: fl.Server) -> None:
@@ -215,13 +211,13 @@ class FedKTL(fl.Method[State]):
     def _new_generator(self, server: fl.Server) -> fl.Weights:
         """G, trained on the public data."""
         encoder = server.module(
-            "encoder", partial(_layers, math.prod(server.input_shape), self.hidden, 2 * self.latent)
+            "encoder", partial(fl.cvae.perceptron, math.prod(server.input_shape), self.hidden, 2 * self.latent)
         )
         coder = nn.ModuleDict({"encoder": encoder, "decoder": self._decoder(server)})
         report = server.fit(
             fl.Fit(
                 coder,
-                AutoencoderLoss(self.kl_weight),
+                fl.cvae.AutoencoderLoss(self.kl_weight),
                 fl.public.public_of(server).unaugmented(),
                 self.generator_training,
             )
@@ -232,31 +228,8 @@ class FedKTL(fl.Method[State]):
     def _decoder(self, server: fl.Server, weights: fl.Weights | None = None) -> nn.Module:
         """G with these weights, or a new one."""
         shape = server.input_shape
-        net = server.module("generator", partial(_layers, self.latent, self.hidden, math.prod(shape), shape))
+        net = server.module("generator", partial(fl.cvae.perceptron, self.latent, self.hidden, math.prod(shape), shape))
         return net if weights is None else fl.load(net, weights)
-
-
-def cosines(outputs: Tensor) -> Tensor:
-    """The cosines of theta between outputs (batch, classes) and the simplex's directions, (batch, classes).
-
-    The directions are the rows of sqrt(K / (K - 1)) (1 - 1/K).
-    """
-    directions = F.normalize(outputs)
-    classes = outputs.shape[1]
-    return math.sqrt(classes / (classes - 1)) * (directions - directions.mean(1, keepdim=True))
-
-
-class ByAngle(nn.Module):
-    """A net whose outputs are s cos theta."""
-
-    def __init__(self, net: nn.Module, scale: float) -> None:
-        super().__init__()
-        self.net, self.scale = net, scale
-        self.training = net.training  # else layers of a net in evaluation mode would seem to be held in it
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Inputs (batch, ...) to outputs (batch, classes)."""
-        return self.scale * cosines(self.net(inputs))
 
 
 @dataclass(frozen=True)
@@ -271,11 +244,9 @@ class TransferLoss:
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
         model, pairs = net.get_submodule("model"), extras["pairs"]
-        cosine = cosines(model(batch.inputs))
-        sine = (1 - cosine.square()).clamp(min=1e-7).sqrt()
-        farther = cosine * math.cos(self.margin) - sine * math.sin(self.margin)  # cos(theta + m)
-        own = F.one_hot(batch.targets, cosine.shape[1]).bool()
-        loss = self.criterion(self.scale * torch.where(own, farther, cosine), batch.targets)
+        cosine = fl.angles.cosines(model(batch.inputs))
+        farther = fl.angles.farther(cosine, batch.targets, self.margin)
+        loss = self.criterion(self.scale * farther, batch.targets)
         if pairs is None:
             return loss
         images, vectors = (pairs[name][batch.columns["pair"]] for name in ("images", "vectors"))
@@ -310,40 +281,6 @@ class AlignmentLoss:
         """Of one batch of prototypes and their classes."""
         assert isinstance(net, Alignment)
         found = net(batch.inputs)
-        return discrepancy(found, torch.randn_like(found)) + self.centring * F.mse_loss(
+        return fl.kernels.discrepancy(found, torch.randn_like(found)) + self.centring * F.mse_loss(
             found, net.centres(batch.targets)
         )
-
-
-def discrepancy(x: Tensor, y: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy of samples (n, width) and (m, width), with Gaussian kernels summed."""
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        squares = (a[:, None] - b).square().sum(2)
-        return torch.stack([torch.exp(-squares / (2 * width)) for width in BANDWIDTHS]).sum(0).mean()
-
-    return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)
-
-
-@dataclass(frozen=True)
-class AutoencoderLoss:
-    """|x - G(u)|^2 / 2 + kl_weight KL(N(m, e^s) || N(0, 1)), u ~ N(m, e^s): sums over entries, mean over the batch.
-
-    It is least where the evidence lower bound is largest, for inputs with a variance of kl_weight about what is
-    generated.
-    """
-
-    kl_weight: float
-
-    def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        """Of one batch of inputs, whose targets are not read."""
-        encoder, decoder = (net.get_submodule(name) for name in ("encoder", "decoder"))
-        m, s = encoder(batch.inputs).chunk(2, 1)
-        gaps = batch.inputs - decoder(m + (s / 2).exp() * torch.randn_like(s))
-        return (gaps.flatten(1).square().sum(1) / 2 + self.kl_weight * fl.cvae.kl_to_standard(m, s).sum(1)).mean()
-
-
-def _layers(inputs: int, hidden: int, outputs: int, shape: Sequence[int] = (-1,)) -> nn.Module:
-    """A perceptron with one hidden layer, from flattened inputs to outputs of this shape."""
-    layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
-    return nn.Sequential(nn.Flatten(), *layers, nn.Unflatten(1, tuple(shape)))

@@ -48,19 +48,14 @@ Departures from the paper
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck import fl
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-BANK = ".bank.weight"
-LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -70,37 +65,6 @@ class State:
     banks: fl.Weights
     weights: fl.Weights
     statistics: fl.Weights
-
-
-class Composed(nn.Module):
-    """A convolution whose kernels are mixed from a bank: for output o and group g of input channels sum_j A_ogj B_j.
-
-    It has the outputs of that convolution on inputs (batch, channels, ...).
-
-    Args:
-        layer: gives way to it, and keeps its bias.
-        bank: (filters, channels of a group, ...).
-    """
-
-    bias: nn.Parameter | None
-
-    def __init__(self, layer: Convolution, bank: Tensor) -> None:
-        super().__init__()
-        filters, channels = bank.shape[:2]
-        form = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
-        form |= {"padding_mode": layer.padding_mode, "bias": False}
-        self.groups = layer.in_channels // channels
-        self.bank = _empty(type(layer), channels, filters, layer.kernel_size, **form)
-        self.coefficients = _empty(type(layer), self.groups * filters, layer.out_channels, 1, bias=False)
-        self.bias = cast("nn.Parameter | None", layer.bias)
-        with torch.no_grad():
-            self.bank.weight.copy_(bank)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One convolution with the bank for every group, and one of kernel 1 with the coefficients."""
-        maps = self.bank(x.unflatten(1, (self.groups, -1)).flatten(0, 1))
-        mixed = self.coefficients(maps.unflatten(0, (x.shape[0], self.groups)).flatten(1, 2))
-        return mixed if self.bias is None else mixed + self.bias.view(-1, *[1] * (mixed.dim() - 2))
 
 
 @dataclass(frozen=True)
@@ -134,19 +98,19 @@ class FLANC(fl.width.WidthSlices[State]):
         banks, nets = self.new_banks(server.build(), server.rng), dict[float, nn.Module]()
         for level in sorted(set(self.levels)):
             try:
-                net = nets[level] = composed(server.build(width=level), banks)
+                net = nets[level] = fl.banks.composed(server.build(width=level), banks)
             except fl.ConfigError as error:
                 raise fl.ConfigError(f"flanc: at width {level:g} {error}; choose other levels, or channels") from error
-            for layer in layers_of(net).values():
+            for layer in fl.banks.layers_of(net).values():
                 spread = math.sqrt(2 / len(layer.coefficients.weight))
                 nn.init.normal_(layer.coefficients.weight, std=spread, generator=server.rng)
-        weights = fl.nested.by_width((level, own_weights(net, banks)) for level, net in nets.items())
+        weights = fl.nested.by_width((level, fl.banks.own_weights(net, banks)) for level, net in nets.items())
         return State(banks, weights, fl.nested.by_width((level, fl.buffers_of(net)) for level, net in nets.items()))
 
     def new_banks(self, net: nn.Module, generator: torch.Generator) -> fl.Weights:
         """The banks for a full network, those of one block with rows that are orthonormal together."""
         banks = fl.Weights()
-        for block in blocks(net):
+        for block in fl.banks.blocks(net):
             channels = max(round(self.channels * next(iter(block.values())).in_channels), 1)
             shapes = {
                 name: (max(round(self.filters * layer.out_channels), 1), channels, *layer.kernel_size)
@@ -157,7 +121,7 @@ class FLANC(fl.width.WidthSlices[State]):
                 rows = torch.empty(len(names) * shape[0], *shape[1:])
                 nn.init.orthogonal_(rows, generator=generator)
                 banks |= dict(zip(names, rows.chunk(len(names)), strict=True))
-        return {f"{name}{BANK}": bank.clone() for name, bank in banks.items()}
+        return {f"{name}{fl.banks.BANK}": bank.clone() for name, bank in banks.items()}
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rates = {i: self.rate(server.roster[i], server) for i in cohort.ids}
@@ -196,7 +160,7 @@ class FLANC(fl.width.WidthSlices[State]):
 
     def net(self, party: fl.Client | fl.Server, message: fl.Message) -> nn.Module:
         """The network of a message."""
-        net = composed(party.build(width=message["rate"]), message["banks"])
+        net = fl.banks.composed(party.build(width=message["rate"]), message["banks"])
         return fl.load(net, {**message["weights"], **message.get("statistics", {})}, partial=True)
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
@@ -221,63 +185,10 @@ class OrthogonalLoss:
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         loss = self.criterion(net(batch.inputs), batch.targets)
-        for layer in layers_of(net).values() if self.penalty else ():
+        for layer in fl.banks.layers_of(net).values() if self.penalty else ():
             rows = layer.bank.weight.flatten(1)
             products = rows @ rows.T
             loss = loss + self.penalty * F.mse_loss(
                 products, torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
             )
         return loss
-
-
-def blocks(net: nn.Module) -> list[dict[str, Convolution]]:
-    """The convolutions to compose, by name, those of one block together."""
-    modules, found = dict(net.named_modules()), dict[str, dict[str, Convolution]]()
-    head = {*net.head.modules()} if isinstance(net, fl.StagedNet) else set[nn.Module]()
-    convolutions = [(name, module) for name, module in modules.items() if isinstance(module, Convolution)]
-    for name, layer in convolutions[1:]:
-        plain = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and layer.groups == 1 and layer not in head
-        if plain and math.prod(layer.kernel_size) > 1 and layer.weight.requires_grad:
-            parent = name.rpartition(".")[0]
-            block = parent if parent and not isinstance(modules[parent], LISTS) else name
-            found.setdefault(block, {})[name] = layer
-    return list(found.values())
-
-
-def composed(net: nn.Module, banks: Mapping[str, Tensor]) -> nn.Module:
-    """The network with the layers composed of which these are the banks, wherever it has them.
-
-    Raises:
-        ConfigError: a layer's input channels cannot be divided into groups of the bank's.
-    """
-    new = dict[nn.Module, Composed]()
-    for name, bank in ((name.removesuffix(BANK), bank) for name, bank in banks.items()):
-        layer = net.get_submodule(name)
-        assert isinstance(layer, Convolution)
-        if layer.in_channels % bank.shape[1]:
-            raise fl.ConfigError(
-                f"{name} has {layer.in_channels} input channels, which cannot be divided into groups of"
-                f" {bank.shape[1]}, as its bank's filters read"
-            )
-        new[layer] = Composed(layer, bank)
-    for parent in [*net.modules()]:
-        for name, child in [*parent._modules.items()]:
-            if child in new:
-                setattr(parent, name, new[child])
-    return net
-
-
-def layers_of(net: nn.Module) -> dict[str, Composed]:
-    """The composed layers by name."""
-    return {name: layer for name, layer in net.named_modules() if isinstance(layer, Composed)}
-
-
-def own_weights(net: nn.Module, banks: Mapping[str, Tensor]) -> fl.Weights:
-    """What is trained of a composed network beside the banks, once under its first name."""
-    trained = fl.parameters_of(net)
-    return {name: trained[name] for name, _ in net.named_parameters() if name in trained and name not in banks}
-
-
-def _empty(kind: type[Convolution], *sizes: Any, **form: Any) -> Convolution:
-    """A convolution whose weights are to be loaded; none are drawn."""
-    return cast(Convolution, nn.utils.skip_init(kind, *sizes, **form))

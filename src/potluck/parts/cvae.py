@@ -3,6 +3,7 @@
 Sohn, Lee, Yan. "Learning Structured Output Representation using Deep Conditional Generative Models", NIPS 2015.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,3 +85,27 @@ class VAELoss:
 def kl_to_standard(m: Tensor, s: Tensor) -> Tensor:
     """KL of the normal distribution with mean m and variance e^s to the standard one, element by element."""
     return -(1 + s - m.square() - s.exp()) / 2
+
+
+@dataclass(frozen=True)
+class AutoencoderLoss:
+    """|x - G(u)|^2 / 2 + kl_weight KL(N(m, e^s) || N(0, 1)), u ~ N(m, e^s): sums over entries, mean over the batch.
+
+    It is least where the evidence lower bound is largest, for inputs with a variance of kl_weight about what is
+    generated.
+    """
+
+    kl_weight: float
+
+    def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
+        """Of one batch of inputs, whose targets are not read."""
+        encoder, decoder = (net.get_submodule(name) for name in ("encoder", "decoder"))
+        m, s = encoder(batch.inputs).chunk(2, 1)
+        gaps = batch.inputs - decoder(m + (s / 2).exp() * torch.randn_like(s))
+        return (gaps.flatten(1).square().sum(1) / 2 + self.kl_weight * kl_to_standard(m, s).sum(1)).mean()
+
+
+def perceptron(inputs: int, hidden: int, outputs: int, shape: Sequence[int] = (-1,)) -> nn.Module:
+    """One hidden layer, from flattened inputs to outputs of this shape."""
+    layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    return nn.Sequential(nn.Flatten(), *layers, nn.Unflatten(1, tuple(shape)))
