@@ -18,6 +18,20 @@ LIMIT = 110  # lines of a method without its docstring
 
 Arrow = tuple[str, str]
 
+WHY = {
+    "RULES": "the operations that a file of the tracer knows; the tracer joins them",
+    "TRACKER": "what every tracker's file is asked for",
+    "VARIANTS": "a family's members, which every file of models with several has",
+    "describe": "what every data set's file is asked for",
+    "load": "what every data set's file is asked for; and of weights into a network",
+    "log": "a file's logger",
+    "main": "where a program starts: the command line, and what stands for Flower's program at a node",
+    "resume": "a command; and a forward pass from a later stage on",
+    **dict.fromkeys(("compare", "export", "report", "run"), "a command, its function in Python, and what both call"),
+    **dict.fromkeys(("serve", "simulate"), "a command, and what it calls"),
+}
+"""Why a public name may be defined in more than one module."""
+
 
 def module_of(path: Path) -> tuple[str, ...]:
     """A file's place below the package: ("core", "rng"); a package's own file is the package."""
@@ -116,7 +130,7 @@ def main() -> None:
     twice = {name: places for name, places in definitions().items() if len(places) > 1}
     print(f"public names defined in more than one module: {len(twice)}")
     for name, places in sorted(twice.items()):
-        print(f"    {name}: {', '.join(places)}")
+        print(f"    {name}, {WHY.get(name, 'nobody knows why')}: {', '.join(places)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import CheckpointError
 from potluck.core.tasks.metric import ACCURACY as ACCURACY
 from potluck.core.tasks.metric import Metric as Metric
+from potluck.core.tasks.metric import Values
 
 SCHEMA_VERSION = 1
 CONFIG, MANIFEST, LOG, LOCK = "config.toml", "manifest.json", "log.txt", "lock"
@@ -49,8 +50,6 @@ TITLES_OF_A_CLIENT: Mapping[Measure, str] = {
 """The same of a single client."""
 MAIN_MEASURES: tuple[Measure, ...] = ("personal", "common", "global")
 """Those that tables and summaries show where there is room for a few."""
-Values = dict[str, float | None]
-"""Values by the name of the metric."""
 
 _NO_MATTER = ("seed", "rounds", "executor", "workers", "track", "rounds_close")
 """Settings of a run that do not make it another experiment. Of `rounds_close` a quorum above 1 does."""

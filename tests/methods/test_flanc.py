@@ -23,7 +23,7 @@ from potluck.methods.fedavg import FedAvg
 from potluck.methods.flanc import FLANC, OrthogonalLoss
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
-from potluck.parts.banks import blocks, composed, layers_of, own_weights
+from potluck.parts.banks import blocks_to_compose, composed, layers_of, own_weights
 from potluck.parts.sharing import Sharing
 from potluck.testing import checks_of, worlds
 
@@ -144,8 +144,12 @@ def test_only_inner_convolutions_of_several_positions_are_composed():
     frozen.weight.requires_grad_(False)
     body = [nn.Conv2d(8, 8, 1), grouped, frozen, nn.ConvTranspose2d(8, 8, 3), nn.Conv2d(8, 8, 3)]
     net = StagedNet({"stem": nn.Conv2d(2, 8, 3), "body": nn.Sequential(*body)}, head, num_features=8)
-    assert [list(block) for block in blocks(net)] == [["stages.body.4"]]
-    assert blocks(get_model("mlp3")(3, (6,))) == blocks(get_model("mobilenetv2")(3, (3, 32, 32))) == []
+    assert [list(block) for block in blocks_to_compose(net)] == [["stages.body.4"]]
+    assert (
+        blocks_to_compose(get_model("mlp3")(3, (6,)))
+        == blocks_to_compose(get_model("mobilenetv2")(3, (3, 32, 32)))
+        == []
+    )
 
 
 def test_a_layer_that_a_net_has_twice_stays_one_layer():
@@ -386,6 +390,6 @@ def contract():
 @pytest.mark.parametrize("check", list(contract()))
 def test_it_keeps_the_contract_with_banks(check, monkeypatch):
     monkeypatch.setattr(worlds, "toy_net", toy_convolutions)
-    composed_layers = [list(block) for block in blocks(toy_convolutions(1, batchnorm=True))]
+    composed_layers = [list(block) for block in blocks_to_compose(toy_convolutions(1, batchnorm=True))]
     assert composed_layers == [["stages.hidden1.0"]]
     check.run()

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from potluck.records import ACCURACY, ClientRecord, RoundRecord, Values
+from potluck.core.tasks.metric import Values
+from potluck.records import ACCURACY, ClientRecord, RoundRecord
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -110,7 +110,7 @@ class FedAUX(fl.SharesWeights[State]):
     certainty: Literal["logistic", "equal"] = "logistic"
     negative_share: Annotated[float, fl.above(0), fl.below(1)] = 0.2
     penalty: Annotated[float, fl.above(0)] = 0.01
-    regression: fl.certainty.Regression = "sum"
+    regression: fl.certainty.LossesCount = "sum"
     sharing: fl.Sharing = fl.Sharing("architecture", "uniform")
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ class FLANC(fl.width.WidthSlices[State]):
     def new_banks(self, net: nn.Module, generator: torch.Generator) -> fl.Weights:
         """The banks for a full network, those of one block with rows that are orthonormal together."""
         banks = fl.Weights()
-        for block in fl.banks.blocks(net):
+        for block in fl.banks.blocks_to_compose(net):
             channels = max(round(self.channels * next(iter(block.values())).in_channels), 1)
             shapes = {
                 name: (max(round(self.filters * layer.out_channels), 1), channels, *layer.kernel_size)

@@ -47,7 +47,7 @@ class Composed(nn.Module):
         return mixed if self.bias is None else mixed + self.bias.view(-1, *[1] * (mixed.dim() - 2))
 
 
-def blocks(net: nn.Module) -> list[dict[str, Convolution]]:
+def blocks_to_compose(net: nn.Module) -> list[dict[str, Convolution]]:
     """The convolutions to compose, by name, those of one block together."""
     modules, found = dict(net.named_modules()), dict[str, dict[str, Convolution]]()
     head = {*net.head.modules()} if isinstance(net, StagedNet) else set[nn.Module]()

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Regression = Literal["sum", "mean"]
+LossesCount = Literal["sum", "mean"]
 
 _MOST_STEPS = 100
 _TINY = 1e-12
 
 
-def certainty(own: Tensor, negatives: Tensor, asked: Tensor, penalty: float, regression: Regression) -> Tensor:
+def certainty(own: Tensor, negatives: Tensor, asked: Tensor, penalty: float, regression: LossesCount) -> Tensor:
     """The probability that each of the features `asked` (rows, width) is of the kind of `own` and not of `negatives`.
 
     Returns:
@@ -37,7 +37,7 @@ def shortened(features: Tensor, length: Tensor) -> Tensor:
     return features / length.where(length > 0, 1.0)
 
 
-def logistic(x: Tensor, kind: Tensor, penalty: Tensor, regression: Regression) -> Tensor:
+def logistic(x: Tensor, kind: Tensor, penalty: Tensor, regression: LossesCount) -> Tensor:
     """The weights w (width,) that minimise the logistic losses log(1 + exp(-kind x w)) + 1/2 sum of penalty w^2.
 
     By Newton's method, with shorter steps where a whole one would lead uphill; to the last digits.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from potluck.core.tasks.counting import bincount, by_class_of, by_class_values, zero_counts
-from potluck.core.tasks.metric import ACCURACY, AUROC, BALANCED, CALIBRATION_ERROR, MACRO_F1, Metric
+from potluck.core.tasks.metric import ACCURACY, AUROC, BALANCED, CALIBRATION_ERROR, MACRO_F1, Metric, Values
 from potluck.core.tasks.scoring import (
     CALIBRATION_BINS,
     SCORE_BINS,
@@ -16,7 +16,7 @@ from potluck.core.tasks.scoring import (
     score_histograms,
 )
 from potluck.core.tasks.targets import binary_cross_entropy, range_fault, width_fault
-from potluck.core.tasks.task import Criterion, Sums, Task, Values
+from potluck.core.tasks.task import Criterion, Sums, Task
 
 
 @dataclass(frozen=True)

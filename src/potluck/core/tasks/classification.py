@@ -15,7 +15,7 @@ from potluck.core.tasks.counting import (
     counted_by_class,
     zero_counts,
 )
-from potluck.core.tasks.metric import AUROC, CALIBRATION_ERROR, CLASS_METRICS, Metric
+from potluck.core.tasks.metric import AUROC, CALIBRATION_ERROR, CLASS_METRICS, Metric, Values
 from potluck.core.tasks.scoring import (
     CALIBRATION_BINS,
     SCORE_BINS,
@@ -26,7 +26,7 @@ from potluck.core.tasks.scoring import (
     score_histograms,
 )
 from potluck.core.tasks.targets import range_fault
-from potluck.core.tasks.task import Criterion, Sums, Task, Values
+from potluck.core.tasks.task import Criterion, Sums, Task
 
 
 @dataclass(frozen=True)

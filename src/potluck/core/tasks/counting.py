@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from potluck.core.tasks.metric import ACCURACY, BALANCED, CLASS_METRICS, MACRO_F1
-from potluck.core.tasks.task import Sums, Values
+from potluck.core.tasks.metric import ACCURACY, BALANCED, CLASS_METRICS, MACRO_F1, Values
+from potluck.core.tasks.task import Sums
 
 CONFUSION_CLASSES = 100
 ROUNDING = 1e-6  # relative tolerance for comparing sums of floats with bounds that other sums imply

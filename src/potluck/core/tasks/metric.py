@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+Values = dict[str, float | None]
+"""Every metric by name; None where it is not defined."""
+
 Measured = TypeVar("Measured", bound=Callable[..., Any])
 
 

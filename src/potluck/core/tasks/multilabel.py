@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from potluck.core.tasks.counting import zero_counts
-from potluck.core.tasks.metric import AUROC, MACRO_F1, Metric
+from potluck.core.tasks.metric import AUROC, MACRO_F1, Metric, Values
 from potluck.core.tasks.scoring import SCORE_BINS, mean_auroc, score_histograms
 from potluck.core.tasks.targets import binary_cross_entropy, width_fault
-from potluck.core.tasks.task import Criterion, Sums, Task, Values
+from potluck.core.tasks.task import Criterion, Sums, Task
 
 
 @dataclass(frozen=True)

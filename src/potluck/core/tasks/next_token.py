@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from potluck.core.tasks.counting import ROUNDING, zero_counts
-from potluck.core.tasks.metric import ACCURACY, Metric
+from potluck.core.tasks.metric import ACCURACY, Metric, Values
 from potluck.core.tasks.targets import IGNORED, range_fault, that_count, token_cross_entropy
-from potluck.core.tasks.task import Criterion, Sums, Task, Values
+from potluck.core.tasks.task import Criterion, Sums, Task
 
 _LARGEST_LOSS = 1e4  # of a token, likewise
 _LARGEST_EXPONENT = 700.0  # exp of it is finite

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from potluck.core.ground.discovery import own_part
 from potluck.core.ground.errors import ConfigError, PotluckError, explained
-from potluck.core.tasks.metric import Metric
-from potluck.core.tasks.task import Sums, Task, Values
+from potluck.core.tasks.metric import Metric, Values
+from potluck.core.tasks.task import Sums, Task
 
 _LARGEST = 1e18  # larger values count as this one, so that sums stay finite
 _EXPECTED = "a function of outputs and targets, or a class with `sums` and `value`"

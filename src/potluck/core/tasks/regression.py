@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from potluck.core.tasks.counting import ROUNDING, zero_counts
-from potluck.core.tasks.metric import Metric
+from potluck.core.tasks.metric import Metric, Values
 from potluck.core.tasks.targets import width_fault
-from potluck.core.tasks.task import Criterion, Sums, Task, Values
+from potluck.core.tasks.task import Criterion, Sums, Task
 
 _LARGEST_ERROR = 1e18  # predictions beyond it, and NaN, count as this error, so that sums stay finite
 

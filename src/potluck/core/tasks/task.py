@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from potluck.core.ground.errors import DataError
-from potluck.core.tasks.metric import Metric
+from potluck.core.tasks.metric import Metric, Values
 from potluck.core.tasks.targets import kind_fault
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Sums = Mapping[str, Tensor]
-Values = dict[str, float | None]
 
 
 class Task(ABC):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from potluck.core.tasks.counting import by_class_fault, by_class_values, counted_by_class, zero_counts
-from potluck.core.tasks.metric import CLASS_METRICS
+from potluck.core.tasks.metric import CLASS_METRICS, Values
 from potluck.core.tasks.targets import IGNORED, range_fault, that_count, token_cross_entropy
-from potluck.core.tasks.task import Criterion, Sums, Task, Values
+from potluck.core.tasks.task import Criterion, Sums, Task
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from potluck.engine.rounds.report import ExchangePlace
 log = logging.getLogger(__name__)
 _LARGE_SHARE = 0.5  # of the available memory; replies that may take more cause a warning
 
-Handler = Callable[..., Any]
+ClientHandler = Callable[..., Any]
 Admission = tuple[Outcome, Message | Failure]
 
 
@@ -61,7 +61,7 @@ class Exchange:
     """One exchange of a round."""
 
     def __init__(
-        self, lent: Lent, handler: Handler, messages: Mapping[ClientId, Message], place: ExchangePlace
+        self, lent: Lent, handler: ClientHandler, messages: Mapping[ClientId, Message], place: ExchangePlace
     ) -> None:
         self._lent, self._handler, self._messages, self._place = lent, handler, messages, place
         self._runtime, roster = lent.dispatch.runtime, lent.dispatch.federation.roster

@@ -7,12 +7,12 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from potluck.core.tasks.counting import classes_of
-from potluck.core.tasks.metric import ACCURACY, Metric
+from potluck.core.tasks.metric import ACCURACY, Metric, Values
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Sums, Task, added
 from potluck.engine.client.runtime import EvalResult, EvaluatedPart, name_of
 from potluck.engine.rounds.engine import Engine
-from potluck.records import ByClass, ClientRecord, Measure, Values
+from potluck.records import ByClass, ClientRecord, Measure
 
 _MEASURES: Mapping[EvaluatedPart, Measure] = {"own": "personal", "common": "common", "validation": "validation"}
 
