@@ -168,11 +168,14 @@ def rounds(name, executor, computing, chosen=(), number=2):
     return evaluate(engine, state), [engine.store.read(id) for id in engine.federation.sites]
 
 
+IN_TURN = [pytest.mark.slow, pytest.mark.rotates]
+
+
 @pretends
 @pytest.mark.parametrize(
     ("name", "executor"),
     [
-        pytest.param(name, executor, marks=[] if name in FAST and executor is Sequential else pytest.mark.slow)
+        pytest.param(name, executor, marks=[] if name in FAST and executor is Sequential else IN_TURN)
         for name in list_methods()
         for executor in (Sequential, Stacked)
     ],
@@ -185,6 +188,7 @@ def test_every_method_gives_the_processors_bits_on_a_device(device, name, execut
 
 @pretends
 @pytest.mark.slow
+@pytest.mark.rotates
 @pytest.mark.parametrize(("name", "variant"), [(name, v) for name in list_methods() for v in get_method(name).variants])
 def test_every_option_gives_the_processors_bits_on_a_device(device, name, variant):
     chosen = assigned(get_method(name).variants[variant])

@@ -20,7 +20,6 @@ from potluck.methods import get_method
 from potluck.testing.worlds import World, toy_federation
 
 ELSEWHERE = "cuda:7"  # which no machine of the tests has
-DEVICE = pytest.mark.rotates("src/potluck/engine/numerics/device.py")
 
 
 def net():
@@ -30,15 +29,18 @@ def net():
 @pytest.mark.parametrize(
     ("marked", "named"),
     [
-        pytest.param("not slow", "", marks=pytest.mark.slow),
-        pytest.param("slow", "not option", marks=[pytest.mark.slow, DEVICE]),
-        pytest.param("slow", "option", marks=[pytest.mark.slow, DEVICE]),
+        ("not slow", ""),
+        ("slow", "Sequential"),
+        ("slow", "Stacked"),
+        ("slow", "option"),
     ],
 )
-def test_networks_on_a_device_in_a_process_of_its_own(marked, named):
+@pytest.mark.slow
+def test_networks_on_a_device_in_a_process_of_its_own(marked, named, pytestconfig):
     """A process in which torch knows another device starts threads for it, and can fork no more workers."""
     file = Path(__file__).with_name("on_pretend_device.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, "-k", named, str(file)]
+    command += ["--all-turns"] if pytestconfig.getoption("--all-turns") else []
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
 
