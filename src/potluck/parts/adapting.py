@@ -27,12 +27,12 @@ def adapted(
         batch_size: examples in a step; all of them if there are no more.
         names: of the parameters that move; all by default.
     """
-    net, weights = client.model, dict(client.model.named_parameters())
+    net = client.model
     for _ in range(epochs):
         for piece in data.pieces(batch_size, client.rng):
             found = yield Gradient(net, client.objective, piece, batch_size=len(piece))
             with torch.no_grad():
-                for name, gradient in found.items():
-                    if names is None or name in names:
-                        weights[name].sub_(lr * gradient)
+                for name, weight in net.named_parameters():  # others than before, where the net was on a device
+                    if name in found and (names is None or name in names):
+                        weight.sub_(lr * found[name])
     return net
