@@ -383,6 +383,7 @@ def test_interrupted_and_started_again_it_goes_on_and_ends_with_the_same_table(p
     assert (whole.code, rest.code) == (0, 0)
 
 
+@pytest.mark.rotates
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_at_its_smallest_scale_and_shows_ours_where_it_ran_and_nowhere_else(

@@ -43,7 +43,7 @@ def of_mlflow(folder, place):
     client = MlflowClient(f"sqlite:///{place}/mlflow.db")
     (only,) = client.search_runs([client.get_experiment_by_name("potluck").experiment_id])
     assert only.info.run_name == folder.name
-    assert only.data.params["method.training.epochs"] == "2"
+    assert only.data.params["method.training.epochs"] == "1"
     histories = {key: client.get_metric_history(only.info.run_id, key) for key in only.data.metrics}
     return {key: sorted((metric.step, metric.value) for metric in history) for key, history in histories.items()}
 
