@@ -279,6 +279,7 @@ class Engine:
             seed=self.seed,
             quorum=self._quorum,
             private=bool(self.method.releases_privately),
+            runtime=self._host,
             dispatch=self._dispatch,
             executor=self.executor,
             store=self.store,

@@ -18,7 +18,7 @@ from potluck.engine.answers.door import Door, most_bytes, refusal
 from potluck.engine.answers.events import Attendance, ClientEnd
 from potluck.engine.answers.ledger import Ledger
 from potluck.engine.answers.outliers import Outliers
-from potluck.engine.client.runtime import Outcome
+from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer, Call
 from potluck.engine.disk.store import ClientStore
 from potluck.engine.executors import Executor, Pending
@@ -46,6 +46,7 @@ class Lent:
     seed: int
     quorum: int
     private: bool
+    runtime: ClientRuntime
     dispatch: Dispatch
     executor: Executor
     store: ClientStore
@@ -64,7 +65,7 @@ class Exchange:
         self, lent: Lent, handler: ClientHandler, messages: Mapping[ClientId, Message], place: ExchangePlace
     ) -> None:
         self._lent, self._handler, self._messages, self._place = lent, handler, messages, place
-        self._runtime, roster = lent.dispatch.runtime, lent.dispatch.federation.roster
+        self._runtime, roster = lent.runtime, lent.dispatch.federation.roster
         self._failures: dict[ClientId, Failure] = {}
         self._expected: dict[ClientId, Kind] = {
             client: lent.door.expected(handler.__name__, roster[client], message, place.server)
