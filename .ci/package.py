@@ -1,10 +1,11 @@
 """Is Potluck ready for PyPI? Builds it, installs it in an empty environment, and uses it there.
 
-    python .ci/package.py
+    python .ci/package.py [--all]
 
 Dependencies are resolved and installed as pip does it for a user, from where pip is configured to look, but within
-constraints.txt: the newest torch brings gigabytes of CUDA. That happens with each Python that the metadata name and
-this machine has; for the others dependencies are only resolved. Needs the extra `release` and git.
+constraints.txt: the newest torch brings gigabytes of CUDA. That happens with one Python at a commit, in turn, of those
+that the metadata name and this machine has, and with --all with each; for those that are not here dependencies are
+only resolved. Needs the extra `release` and git.
 """
 
 import os
@@ -72,13 +73,19 @@ def main() -> None:
         place = Path(scratch)
         sdist, wheel = timed("build", build, place / "dist")
         timed("contents and metadata", check_contents, sdist, wheel)
+        here = {version: path for version in supported(wheel) if (path := found(version)) is not None}
         for version in supported(wheel):
-            interpreter = found(version)
-            if interpreter is None:
+            if version not in here:
                 timed(f"dependencies for Python {version}, which is not here", check_resolution, version)
-                continue
+        for version, interpreter in here.items() if "--all" in sys.argv else [in_turn(here)]:
             python = timed(f"install on Python {version}", install, interpreter, place / version, wheel)
             timed(f"use on Python {version}", use, python, place / f"empty-{version}", metadata(wheel)["Version"])
+
+
+def in_turn(here: dict[str, Path]) -> tuple[str, Path]:
+    """The Python whose turn it is at this commit, and where it is."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return list(here.items())[int(commit, 16) % len(here)]
 
 
 def timed(what, step, *given):

@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
@@ -21,9 +22,11 @@ LIMIT_SECONDS = 2.0  # on an idle core of today
 CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
 METHODS, RECIPES = list_methods(), list_recipes()
-TURNS = 3  # commits at each of which a third of the tests marked `rotates` has its turn
+TURNS = 3  # commits at each of which a third of what has turns is run
+EVENLY = 42  # a start of the checksum with which the long tests are spread evenly over the turns
 LATE = 10  # commits whose changes are tested whoever's turn it is,
 SWEEPING = 40  # if they change fewer files: new names all over the house are no method's own
+NO_PARAMETERS = SimpleNamespace(params={})
 
 torch.set_num_threads(1)
 
@@ -39,7 +42,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out tests marked `rotates` whose turn is at another commit, unless what they test has changed of late."""
+    """Leave out tests whose turn is at another commit, unless what they test has changed of late."""
     rests = resting_now(config)
     resting = [item for item in items if (file := tested_in_turn(item)) and rests(item.nodeid, file)]
     config.hook.pytest_deselected(items=resting)
@@ -48,28 +51,46 @@ def pytest_collection_modifyitems(config, items):
 
 
 def tested_in_turn(item):
-    """The file that a test is about if it has turns: a method's own test, and what is marked `rotates`.
+    """The file, or the folder with a final /, that a test is about if it has turns; None if it runs at every commit.
 
-    The mark names the file, or a parameter names a method or a recipe.
+    Turns have a method's own tests, what is marked `rotates`, and what is slow. The mark names the file, or a parameter
+    names a method or a recipe; what else is slow is about the folder of the code that mirrors its own.
     """
     if item.path.parent.name == "methods" and (name := item.path.stem.removeprefix("test_")) in METHODS:
         return f"src/potluck/methods/{name}.py"
-    if (mark := item.get_closest_marker("rotates")) is None:
-        return None
-    if mark.args:
+    mark, slow = (item.get_closest_marker(name) for name in ("rotates", "slow"))
+    if mark is not None and mark.args:
         return mark.args[0]
-    values = {value for value in item.callspec.params.values() if isinstance(value, str)}
+    if item.get_closest_marker("every_commit") or (mark is None and slow is None):
+        return None
+    return named_by_a_parameter(item) or mirrored(item)
+
+
+def named_by_a_parameter(item):
+    """The file of the method or the recipe that a parameter of a test names."""
+    values = {value for value in getattr(item, "callspec", NO_PARAMETERS).params.values() if isinstance(value, str)}
     files = [f"src/potluck/methods/{name}.py" for name in METHODS if name in values]
     files += [f"src/potluck/recipes/{name}.toml" for name in RECIPES if name in values]
-    return files[0]
+    return next(iter(files), None)
+
+
+def mirrored(item):
+    """The folder of the code that has the same place as a test's folder; of a test about the whole, its own file."""
+    place = item.path.relative_to(item.config.rootpath / "tests")
+    return f"src/potluck/{place.parent.as_posix()}/" if place.parent.name else f"tests/{place.name}"
 
 
 def resting_now(config):
-    """Whether a test, or a part of one, by its name and the file it tests, has its turn at another commit."""
+    """Whether a test, or a part of one, by its name and what it tests, has its turn at another commit."""
     if config.getoption("--all-turns"):
         return lambda name, file: False
     now, changed = turn(config.rootpath), changed_of_late(config.rootpath)
-    return lambda name, file: file not in changed and crc32(name.encode()) % TURNS != now
+    return lambda name, file: crc32(name.encode(), EVENLY) % TURNS != now and not is_among(file, changed)
+
+
+def is_among(file, changed):
+    """Whether a file, or one in a folder, is among those that have changed."""
+    return any(one.startswith(file) for one in changed) if file.endswith("/") else file in changed
 
 
 def git(root, *words):

@@ -312,6 +312,7 @@ def rounds_written(parent: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.every_commit
 def test_the_demonstration_teaches_five_networks_to_read_digits(potluck, tmp_path):
     outcome = potluck("run")
     assert outcome.code == 0, outcome.err

@@ -118,6 +118,7 @@ def found_in(folder):
     return [*records, Checkpoint.read(folder / CHECKPOINT / LAST).digest]
 
 
+@pytest.mark.every_commit
 def test_real_nodes_give_the_bytes_of_one_process(deployment, data, tmp_path):
     """One test for all methods, so that one worker of the tests has the deployment, and there is one."""
     link, place, _ = deployment
