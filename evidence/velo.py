@@ -49,13 +49,13 @@ def drawn() -> Iterator[list[tuple[Weights, Tensor, Tensor]]]:
 
 
 def reference(
-    run: Run, drawn: list[Any], replay: bool, kl: tuple[float, str]
+    run: Run, steps: list[Any], replay: bool, kl: tuple[float, str]
 ) -> tuple[list[Table], list[dict[int, Weights]]]:
     """H as it is sent in each round, and every client's weights after it."""
     own = {k: run.start[data.architecture] for k, data in run.clients.items()}
     reports: list[tuple[int, Tensor]] = []  # class, mean logits
     h, y = torch.zeros(0, WIDTH), torch.zeros(0, dtype=torch.int64)
-    vae, steps = drawn[0][0], iter(drawn)
+    vae, left = steps[0][0], iter(steps)
     sent, models = list[Table](), list[dict[int, Weights]]()
     for number, cohort in enumerate(COHORTS, start=1):
         H, Z = {}, {}
@@ -72,7 +72,7 @@ def reference(
             reports += [(c, z[data.y == c].mean(0)) for c in data.y.unique().tolist()]
             own[k] = local(run, k, before, H, Z, replay, 1)
         for _ in range(VAE_STEPS):
-            _, seen, noise = next(steps)
+            _, seen, noise = next(left)
             order = torch.cdist(seen, h).argmin(1)
             vae = descended(lambda v, h=h[order], y=y[order], e=noise: elbo(v, h, y, e, *kl), vae, 1, VAE_LR)
         models.append(dict(own))
