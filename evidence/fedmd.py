@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from evidence.ground import SGD, Run, Weights, cross_entropy, descended, gap, logits, played
+from evidence.ground import SGD, Run, Weights, cross_entropy, descended, gap, logits, played, public_data
 from potluck.methods.fedmd import FedMD
 
 COHORTS = [[0, 1, 2], [0, 2], [1, 2], [0, 1]]
@@ -20,7 +20,7 @@ COHORTS = [[0, 1, 2], [0, 2], [1, 2], [0, 1]]
 
 def reference(run: Run, distance: str, first: tuple[str, ...]) -> tuple[list[Tensor], list[dict[int, Weights]]]:
     """The consensus of each round, and every client's weights after it."""
-    x_0, y_0 = public(run)
+    x_0, y_0 = public_data(run)
     f = {k: run.start[data.architecture] for k, data in run.clients.items()}
     asked = set[int]()
     consensus, models = list[Tensor](), list[dict[int, Weights]]()
@@ -39,13 +39,6 @@ def reference(run: Run, distance: str, first: tuple[str, ...]) -> tuple[list[Ten
         consensus.append(F)
         models.append(dict(f))
     return consensus, models
-
-
-def public(run: Run) -> tuple[Tensor, Tensor]:
-    """The public data."""
-    assert run.federation.public is not None
-    whole = run.federation.public.batch(torch.arange(len(run.federation.public)))
-    return whole.inputs.double(), whole.targets
 
 
 def own(run: Run, k: int) -> tuple[Tensor, Tensor]:
