@@ -6,13 +6,14 @@ evidence of HeteroFL. A client is evaluated with the window of the last round.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil
 
 import torch
 from torch import Tensor
 
-from evidence.ground import gap, played
-from evidence.heterofl import COHORTS, RATES, TRAINING, K, federation, reference
+from evidence.ground import played
+from evidence.heterofl import COHORTS, RATES, TRAINING, K, compared, federation, reference
 from potluck.methods.fedrolex import FedRolex
 
 
@@ -31,14 +32,15 @@ def rolling(number: int, beta: float) -> Tensor:
 
 def evidence() -> Iterator[tuple[str, float]]:
     """What was compared, and the largest difference."""
-    levels = tuple(RATES.values())
-    for what, method, mask in (
-        ("by capacity", FedRolex(TRAINING, levels=levels), True),
-        ("without the mask", FedRolex(TRAINING, levels=levels, mask=False), False),
-        ("drawn levels", FedRolex(TRAINING, levels=levels, assignment="dynamic"), True),
+    method = FedRolex(TRAINING, levels=tuple(RATES.values()))
+    for what, changes, mask in (
+        ("by capacity", {}, True),
+        ("static BatchNorm", {}, True),
+        ("without the mask", {"mask": False}, False),
+        ("drawn levels", {"assignment": "dynamic"}, True),
     ):
-        run = played(method, 4, cohorts=COHORTS, federation=federation())
-        weights, models = reference(run, rolling, mask=mask)
-        yield f"weights of four rounds, {what}", gap([s.weights for s in run.states], weights)
-        if what == "by capacity":
-            yield "every client's window in four rounds", gap(run.models, models)
+        made = federation(batchnorm=what == "static BatchNorm")
+        run = played(replace(method, **changes), 4, cohorts=COHORTS, federation=made)
+        weights, models = compared(run, reference(run, rolling, mask=mask))
+        yield f"weights of four rounds, {what}", weights
+        yield f"every client's window in four rounds, {what}", models
