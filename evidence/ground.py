@@ -157,6 +157,13 @@ def recorded(loss: type[Any]) -> Iterator[list[Tensor]]:
         loss.__call__ = plain
 
 
+def public_data(run: Run) -> tuple[Tensor, Tensor]:
+    """The inputs and classes of all public examples."""
+    assert run.federation.public is not None
+    whole = run.federation.public.batch(torch.arange(len(run.federation.public)))
+    return whole.inputs.double(), whole.targets
+
+
 # A network by hand
 
 
