@@ -455,23 +455,6 @@ def join(
     )
 
 
-@app.command()
-def simulate(
-    target: TargetArgument = None,
-    overrides: OverridesArgument = None,
-    engine: Annotated[str, typer.Option(help="`flower`, whose simulation runs on Ray.")] = "flower",
-    to: Parent = Path("runs"),
-) -> None:
-    """Run a federation in another framework's simulation on this machine; `potluck run` is faster."""
-    from potluck.cli.flower import require_flower, run_simulation
-
-    if engine != "flower":
-        raise typer.BadParameter(f"engine {engine!r}; expected flower, or use `potluck run`")
-    require_flower()
-    target, assignments = _asked(target, overrides)
-    run_simulation(target, assignments, to)
-
-
 def _asked(target: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
     """Target and assignments; if there is no target, its place holds the first assignment."""
     given = list(overrides or [])
