@@ -27,8 +27,8 @@ WHY = {
     "log": "a file's logger",
     "main": "where a program starts: the command line, and what stands for Flower's program at a node",
     "resume": "a command; and a forward pass from a later stage on",
+    "serve": "a command, and what it calls",
     **dict.fromkeys(("compare", "export", "report", "run"), "a command, its function in Python, and what both call"),
-    **dict.fromkeys(("serve", "simulate"), "a command, and what it calls"),
 }
 """Why a public name may be defined in more than one module."""
 

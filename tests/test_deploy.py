@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from potluck.cli import app
+from potluck.cli.commands import app
 from potluck.experiment.settings.resolve import resolve
 from potluck.experiment.settings.tables import read_toml
 

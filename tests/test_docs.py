@@ -15,7 +15,8 @@ import typer
 import potluck
 import potluck.testing.limits
 from potluck import fl
-from potluck.cli import app, main
+from potluck.cli import main
+from potluck.cli.commands import app
 from potluck.cli.terminal import line_of
 from potluck.core.roles import Client, Server
 from potluck.experiment.running.sweep import read_sweep

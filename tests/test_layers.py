@@ -236,7 +236,7 @@ def test_the_rules_notice_what_breaks_them(tmp_path):
     [
         pytest.param("import potluck", id="potluck"),
         pytest.param("import potluck.cli", id="cli"),
-        pytest.param("from potluck.cli import app; app(['--help'], standalone_mode=False)", id="help"),
+        pytest.param("from potluck.cli.commands import app; app(['--help'], standalone_mode=False)", id="help"),
     ],
 )
 def test_starting_is_light(code):

@@ -12,8 +12,8 @@ import yaml
 
 import potluck
 from potluck import fl
-from potluck.cli import app
 from potluck.cli.catalogue import dataset_line
+from potluck.cli.commands import app
 from potluck.core.ground.discovery import module_names
 from potluck.core.tasks.named import TASKS
 from potluck.data.datasets import describe

@@ -11,7 +11,8 @@ import typer
 from rich.text import Text
 
 import potluck as package
-from potluck.cli import app, completion
+from potluck.cli import completion
+from potluck.cli.commands import app
 from potluck.data.datasets import list_datasets
 from potluck.data.partition import get_partition, list_partitions
 from potluck.experiment.settings.keys import settings_of

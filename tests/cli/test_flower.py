@@ -1,4 +1,4 @@
-"""What `keys`, `serve`, `join` and `simulate` refuse, in one line, before anything starts."""
+"""What `keys`, `serve` and `join` refuse, in one line, before anything starts."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ def outcome(monkeypatch, capsys, *words):
     return stopped.value.code, capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", [["keys"], ["serve", "--insecure"], ["join", "x:1", "--insecure"], ["simulate"]])
+@pytest.mark.parametrize("command", [["keys"], ["serve", "--insecure"], ["join", "x:1", "--insecure"]])
 def test_without_flower_it_says_what_to_install(command, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -59,7 +59,6 @@ class TestWithFlower:
             (["join", "x:1", "--insecure", "--state", "x" * 120], "characters; expected at most"),
             (["keys", "--address", "a:1"], "without port"),
             (["keys", "--days", "-1"], "--days -1: expected a number from 1 to 3650"),
-            (["simulate", "--engine", "steam"], "expected flower"),
         ],
     )
     def test_what_cannot_work_is_refused_in_a_line(self, words, expected, monkeypatch, capsys, tmp_path):

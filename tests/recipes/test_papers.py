@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from potluck.cli import app
+from potluck.cli.commands import app
 from potluck.core.ground.errors import ConfigError
 from potluck.recipes import list_recipes, load_recipe
 from potluck.recipes.contents import read_recipe

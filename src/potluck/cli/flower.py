@@ -1,4 +1,4 @@
-"""`potluck serve`, `join`, `keys` and `simulate`: runs with clients on other machines."""
+"""`potluck serve`, `join` and `keys`: runs with clients on other machines."""
 
 import importlib.util
 import signal
@@ -12,7 +12,7 @@ from rich.console import Console
 from potluck.analysis.read import read_run
 from potluck.cli.display import Display, print_result
 from potluck.core.ground.errors import ConfigError
-from potluck.experiment.federation.assemble import assemble_server, common_classes, matched_classes, task_of
+from potluck.experiment.federation.assemble import assemble_server, common_classes, task_of
 from potluck.experiment.folder.folder import new_folder
 from potluck.experiment.results.evaluate import Evaluation
 from potluck.experiment.results.result import Result
@@ -165,18 +165,6 @@ def take_part(
     finally:
         signal.signal(signal.SIGTERM, before)
         typer.echo(f"audit log: {home.audit_log} ends in {last_digest(home.audit_log)}", err=True)
-
-
-def run_simulation(target: str | None, assignments: Sequence[str], parent: Path) -> None:
-    """Run an experiment in Flower's simulation."""
-    from potluck.flower.server.simulation import simulate
-
-    experiment = experiment_for(target, assignments)
-    assemble_server(experiment, matched_classes(experiment))
-    run = new_folder(parent, experiment)
-    with Display() as display:
-        simulate(experiment, run, display)
-    _print_stored(run, experiment)
 
 
 def _experiment(target: str | None, assignments: Sequence[str], folder: Path | None) -> Experiment:

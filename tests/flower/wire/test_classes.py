@@ -15,7 +15,7 @@ from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.resolve import resolve
 from potluck.flower import HELLO
 from potluck.flower.node.clientapp import client_app
-from potluck.flower.node.config import SIMULATION, NodeConfig
+from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
 from potluck.flower.server.nodes import NodesMissing
 from potluck.flower.server.serve import NODES, serve
@@ -243,19 +243,3 @@ def test_three_nodes_with_classes_in_orders_of_their_own_compute_what_one_proces
     met = json.loads((tmp_path / "flower" / NODES).read_text())["clients"]
     assert [client["introduction"]["classes"] for client in met.values()] == [list(own["a"]), list(own["b"]), None]
     assert not (tmp_path / "flower" / PARTITION).exists()
-
-
-def test_a_simulation_has_the_classes_of_all_clients_as_one_process_has(tmp_path, monkeypatch):
-    """One user's clients, whose data are all on this machine, with a class that the common data set lacks."""
-    server = written(tmp_path / "server.npz", XRAYS)
-    places = [written(tmp_path / f"{name}.npz", own) for name, own in {"x": XRAYS, "y": ("aids", "normal")}.items()]
-    experiment = resolve(table(server, 2, data=list(map(str, places))))
-    (tmp_path / "here").mkdir()
-    execute(prepare(experiment, assemble(experiment), tmp_path / "here"), experiment, tmp_path / "here")
-    monkeypatch.setenv(SIMULATION, str(tmp_path / "nodes"))
-    nodes = {f"node{number}": through(client_app, {"partition-id": number}) for number in range(2)}
-    matched, lines = matched_classes(experiment), []
-    serve(Loopback(nodes), experiment.tree(), tmp_path / "flower", say=lines.append, matched=matched)
-    assert records(tmp_path / "flower") == records(tmp_path / "here")
-    assert records(tmp_path / "flower")[-1] == ["aids", *XRAYS]
-    assert lines == []

@@ -43,8 +43,6 @@ def asked(tree: Mapping[str, Any], config: NodeConfig, client: ClientId, code: s
         ConfigError: a name is of nothing installed and nothing allowed, a setting is no number and no word, or the
             experiment is not valid.
     """
-    if config.simulated:
-        return resolve(dict(tree), "the server's experiment")
     if strange := sorted(map(str, tree.keys() - {*_TABLES, "preset"})):
         raise ConfigError(f"the server's experiment has a table {_shown(strange[0])}; expected {', '.join(_TABLES)}")
     federation, method, run = (_table(tree, name) for name in _TABLES)

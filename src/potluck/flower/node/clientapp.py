@@ -1,7 +1,7 @@
 """Flower's client app: it passes messages to the node's resident worker, which holds data and modules.
 
-Flower starts a process for every message, so this file imports nothing heavy. Without a resident worker, in Flower's
-simulation or in a Flower project of your own, the process does the work itself.
+Flower starts a process for every message, so this file imports nothing heavy. Without a resident worker, in a Flower
+project of your own, the process does the work itself.
 
 `flwr run` searches this file's text for the app, so it is a plain assignment.
 """

@@ -17,9 +17,6 @@ from potluck.experiment.settings.schema import ModelSpec
 from potluck.flower.node.audit import last_digest
 from potluck.flower.node.policy import Policy
 
-SIMULATION = "POTLUCK_SIMULATION"
-"""The environment variable by which a simulation tells its nodes' processes the folder of their states."""
-
 NOTHING_OF_ITS_OWN = "--model and --capacity need --data: a node with a model of its own has its own data"
 
 
@@ -37,7 +34,6 @@ class NodeConfig:
         policy: a TOML file with what the server may ask; None for whatever is installed. See
             `potluck.flower.node.policy.Policy`.
         audit: the file of the audit log; None for `audit.jsonl` in the state folder.
-        simulated: whether server and node are one user's simulation, in which everything is permitted.
     """
 
     state: Path
@@ -48,20 +44,14 @@ class NodeConfig:
     code: tuple[Path, ...] = ()
     policy: Path | None = None
     audit: Path | None = None
-    simulated: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
         """From a node's configuration, scalars by name.
 
-        A node in Flower's simulation has no owner but a number; the process that simulates names the folder for its
-        state. No message can: everything is permitted there.
-
         Raises:
             ConfigError: it has no folder for the client's state.
         """
-        if "state" not in config and "partition-id" in config and SIMULATION in os.environ:
-            return cls(Path(os.environ[SIMULATION]) / str(config["partition-id"]), simulated=True)
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         model, capacity = config.get("model"), config.get("capacity")

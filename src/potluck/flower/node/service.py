@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,15 +129,14 @@ class NodeService:
         self._found: NodeInRun | None = None
         self._policy = Policy.read(config.policy)
         self._tally = Tally(config.state / "tally.json", self._policy)
-        self._audit = None if config.simulated else Audit(config.audit_log)
+        self._audit = Audit(config.audit_log)
         self._logged = ""
 
     def answer(self, kind: str, envelope: Envelope) -> Envelope:
         """The node's answer to a message, whatever it contains; the audit log has it before it is returned."""
-        with nullcontext() if self._config.simulated else only(self._config.named):
+        with only(self._config.named):
             answer = self._answer(kind, envelope)
-        if self._audit is not None:
-            self._audit.note(self._facts(kind, envelope[0], answer))
+        self._audit.note(self._facts(kind, envelope[0], answer))
         return answer
 
     def _answer(self, kind: str, envelope: Envelope) -> Envelope:
@@ -293,7 +291,7 @@ def own_of(config: NodeConfig, experiment: Experiment, client: ClientId, classes
     own = model_of(config, experiment, client)
     task = (dataset.num_classes, dataset.train.input_shape)
     # A test set in a file of the server's exists only there; here the node's own data replace it.
-    shared = config.simulated or experiment.federation.dataset in list_datasets()
+    shared = experiment.federation.dataset in list_datasets()
     public, test = common_of(experiment, matched) if shared else (None, None)
     capacities = experiment.federation.capacities or (1.0,)
     capacity = capacities[client % len(capacities)] if config.capacity is None else config.capacity

@@ -59,7 +59,6 @@ def serve(
     observers: Sequence[Observer] = (),
     say: Callable[[str], None] = print,
     largest: int = LARGEST_REPLY,
-    matched: MatchedClasses | None = None,
 ) -> Result:
     """Run an experiment with the nodes of a grid, from its start or its last checkpoint.
 
@@ -70,7 +69,6 @@ def serve(
         observers: are told how the run goes.
         say: called with what the run waits for, and other lines that an operator should see.
         largest: the most bytes of a node's reply, where the method sets no limit.
-        matched: the federation's classes; by default those of the experiment's data set.
 
     Raises:
         NodesMissing: too few nodes joined in time, or so many cannot take part that too few are left.
@@ -79,7 +77,7 @@ def serve(
         DataError: the server's data cannot be read, or the names of their classes cannot be told.
     """
     experiment = resolve(dict(tree), "the experiment")
-    matched = matched or common_classes(experiment)
+    matched = common_classes(experiment)
     folder.mkdir(parents=True, exist_ok=True)
     with holding(folder, _OLD_SERVER_ENDS_WITHIN), _saying(say):
         met = _again(grid, folder / NODES, experiment.run, say) if (folder / NODES).is_file() else None

@@ -1,0 +1,125 @@
+"""Commands that take models and federations to other machines: `export`, `keys`, `serve`, `join`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potluck.cli.commands.shared import OverridesArgument, ParentOption, TargetArgument, told_apart
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    to: Annotated[Path, typer.Option(help="File: .pt, .safetensors (weights), .pt2, .ts or .onnx (a program).")],
+    client: Annotated[int | None, typer.Option(help="Number of the client whose model it is.")] = None,
+    server: Annotated[bool, typer.Option("--global", help="The global model instead.")] = False,
+    format: Annotated[
+        str | None, typer.Option(help="state-dict, exported, torchscript or onnx. Default: by the file's ending.")
+    ] = None,
+    chosen: Annotated[bool, typer.Option("--chosen", help="Of the round that is best on validation parts.")] = False,
+) -> None:
+    """Write the model that a client predicts with to a file that works without the run."""
+    from potluck.cli.export import write_network
+
+    write_network(run, to, client=client, server=server, format=format, chosen=chosen)
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Folder of the keys; existing ones are kept.")] = Path("keys"),
+    address: Annotated[
+        list[str] | None, typer.Option(help="Host name or IP address under which nodes reach the server.")
+    ] = None,
+    node: Annotated[list[str] | None, typer.Option(help="Name of a node that gets a key.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(help="Name of a node to revoke.")] = None,
+    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.")] = 365,
+) -> None:
+    """Make certificates and nodes' keys for a federation across machines."""
+    from potluck.cli.flower import make_keys, require_flower
+
+    require_flower()
+    make_keys(folder, address or [], node or [], revoke or [], days)
+
+
+def serve(
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen at for nodes.")] = "0.0.0.0:8443",
+    keys: Annotated[Path | None, typer.Option(help="Folder made by `potluck keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption; anybody may be a node.")] = False,
+    to: ParentOption = Path("runs"),
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the run, which is resumed if it was started before.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="HOST:PORT of your own SuperLink. Default: start one behind a gate.")
+    ] = None,
+    largest_reply: Annotated[
+        float, typer.Option(min=0.0, max=16.0, help="The most GiB of one reply of a node; a larger one is refused.")
+    ] = 4.0,
+) -> None:
+    """Run a federation whose clients are nodes on other machines."""
+    from potluck.cli.flower import host, require_flower
+
+    require_flower()
+    target, assignments = told_apart(target, overrides)
+    trusted = _trusted(keys, insecure)
+    host(
+        target,
+        assignments,
+        parent=to,
+        folder=folder,
+        address=listen,
+        keys=trusted,
+        superlink=superlink,
+        largest_reply=largest_reply,
+    )
+
+
+def join(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the server.")],
+    keys: Annotated[Path | None, typer.Option(help="This node's folder, made by `potluck keys`.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without encryption and without a key.")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Own data: an .npz file or a folder of images. Default: a share of the server's."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Own model: of `potluck list models`, or path/to/file.py:function.")
+    ] = None,
+    capacity: Annotated[float | None, typer.Option(help="Share of the full model that fits in this machine.")] = None,
+    device: Annotated[str, typer.Option(help="Device to compute on: cpu, auto, cuda, cuda:1, mps or xpu.")] = "cpu",
+    allow_code: Annotated[
+        list[Path] | None,
+        typer.Option(help="Own copy of a Python file that the server may name as method or model."),
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="A TOML file with what the server may ask of this node.")] = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="File of the audit log, a line for each request. Default: in the state folder.")
+    ] = None,
+    state: Annotated[Path, typer.Option(help="Folder for the node's state.")] = Path("node"),
+) -> None:
+    """Take part in a federation as a node, until interrupted."""
+    from potluck.cli.flower import require_flower, take_part
+
+    require_flower()
+    take_part(
+        address,
+        keys=_trusted(keys, insecure),
+        state=state,
+        data=data,
+        model=model,
+        capacity=capacity,
+        device=device,
+        code=allow_code or [],
+        policy=policy,
+        audit=audit,
+    )
+
+
+def _trusted(keys: Path | None, insecure: bool) -> Path | None:
+    """The keys; None only with --insecure."""
+    if (keys is None) != insecure:
+        raise typer.BadParameter("give --keys FOLDER, made by `potluck keys`, or --insecure; one of them")
+    if insecure:
+        typer.echo("Warning: no encryption; anyone in this network can read the messages and take part.", err=True)
+    return keys

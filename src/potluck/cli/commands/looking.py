@@ -1,0 +1,114 @@
+"""Commands that look at parts and federations, or begin a part: `list`, `show`, `check`, `inspect`, `plan`, `new`."""
+
+from typing import Annotated
+
+import typer
+
+from potluck.cli import completion
+from potluck.cli.commands.shared import OverridesArgument, TargetArgument, told_apart
+
+
+def list_things(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="methods, models, datasets, partitions or tasks. Default: all.", autocompletion=completion.of_kinds
+        ),
+    ] = None,
+    pattern: Annotated[str, typer.Argument(help="Shell-style, such as 'fed*'.")] = "*",
+    long: Annotated[bool, typer.Option("--long", help="Whole lines, and what each method sends and keeps.")] = False,
+) -> None:
+    """List the methods, models, data sets and partitions that a configuration can name."""
+    from potluck.cli.catalogue import print_lists
+
+    print_lists(kind, pattern, long=long)
+
+
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, model, data set, partition or task; run or federation; FILE.py:NAME; a run's folder.",
+            autocompletion=completion.of_names,
+        ),
+    ],
+    digest: Annotated[
+        bool, typer.Option(help="For a run: only the digests of its results, which contain no times.")
+    ] = False,
+) -> None:
+    """Explain a method with its hyper-parameters, or sum up a run."""
+    from potluck.cli.catalogue import print_details
+
+    print_details(name, digest=digest)
+
+
+def check(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A method name, FILE.py or FILE.py:NAME of an own part, or a TOML file.",
+            autocompletion=completion.of_target,
+        ),
+    ] = None,
+    overrides: OverridesArgument = None,
+) -> None:
+    """Check a method: the conformance suite and its stated limits. Or a federation: which methods can run on it."""
+    from potluck.cli.examine import examine, examine_federation
+
+    target, assignments = told_apart(target, overrides)
+    if target is None or target.endswith(".toml"):
+        examine_federation(target, assignments)
+    elif assignments:
+        raise typer.BadParameter(f"{assignments[0]}: a method is checked as it is; name a TOML file, or no target")
+    elif not examine(target):
+        raise typer.Exit(1)
+
+
+def inspect(
+    what: Annotated[str, typer.Argument(help="federation.", autocompletion=completion.of_inspected)],
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
+) -> None:
+    """Draw which layers of which clients meet, where a method averages layers by name."""
+    from potluck.cli.meeting import print_meeting
+
+    target, assignments = told_apart(target, overrides)
+    print_meeting(what, target, assignments)
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="A model of `potluck list models`.", autocompletion=completion.of_models)
+    ],
+    budgets: Annotated[list[str], typer.Argument(help="Such as 32MiB, 1/6 of the whole, or fair, lack, surplus.")],
+    classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
+    shape: Annotated[str, typer.Option(help="Of one input.")] = "3x32x32",
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = 32,
+    optimizer: Annotated[
+        str, typer.Option(help="adam, momentum or sgd, whose state a run's own estimate counts; none: as in the paper.")
+    ] = "none",
+) -> None:
+    """Show into which pieces FeDepth cuts a model for given memory budgets, and what each piece takes."""
+    from potluck.cli.plan import print_plan, shape_of
+
+    print_plan(
+        model,
+        budgets,
+        num_classes=classes,
+        input_shape=shape_of(shape),
+        batch_size=batch_size,
+        optimizer=optimizer,
+    )
+
+
+def new(
+    kind: Annotated[
+        str,
+        typer.Argument(help="method, model, data, partition or metric.", autocompletion=completion.of_new),
+    ],
+    name: Annotated[str, typer.Argument(help="Its name, and that of the file: NAME.py and test_NAME.py.")],
+) -> None:
+    """Write a part of your own and its test to the current folder, both working, as a start."""
+    from potluck.cli.new import write_new
+
+    write_new(kind, name)
