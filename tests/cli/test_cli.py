@@ -454,6 +454,7 @@ def test_show__names_what_a_method_needs(potluck):
     shown = potluck("show heterofl").out
     assert "needs a model whose width can be cut: if not, choose another model" in shown
     assert "needs one architecture for all clients: if not, give federation.models one name" in shown
+    assert shown.splitlines()[-1].endswith("/potluck/methods/heterofl.py")
 
 
 def test_list_and_show__name_the_task_of_a_data_set_without_classes(potluck, monkeypatch):

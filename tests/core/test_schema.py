@@ -140,6 +140,15 @@ def test_numbers_that_training_should_not_come_to_are_told_apart(make, value):
         kind.check(bad, "it", Look())
 
 
+@pytest.mark.parametrize("value", [NAN, INF, 1e30, -1e30])
+def test_a_number_without_bounds_is_one_that_may_be_sent(value):
+    number().check(-1e6, "it", Look())
+    with pytest.raises(NotFinite):
+        number().check(value, "it", Look())
+    with pytest.raises(NotFinite):
+        number(0).check(150.0, "it", Look(largest=100))
+
+
 @pytest.mark.parametrize("value", [NAN, INF, 1e30])
 def test_like_names_the_tensor_whose_numbers_are_not_finite(value):
     bad = {**WEIGHTS, "a.weight": torch.full((2, 3), value)}

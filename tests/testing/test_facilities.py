@@ -97,3 +97,10 @@ def _of_means(means, id, reply):
     return ["weights of a client's own in a mean"] * bool(shares) + [
         "weights by layer" for share in shares if isinstance(share, dict)
     ]
+
+
+def test_quick__gives_plain_descent_a_rate_of_its_own_and_leaves_the_servers_trainings():
+    sgd = quick(get_method("fedavg"), ['training.optimizer="sgd"'], plain_lr=0.1)
+    assert sgd.training.lr == 0.01  # the method's own default is Adam
+    own = quick(get_method("fedorion"), plain_lr=0.1)
+    assert (own.training.optimizer, own.training.lr, own.server_training.lr) == ("sgd", 0.1, 0.01)

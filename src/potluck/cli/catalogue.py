@@ -121,6 +121,7 @@ def _print_method(console: Console, cls: type[Method[Any]]) -> None:
     _print_class(console, cls, "method")
     for need in sorted(cls().needs(), key=str):
         console.print(f"needs {need}: if not, {need.advice}", markup=False, soft_wrap=True)
+    console.print(f"file {inspect.getfile(cls)}", markup=False, soft_wrap=True)
 
 
 def _print_model(console: Console, name: str) -> None:

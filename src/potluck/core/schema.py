@@ -93,7 +93,11 @@ class Kind(ABC):
 
 
 class Schema(Kind):
-    """Exactly these entries, each with its type. An entry set to None is absent, as in a `Message`."""
+    """Exactly these entries, each with its type. An entry set to None is absent, as in a `Message`.
+
+    Attributes:
+        entries: the types by name; `Schema(**other.entries, more=...)` declares those of another schema and one more.
+    """
 
     def __init__(self, /, **entries: Kind | None) -> None:
         self.entries = {name: kind for name, kind in entries.items() if kind is not None}
@@ -323,9 +327,11 @@ class Plain(Kind):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or (self.kind is int and not isinstance(value, int)):
             raise Misfit(f"{where} is {described(value)}; expected a {'whole ' * (self.kind is int)}number")
-        if not self.least <= value <= self.most:
+        bound = math.inf if self.kind is int else look.largest
+        least, most = max(self.least, -bound), min(self.most, bound)
+        if not least <= value <= most:
             wrong = Misfit if self.kind is int else NotFinite
-            raise wrong(f"{where} is {described(value)}; expected {self.least:g} to {self.most:g}")
+            raise wrong(f"{where} is {described(value)}; expected {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)
@@ -427,8 +433,8 @@ def count(most: int, least: int = 1) -> Kind:
     return Plain(int, least, most)
 
 
-def number(least: float, most: float) -> Kind:
-    """A finite number from `least` to `most`."""
+def number(least: float = -math.inf, most: float = math.inf) -> Kind:
+    """A finite number from `least` to `most`, as far as such numbers may be sent."""
     return Plain(float, least, most)
 
 

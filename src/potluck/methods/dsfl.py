@@ -2,7 +2,8 @@
 
 Itahara, Nishio, Koda, Morikura, Yamamoto. IEEE TMC 2023. https://arxiv.org/abs/2008.06180.
 
-Clients of any architecture label public data by their probabilities. The server averages these and sharpens the
+Its steps are update, prediction, upload, aggregation, broadcast and distillation, marked below by these names. Clients
+of any architecture label public data by their probabilities. The server averages these and sharpens the
 average (entropy reduction aggregation, ERA), since averages over clients with different data are too flat. A model of
 the server's own learns from the sharpened labels, and so do the clients, each before its next local training.
 
@@ -11,7 +12,7 @@ Symbols
     w_g       state.common, the server's model, which learns from public data alone
     o_r       the rows of the public data drawn this round
     t_k       reply["predictions"], probabilities of client k on o_r
-    t_g       state.lesson["labels"], the sharpened average
+    t_g       state.lesson["labels"], the sharpened average on o_r
     T         temperature
 
 Wire
@@ -28,9 +29,10 @@ Limits
     training.lr=0.0 distillation.lr=0.0 stays at rest
 
 Departures from the paper
-    1. A client learns from a round's labels when it is next drawn, before its own data, as in the released code; in the
-       paper all do at the end of the round. After rounds without it, a client receives the latest labels and no others.
-       So a client is evaluated before it has learnt from the round's own labels, and the server's model after.
+    1. A client learns from a round's labels when it is next drawn, before its own data, as in the code of a co-author's
+       group, "the code" below; the authors' own is not public. In the paper all do at the end of the round. After
+       rounds without it, a client receives the latest labels and no others. So a client is evaluated before it has
+       learnt from the round's own labels, and the server's model after.
     2. Only the clients that were drawn label, and the average is theirs; in the paper all clients take part.
     3. `average="logits"` averages logits and takes their softmax, as others describe the method; the paper averages
        probabilities.
@@ -107,11 +109,10 @@ class DSFL(fl.Method[State]):
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rows = fl.public.drawn_rows(server, self.public_examples)
         replies = cohort.ask(self.local_update, fl.Message(rows=rows, lesson=state.lesson or None))
-        lesson = {"rows": rows, "labels": self._labels(replies)}
+        lesson = {"rows": rows, "labels": self._labels(replies)}  # aggregation
         model = fl.load(server.build(), state.common)
-        report = server.fit(
-            fl.Fit(model, fl.public.soft_labels_loss, fl.public.soft_lesson(server, lesson), self.server_training)
-        )
+        data = fl.public.soft_lesson(server, lesson)
+        report = server.fit(fl.Fit(model, fl.public.soft_labels_loss, data, self.server_training))  # distillation, w_g
         server.note(distillation_loss=report.loss)
         return State(fl.learnt_of(model), lesson)
 
@@ -121,21 +122,16 @@ class DSFL(fl.Method[State]):
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
-        lesson = message.get("lesson")
-        if lesson is not None:
-            yield fl.Fit(
-                client.model,
-                fl.public.soft_labels_loss,
-                fl.public.soft_lesson(client, lesson),
-                self.distillation,
-                name="distil",
-            )
-        yield fl.Fit(client.model, client.objective, client.train, self.training)
-        logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))
-        return fl.Message(predictions=logits if self.average == "logits" else logits.softmax(1))
+        lesson = message.get("lesson")  # broadcast, of the round before
+        if lesson is not None:  # distillation, w_k
+            data = fl.public.soft_lesson(client, lesson)
+            yield fl.Fit(client.model, fl.public.soft_labels_loss, data, self.distillation, name="distil")
+        yield fl.Fit(client.model, client.objective, client.train, self.training)  # update
+        logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))  # prediction
+        return fl.Message(predictions=logits if self.average == "logits" else logits.softmax(1))  # upload
 
     def _labels(self, replies: fl.Replies) -> Tensor:
-        """t_g, a distribution over classes for each row."""
+        """t_g, a distribution over classes for each row: by ERA, softmax(mean of t_k / T); by SA, the mean."""
         predictions = replies.entries("predictions")
         if self.average == "logits":
             mean = self.combine(predictions, [1.0] * len(replies)).softmax(1)

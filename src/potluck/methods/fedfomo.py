@@ -96,7 +96,7 @@ class FedFomo(fl.Method[State]):
         return State(models, added(state.affinity, {str(i): reply["gains"] for i, reply in replies.items()}))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        gains = {name: fl.schema.number(0, fl.schema.LARGEST) for name in message.get("candidates") or {}}
+        gains = {name: fl.schema.number(0) for name in message.get("candidates") or {}}
         return fl.Schema(
             weights=fl.schema.like(server.about(member.architecture, fl.weights.outline)), gains=fl.Schema(**gains)
         )

@@ -1,16 +1,21 @@
 """FedRolex: model-heterogeneous federated learning with rolling sub-model extraction.
 
-Alam, Liu, Yan, Zhang. NeurIPS 2022. https://arxiv.org/abs/2212.01548. Section 3.
+Alam, Liu, Yan, Zhang. NeurIPS 2022. https://arxiv.org/abs/2212.01548. Algorithm 1.
 
 HeteroFL with another choice of channels: the window that a client trains begins one channel further on in every
 round and goes around, so that narrow clients train all channels of the global network, one after the other, and the
 global network may be wider than any client's.
 
+Algorithm 1 is HeteroFL's `round`, `local_update` its clientStep: the server sends client m the slice S_m of theta (eq.
+4), the client trains it, and each weight becomes the mean over M_k, those who had it (eq. 10).
+
 Symbols
     theta     state.weights
     beta_n    rate, the share of channels that client n trains
     j         server.round - 1
-    S_n       submodel, in a layer of K channels those from j mod K on, going around
+    K_i       the channels of layer i
+    S_n       submodel, in layer i the channels from j mod K_i on, going around
+    p_m       1, the weight of a client in the mean
 
 Wire
     down      weights |slice| + |w|, rate 1
@@ -32,8 +37,8 @@ Departures from the paper
        code evaluates with those of the test batches.
     2. Windows roll forward and have as many channels as the narrow net, which rounds up. The authors' code rolls
        backward, and the paper rounds down.
-    3. All clients count equally. The authors' code does so in convolutions, and weighs other layers by its count of
-       updates so far, earlier clients of the same round included.
+    3. All clients count equally, as in the paper. The authors' code does so in convolutions, and weighs other layers by
+       its count of updates so far, earlier clients of the same round included.
     4. In networks whose shortcuts fill up with zeros (`resnet20`, `preresnet20`) a channel keeps its number past the
        shortcut. There the channels beyond the width of the layers before are a window of their own.
     5. A client is evaluated with the window of the last round.
@@ -74,5 +79,6 @@ class FedRolex(HeteroFL):
 
 
 def window(channels: fl.slicing.Channels, number: int) -> fl.submodels.SubModel:
-    """S_n in round `number`, from 1; before the first that of the first."""
-    return channels.rolling(max(number - 1, 0))
+    """Eq. 4: S_n in round `number`, from 1, that is j + 1; before the first that of the first."""
+    j = max(number - 1, 0)
+    return channels.rolling(j)  # j mod K_i, (j + 1) mod K_i, ...

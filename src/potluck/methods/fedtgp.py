@@ -4,23 +4,25 @@ Zhang, Liu, Hua, Cao. AAAI 2024. https://arxiv.org/abs/2401.03230.
 
 FedProto whose server does not average prototypes, but trains one for each class, so that it is nearer to the clients'
 prototypes of its class than to those of others, by a margin. The margin follows the clients' own prototypes: as they
-come to lie farther apart, more is asked of the global ones. With P_c the global prototype of class c, and D the L2
-distance, a client's prototype p of class c costs
+come to lie farther apart, more is asked of the global ones. With P_c the global prototype of class c, and phi the L2
+distance, the prototype P_i_c that client i has of class c costs
 
-    -log [ exp(-D(p, P_c) - m) / (exp(-D(p, P_c) - m) + sum over c' other than c of exp(-D(p, P_c'))) ]
+    -log [ exp(-phi(P_i_c, P_c) - delta) /
+           (exp(-phi(P_i_c, P_c) - delta) + sum over c' other than c of exp(-phi(P_i_c, P_c'))) ]
 
-    m = min(tau, max over c and c' other than c of D(Q_c, Q_c')),    Q_c the mean of this round's p of class c.
+    delta = min(max over c and c' other than c of phi(Q_c, Q_c'), tau),    Q_c the mean of this round's P_i_c over i.
 
-Clients add strength times the mean squared difference of features to P_y, y an example's class, to the task's loss.
+Clients add lambda times the mean squared difference of features to P_y, y an example's class, to the task's loss.
 
 A class with one example has that example's features for a prototype, and the server sees them.
 
 Symbols
     f_i       a client's layers before its head, kept by the client like the head itself
-    p         a row of reply["prototypes"], the mean of f_i over a client's examples of one class
-    P         state.prototypes: F of a learnt vector a class, F two linear layers with a ReLU between them
-    theta_F   state.network, the vectors and F
-    m, tau    the margin, and threshold
+    P_i_c     a row of reply["prototypes"], the mean of f_i over client i's examples of class c
+    P_c       a row of state.prototypes, the paper's with a hat: F of a learnt vector, its P_c with a caron
+    theta_F   state.network, the vectors and F, two linear layers with a ReLU between them
+    delta     the margin of this round
+    tau       threshold
     lambda    strength
 
 Wire
@@ -54,6 +56,8 @@ Departures from the paper
     9. A client reports prototypes of the model that its training has left. In the authors' released code, which is
        HtFLlib's, it reports those of the model from before its training: after three rounds of small clients weights
        differ by 0.03.
+   10. The paper's regulariser is lambda times the mean of phi(P_i_c, P_c) over a client's classes; the squared
+       difference of each example's features is the code's, see FedProto.
 """
 
 from collections.abc import Callable
@@ -112,13 +116,13 @@ class FedTGP(fl.prototypes.PredictsByPrototypes[State]):
         return State(fl.learnt_of(network), _table(network, known))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        rows = fl.prototypes.reported(cohort.ask(self.local_update, self.known(state)))
-        m = min(margin_of(rows, server.num_classes, self.margin), self.threshold)
-        server.note(margin=m)
+        rows = fl.prototypes.reported(cohort.ask(self.local_update, self.known(state)))  # all P_i_c
+        delta = min(margin_of(rows, server.num_classes, self.margin), self.threshold)
+        server.note(margin=delta)
         network = server.module("prototypes", _network(server))
         fl.load(network, state.network)
         data = fl.Examples(rows["values"], rows["labels"])
-        server.fit(fl.Fit(network, MarginLoss(m), data, self.server_training))
+        server.fit(fl.Fit(network, MarginLoss(delta), data, self.server_training))  # trains theta_F
         known = state.prototypes["known"].clone()
         known[rows["labels"]] = True
         return State(fl.learnt_of(network), _table(network, known))
@@ -146,28 +150,32 @@ class Prototypes(nn.Module):
 
 @dataclass(frozen=True)
 class MarginLoss:
-    """The loss above, mean over a batch of the clients' prototypes, whose targets are their classes."""
+    """The loss above, mean over a batch of the clients' prototypes, whose targets are their classes.
 
-    margin: float
+    Attributes:
+        delta: the margin.
+    """
+
+    delta: float
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch."""
         prototypes = net()
-        distances = torch.linalg.vector_norm(batch.inputs[:, None] - prototypes, dim=2)
-        own = F.one_hot(batch.targets, len(prototypes)).to(distances)
-        return F.cross_entropy(-(distances + self.margin * own), batch.targets)
+        phi = torch.linalg.vector_norm(batch.inputs[:, None] - prototypes, dim=2)
+        own = F.one_hot(batch.targets, len(prototypes)).to(phi)
+        return F.cross_entropy(-(phi + self.delta * own), batch.targets)
 
 
 def margin_of(rows: fl.prototypes.Rows, classes: int, margin: Margin) -> float:
-    """The distance that the clients' prototypes ask for; 0 if they are of fewer than two classes."""
+    """Delta before tau limits it, the distance that the clients' prototypes ask for; 0 if of fewer than two classes."""
     centres = fl.prototypes.averages(fl.prototypes.one_each(rows["values"], rows["labels"]), classes)
     q = centres["means"][centres["known"]]
     if margin == "none" or len(q) < 2:
         return 0.0
-    distances = torch.cdist(q, q, compute_mode="donot_use_mm_for_euclid_dist")
+    phi = torch.cdist(q, q, compute_mode="donot_use_mm_for_euclid_dist")
     if margin == "farthest":
-        return float(distances.max())
-    return float(distances.fill_diagonal_(torch.inf).min(1).values.max())
+        return float(phi.max())
+    return float(phi.fill_diagonal_(torch.inf).min(1).values.max())
 
 
 def _network(server: fl.Server) -> Callable[[], Prototypes]:

@@ -92,11 +92,10 @@ class HeteroFL(fl.width.WidthSlices[State]):
 
     def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)
-        server.about(
-            None, fl.contract.classifier_of
-        )  # refuses a network whose classifier is not known, before anything trains,
+        # Refuses, before anything trains, a network whose classifier is not known, or that cannot be cut to a level.
+        server.about(None, fl.contract.classifier_of)
         for rate in self.levels:
-            self.submodel(server, rate)  # and one that cannot be cut to a level
+            self.submodel(server, rate)
         net = server.build()
         return State(fl.parameters_of(net), fl.buffers_of(net))
 

@@ -9,7 +9,7 @@ Symbols
     w^t       state.weights, and the net "global" that a client only reads
     w_i^t     client.model
     w_i^(t-1) client.state["previous"], and the net "previous"
-    R_w(x)    what the last layer reads
+    F_w, R_w  the whole network, and what its last layer reads
     z         of the net in training; z_glob and z_prev of the two others
     tau       temperature
     mu        mu
@@ -32,7 +32,8 @@ Departures from the paper
     1. R is the network up to its last layer. The paper puts two further layers, a projection head, between the two.
     2. A client that has never trained has no previous model, and trains without the contrastive loss. Without it the
        first loss would be that of two equal nets, log 2, whose gradient is zero.
-    3. The previous model may be many rounds old where few clients are drawn; the paper draws all of them.
+    3. Where few clients are drawn the previous model may be many rounds old, as section 3.3 has it; Algorithm 1 draws
+       all of them.
     4. The two nets that are read are in evaluation mode, as in the authors' code; the paper does not say. "previous"
        has the BatchNorm statistics of its training, and "global" those that `sharing.buffers` says, see `Sharing`.
     5. Layers owned by some clients only are averaged over those, see `sharing`.
@@ -52,7 +53,7 @@ from potluck import fl
 
 @dataclass(frozen=True)
 class MOON(fl.Averages):
-    """Hyper-parameters of MOON, beside those of `Averages`.
+    """Hyper-parameters of MOON, beside those of `Averages`, whose round is l. 4-7 of Algorithm 1.
 
     Attributes:
         mu: weight of the contrastive loss.
@@ -67,16 +68,16 @@ class MOON(fl.Averages):
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
-        self.sharing.receive(client, message)  # Alg. 1, l. 12
+        self.sharing.receive(client, message)  # Alg. 1, l. 10
         objective, read = client.objective, dict[str, nn.Module]()
         if self.mu and (previous := client.state.get("previous")):
             objective = ContrastiveLoss(client.criterion, self.mu, self.temperature)
             sent = yield from self.sharing.ready(client, client.copy())
             read = {"global": sent, "previous": fl.load(client.twin(), previous)}
-        yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)  # Alg. 1, l. 13-21
+        yield fl.Fit(client.model, objective, client.train, self.training, frozen=read)  # l. 11-19
         if self.mu:
-            client.state["previous"] = fl.learnt_of(client.model)
-        return self.sharing.reply(client)
+            client.state["previous"] = fl.learnt_of(client.model)  # w_i^(t-1) of its next round
+        return self.sharing.reply(client)  # l. 20
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,12 @@ class ContrastiveLoss:
     temperature: float
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        z = representation(net, batch.inputs)
+        z = representation(net, batch.inputs)  # Alg. 1, l. 14, before l. 13, which needs it
         with torch.no_grad():
-            z_glob, z_prev = (representation(extras[name], batch.inputs) for name in ("global", "previous"))
-        loss = self.criterion(fl.split(net).classifier(z), batch.targets)
-        return loss + self.mu * contrastive(z, z_glob, z_prev, self.temperature)
+            z_glob, z_prev = (representation(extras[name], batch.inputs) for name in ("global", "previous"))  # l. 15-16
+        l_sup = self.criterion(fl.split(net).classifier(z), batch.targets)  # l. 13
+        l_con = contrastive(z, z_glob, z_prev, self.temperature)  # l. 17
+        return l_sup + self.mu * l_con  # l. 18
 
 
 def representation(net: nn.Module, inputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core.schema import Schema
+from potluck.core.schema import Kind, Optional, Plain, Schema
 
 Corrupted = tuple[dict[str, Any], str]
 
@@ -26,7 +26,7 @@ def corruptions(reply: Mapping[str, Any], declared: Schema) -> Iterator[Corrupte
         elif isinstance(value, Mapping):
             wrong = ((bad, what) for bad, what in _of_leaves(value))
         else:
-            wrong = _of_value(value)
+            wrong = _of_value(value, inner)
         for bad, what in wrong:
             yield {**reply, name: bad}, f"in {name} {what}"
 
@@ -44,11 +44,11 @@ def _of_names(entries: dict[str, Any], declared: Schema) -> Iterator[Corrupted]:
 def _of_leaves(entries: Mapping[str, Any]) -> Iterator[Corrupted]:
     yield {**entries, "stowaway": torch.zeros(1)}, "an entry that is not declared"
     for name, value in entries.items():
-        for bad, what in _of_value(value):
+        for bad, what in _of_value(value, None):
             yield {**entries, name: bad}, f"in {name} {what}"
 
 
-def _of_value(value: Any) -> Iterator[tuple[Any, str]]:
+def _of_value(value: Any, declared: Kind | None) -> Iterator[tuple[Any, str]]:
     """Values of another type, shape or size."""
     yield {"inner": value}, "named entries in place of a value"
     yield "many", "text"
@@ -57,7 +57,11 @@ def _of_value(value: Any) -> Iterator[tuple[Any, str]]:
         yield from _of_tensor(value)
     else:
         yield torch.tensor(value), "a tensor in place of a number"
-        for bad in (-1, 10**18, 10**400, float("nan"), float("inf"), value + 0.5, True):
+        declared = declared.kind if isinstance(declared, Optional) else declared
+        bounds = declared if isinstance(declared, Plain) else None
+        whole = [value + 0.5] if bounds is None or bounds.kind is int else []
+        below = [-1] if bounds is None or bounds.least > -1 else []
+        for bad in (*below, 10**18, 10**400, float("nan"), float("inf"), *whole, True):
             yield bad, f"the number {str(bad)[:20]}"
 
 

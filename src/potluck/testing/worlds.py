@@ -27,6 +27,7 @@ from potluck.models.contract import StagedNet, of_depth
 CLASSES = 4
 _FEATURES, _WIDTH = 10, 16
 _DEPTH_TO_CUT = 3
+_LR = 0.01
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,22 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean() / 2
 
 
-def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), epochs: int = 1, **training: Any) -> Method[Any]:
-    """A method whose trainings suit a toy world: short, of so many epochs, with `key=value` overrides applied last."""
+def quick(
+    cls: type[Method[Any]], assignments: Sequence[str] = (), epochs: int = 1, plain_lr: float = _LR, **training: Any
+) -> Method[Any]:
+    """A method whose trainings suit a toy world: short, of so many epochs, with `key=value` overrides applied last.
+
+    Args:
+        cls: the method.
+        assignments: the overrides.
+        epochs: the most that a training has.
+        plain_lr: the rate of clients' trainings by "sgd", whose steps are short where Adam's are not.
+        training: further settings of every training.
+    """
     method = cls()
     hints = get_type_hints(cls, include_extras=True)
     changes = {
-        spec.name: replace(found, **{**_short(found, hints[spec.name], epochs), **training})
+        spec.name: replace(found, **{**_short(found, hints[spec.name], epochs, plain_lr), **training})
         for spec in fields(method)
         if isinstance(found := getattr(method, spec.name), LocalTraining)
     }
@@ -173,11 +184,12 @@ def quick(cls: type[Method[Any]], assignments: Sequence[str] = (), epochs: int =
     return typed(cls, merged(without_none(asdict(method)), tree), "method", cls.__name__)
 
 
-def _short(training: LocalTraining, hint: Any, epochs: int) -> dict[str, Any]:
+def _short(training: LocalTraining, hint: Any, epochs: int, plain_lr: float) -> dict[str, Any]:
     """Settings by which a training lasts a moment: few epochs of a client's, of the server's no more than it has."""
-    epochs = min(training.epochs, epochs) if hint == ServerTraining else epochs
+    server = hint == ServerTraining
+    epochs = min(training.epochs, epochs) if server else epochs
     length = {"epochs": epochs} if training.steps is None else {"steps": min(training.steps, 4)}
-    return {"lr": 0.01, **length}
+    return {"lr": plain_lr if training.optimizer == "sgd" and not server else _LR, **length}
 
 
 def assigned(variant: Mapping[str, Any]) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ class TemplateName(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
-    # Add hyper-parameters here: `mu: Annotated[float, at_least(0)] = 0.1` becomes the key `method.mu`.
+    # Add hyper-parameters here: `mu: Annotated[float, fl.at_least(0)] = 0.1` becomes the key `method.mu`; import
+    # `Annotated` from `typing`, and explain `mu` above.
     training: fl.LocalTraining = fl.LocalTraining()
     sharing: fl.Sharing = fl.Sharing()
 
@@ -57,7 +58,9 @@ class TemplateName(fl.SharesWeights[State]):
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        # What a client trains on: in place of `client.objective` a function of (net, batch, extras) to a loss.
+        # What a client trains on: in place of `client.objective` a function of (net, batch, extras) to a loss, such as
+        # `client.criterion(net(batch.inputs), batch.targets) + ...`.
         yield fl.Fit(client.model, client.objective, client.train, self.training)
-        # What it answers: further entries are arguments by name; declare them in `replies`.
+        # What it answers: further entries are arguments by name, which a method `replies` declares as
+        # `fl.Schema(**self.sharing.expected(member, message), mine=fl.schema.number())`.
         return self.sharing.reply(client)

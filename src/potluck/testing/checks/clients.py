@@ -71,7 +71,9 @@ def survives_a_missing_reply(method: Subject, overrides: Overrides = ()) -> None
     state, before = engine.start(), engine.store.read(1)
     for number in (1, 2):
         state, report = engine.round(number, state, [0, 1, 2, 3])
-        assert set(report.failures) == {1}, f"expected client 1 to fail, found {sorted(report.failures)}"
+        others = [failure for id, failure in report.failures.items() if id != 1]
+        assert not others, f"only the reply of client 1 is missing, and {others[0]}"
+        assert 1 in report.failures, "client 1 did not fail"
     assert engine.store.read(1) == before, "the failed client's store has changed"
 
 
@@ -111,7 +113,7 @@ def works_with_odd_data(method: Subject) -> None:
 
 def learns_a_toy_task(method: Subject) -> None:
     """After twelve rounds of a linear problem the evaluated models are well above chance."""
-    subject = quick(method, epochs=2)
+    subject = quick(method, epochs=2, plain_lr=0.1)
     engine = Engine(subject, toy_federation(World(batchnorm=True).fit_for(subject)))
     state = run_rounds(engine, 12)
     test = engine.federation.test
@@ -121,7 +123,7 @@ def learns_a_toy_task(method: Subject) -> None:
         for id in engine.federation.sites
     ]
     mean = sum(shares) / len(shares)
-    assert mean > _LEARNT, f"accuracy {mean:.2f} on {CLASSES} classes, expected above {_LEARNT}"
+    assert mean > _LEARNT, f"accuracy {mean:.2f} on {CLASSES} classes after 12 rounds, expected above {_LEARNT}"
 
 
 class Counting(Engine):
