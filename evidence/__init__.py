@@ -12,7 +12,7 @@ def subjects() -> list[str]:
     return sorted(path.stem for path in files if path.stem not in ("__init__", "__main__", "ground"))
 
 
-def observed(module: ModuleType) -> list[tuple[str, float]]:
+def compared(module: ModuleType) -> list[tuple[str, float]]:
     """What a file compares, and the largest differences, in double precision."""
     with double_precision():
         return list(module.evidence())

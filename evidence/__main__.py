@@ -1,4 +1,4 @@
-"""Runs all evidence and writes its table: `make evidence`, or `python -m evidence METHOD ...` for some of it."""
+"""Runs all evidence and writes its tables: `make evidence`, or `python -m evidence METHOD ...` for some of it."""
 
 import argparse
 import subprocess
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 
-from evidence import observed, subjects
+from evidence import compared, subjects
+from potluck.core.ground.discovery import module_names
+from potluck.methods import get_method
+from potluck.testing.facts import observed
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
 
@@ -26,6 +29,16 @@ references are in the folder `evidence` of the source; each says what of a paper
 
 | method | what was compared | largest difference |
 |---|---|--:|
+{differences}
+
+## What the engine saw
+
+Of every method, with its default hyper-parameters, in two rounds: what clients store from round to round, and whether
+those of one architecture train as one computation under `run.executor = "stacked"`.
+
+| method | clients keep | stacked |
+|---|---|---|
+{seen}
 """
 
 
@@ -44,12 +57,19 @@ def main() -> None:
     chosen = parser.parse_args().methods
     rows: list[str] = []
     for name in chosen or subjects():
-        for what, difference in observed(import_module(f"evidence.{name}")):
+        for what, difference in compared(import_module(f"evidence.{name}")):
             print(f"{name:<14}{difference:8.0e}  {what}", flush=True)
             rows.append(f"| {name} | {what} | {difference:.0e} |")
     if not chosen:
         about = f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}, torch {torch.__version__}."
-        PAGE.write_text(TEXT.format(about=about) + "\n".join(rows) + "\n")
+        seen = "\n".join(seen_of(name) for name in module_names("potluck.methods"))
+        PAGE.write_text(TEXT.format(about=about, differences="\n".join(rows), seen=seen))
+
+
+def seen_of(name: str) -> str:
+    """A method's line of the second table."""
+    seen = observed(get_method(name))
+    return f"| {name} | {seen.keeps} | {'yes' if seen.stacks else 'no'} |"
 
 
 if __name__ == "__main__":

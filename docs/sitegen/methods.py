@@ -23,7 +23,7 @@ from sitegen.text import code, fenced, prose, settings, table
 _YEAR = r"\b(?:19|20)\d\d\b"
 
 EVIDENCE = Path(__file__).parents[1] / "evidence.md"
-TITLES = ("Symbols", "Wire", "Facts", "Limits", "Departures from the paper")
+TITLES = ("Symbols", "Wire", "Limits", "Departures from the paper")
 
 
 def own_methods() -> list[str]:
@@ -119,7 +119,7 @@ def page(method: Documented, recipes: str = "") -> str:
         " counts what is really sent, and the conformance suite compares.",
         _wire(method),
         "## Facts",
-        table(("", ""), ((f"**{head}**" if head else "", prose(text)) for head, text in _facts(method.facts))),
+        table(("", ""), ((f"**{head}**" if head else "", prose(text)) for head, text in _facts(method))),
         evidence(method.name),
         "## Reproduction",
         recipes or "No table of its paper is a recipe.",
@@ -165,8 +165,11 @@ def _needs(cls: type[Method[Any]]) -> str:
     return table(("needs", "if that is lacking"), ((prose(need.text), prose(need.advice)) for need in needs))
 
 
-def _facts(facts: Facts) -> list[tuple[str, str]]:
-    return [line for line in facts.lines() if line[0] not in ("needs", "down", "up")]
+def _facts(method: Documented) -> list[tuple[str, str]]:
+    """What its class says, and what the engine saw when the page of evidence was made."""
+    seen = re.findall(rf"^\| {method.name} \| (\D+) \| (yes|no) \|$", EVIDENCE.read_text(), flags=re.MULTILINE)
+    observed = [line for keeps, stacks in seen for line in (("clients keep", keeps), ("stacked", stacks))]
+    return [line for line in method.facts.lines() if line[0] not in ("needs", "down", "up")] + observed
 
 
 def evidence(name: str) -> str:

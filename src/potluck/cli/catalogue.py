@@ -214,7 +214,7 @@ def _shown(default: Any) -> str:
 
 
 def _print_facts(console: Console, name: str) -> None:
-    """What a method needs, sends, keeps, whether it stacks and how it was verified, a line each."""
+    """What a method needs, asks and sends, and how it was verified, a line each."""
     try:
         facts = facts_of(get_method(name))
     except (AssertionError, ConfigError) as error:  # a method from elsewhere, whose documentation is not in our form

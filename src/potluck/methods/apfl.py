@@ -16,10 +16,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     alpha, modules
-    stacks    yes
-
 Limits
     alpha=0.0 adaptive=false equals fedavg sharing.weighting="uniform"
     alpha=1.0 adaptive=false training.batch_size=1000 approaches local training.batch_size=1000 on architectures=1

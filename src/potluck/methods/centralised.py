@@ -12,10 +12,6 @@ Wire
     down      nothing
     up        inputs at most examples * |x|, targets at most examples * integer
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest
     descends the gradient

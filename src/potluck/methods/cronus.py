@@ -18,10 +18,6 @@ Wire
     down      rows public * integer, labels public * |z|
     up        predictions public * |z|
 
-Facts
-    keeps     model, pretrained
-    stacks    yes
-
 Limits
     variance=1.0 approaches cronus aggregation="rule" combine.rule="mean" on optimizer="sgd"
     distillation.lr=0.0 pretrain=false training.batch_size=1000 approaches local training.batch_size=1000

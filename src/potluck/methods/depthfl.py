@@ -20,10 +20,6 @@ Wire
     down      weights at most |weights|, buffers at most |buffers|
     up        weights at most |weights|, buffers at most |buffers|
 
-Facts
-    keeps     g
-    stacks    yes
-
 Limits
     levels=[1.0] alpha=0.0 equals fedavg sharing.weighting="uniform" on capacity=1.0
     levels=[1.0] alpha=0.3 training.clip_norm=10.0 approaches feddyn alpha=0.3 on capacity=1.0

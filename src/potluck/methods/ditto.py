@@ -16,10 +16,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     modules
-    stacks    yes
-
 Limits
     lam=0.0 personal.batch_size=1000 approaches local training.batch_size=1000
     training.lr=0.0 personal.lr=0.0 stays at rest

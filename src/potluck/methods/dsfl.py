@@ -19,10 +19,6 @@ Wire
     down      rows public * integer, lesson public * (integer + |z|)
     up        predictions public * |z|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     equals local on rounds=1
     distillation.lr=0.0 training.batch_size=1000 approaches local training.batch_size=1000

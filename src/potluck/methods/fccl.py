@@ -21,10 +21,6 @@ Wire
     down      rows public * integer, consensus public * |z|
     up        logits public * |z|
 
-Facts
-    keeps     model, intra
-    stacks    yes
-
 Limits
     correlation.lr=0.0 intra=0.0 inter=0.0 pretrain=0 training.batch_size=1000 approaches local training.batch_size=1000
     training.lr=0.0 correlation.lr=0.0 stays at rest

@@ -19,10 +19,6 @@ Wire
     down      averages classes * (|z| + flag)
     up        means present * |z|, labels present * integer
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     gamma=0.0 equals local
     equals local on rounds=1

@@ -17,10 +17,6 @@ Wire
     down      rows public * integer, labels public * |z|
     up        predictions public * |z|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     distil_clients=false equals local
     distillation.lr=0.0 equals local

@@ -17,10 +17,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     model, shares, started
-    stacks    yes
-
 Limits
     share_lr=0.0 equals fedavg
     equals fedavg on rounds=1 architectures=1

@@ -20,10 +20,6 @@ Wire
     down      weights |w|, buffers |b|, negatives |negatives|
     up        weights |w|, buffers |b|, examples 1, scores at most 4 * public
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture" sharing.weighting="uniform"
     certainty="equal" server_training.epochs=2 server_training.clip_norm=5.0 sharing.weighting="samples" approaches feddf server_training.epochs=2 on optimizer="sgd"

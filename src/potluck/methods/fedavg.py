@@ -15,10 +15,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     descends the gradient
     counts a twin as twice the data

@@ -16,10 +16,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights at most |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     training.lr=0.0 tuning_epochs=0 stays at rest
     tuning_epochs=0 averages each layer over its owners

@@ -15,10 +15,6 @@ Wire
     down      weights at most |w|
     up        weights at most |w|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest
     sharing.weighting="samples" equals fedavg

@@ -17,10 +17,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture"
     server_training.lr=0.0 equals fedavg on architectures=1

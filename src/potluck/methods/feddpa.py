@@ -21,10 +21,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     model, started
-    stacks    yes
-
 Limits
     threshold=1.0 lambda2=0.0 evaluated="global" equals fedavg
     threshold=1.0 lambda2=0.0 evaluated="global" sharing.weighting="uniform" equals fedavg sharing.weighting="uniform"

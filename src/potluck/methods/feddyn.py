@@ -18,10 +18,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     g
-    stacks    yes
-
 Limits
     alpha=0.0 equals fedavg sharing.weighting="uniform" training.clip_norm=10.0
     alpha=2.0 reaches the optimum

@@ -25,10 +25,6 @@ Wire
     up        weights |w|, buffers |b|, examples 1
     with      assignment="dynamic" slack=1.5 also: down capacity 1; up weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedavg on capacity=1.0

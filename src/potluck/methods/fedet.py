@@ -25,10 +25,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     representation="none" equals fedavg sharing.scope="architecture" sharing.weighting="uniform"
     representation="none" sharing.scope="layer" equals fedavg sharing.weighting="uniform"

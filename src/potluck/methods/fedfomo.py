@@ -17,10 +17,6 @@ Wire
     down      candidates at most peers * (|w| + |b|)
     up        weights |theta_i|, gains at most peers * integer
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     equals local on rounds=1
     candidates="same" equals local on clients=2

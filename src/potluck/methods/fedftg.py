@@ -19,10 +19,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, counts classes * integer, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     server_training.lr=0.0 equals fedavg sharing.scope="architecture" on batchnorm=true
     training.lr=0.0 approaches fedavg training.lr=0.0 on architectures=1

@@ -19,10 +19,6 @@ Wire
     down      weights |w|, buffers |b|, generator |generator|, labels classes * integer
     up        weights |w|, buffers |b|, counts classes * integer, examples 1
 
-Facts
-    keeps     nothing
-    stacks    no: the generator's noise is drawn within a step
-
 Limits
     alpha=0.0 equals fedavg
     equals fedavg on rounds=1

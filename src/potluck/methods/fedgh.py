@@ -16,10 +16,6 @@ Wire
     down      head |head|
     up        counts classes * integer, prototypes present * |h|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     clients_adopt=false equals local
     server_training.lr=0.0 training.lr=0.0 stays at rest

@@ -17,10 +17,6 @@ Wire
     down      weights |w|, buffers |b|, teacher |w| + |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     gamma=0.0 equals fedavg
     equals fedavg on rounds=1

@@ -16,10 +16,6 @@ Wire
     down      logits examples * |z|
     up        features examples * |s_in|, logits examples * |z|, labels examples * integer
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     alpha=0.0 equals fedgkt alpha=0.0 temperature=7.0
     training.lr=0.0 server_training.lr=0.0 stays at rest

@@ -20,10 +20,6 @@ Wire
     down      rows public * integer, peers public * |z|
     up        predictions public * |z|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     mutual.lr=0.0 training.batch_size=1000 approaches local training.batch_size=1000
     strength=0.0 weighting="mean" equals fedh2l strength=0.0

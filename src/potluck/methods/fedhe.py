@@ -20,10 +20,6 @@ Wire
     down      logits classes * (|z| + flag)
     up        counts classes * integer, logits present * |z|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     alpha=0.0 equals local
     warmup=2 equals local

@@ -22,10 +22,6 @@ Wire
     down      weights |w|, buffers |b|, features feature_batch * feature_batches * (|s_in| + |s_out|)
     up        weights |w|, buffers |b|, features feature_batch * (|s_in| + |s_out|), examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     feature_training=false mu=0.0 equals fedavg sharing.weighting="uniform"
     feature_training=false equals fedprox sharing.weighting="uniform"

@@ -23,10 +23,6 @@ Wire
     down      common at most |theta_g|, update at most |theta_g|, version 1
     up        update at most |theta_g|
 
-Facts
-    keeps     model, modules, common, version
-    stacks    yes
-
 Limits
     distillation=0.0 hidden=0.0 equals local
     energy_start=1.0 energy_end=1.0 distillation=0.0 hidden=0.0 equals local

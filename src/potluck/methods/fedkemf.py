@@ -17,10 +17,6 @@ Wire
     down      common |theta_g|
     up        common |theta_g|
 
-Facts
-    keeps     model
-    stacks    no: its objectives take turns
-
 Limits
     mutual=false equals local
     training.lr=0.0 stays at rest

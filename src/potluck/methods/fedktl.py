@@ -30,10 +30,6 @@ Wire
     down      pairs |pairs|
     up        counts classes * integer, prototypes present * |z|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     equals fedktl transfer=0.0 on rounds=1
     transfer=0.0 centring=9.0 latent=3 equals fedktl transfer=0.0

@@ -25,10 +25,6 @@ Wire
     up        studied at most present * integer, gradients at most present * |z|
     with      guided="features" also: up gradients at most present * |h|
 
-Facts
-    keeps     model, quiz
-    stacks    yes
-
 Limits
     warm_up=2 stays at rest
     training.lr=0.0 stays at rest

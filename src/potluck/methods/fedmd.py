@@ -15,10 +15,6 @@ Wire
     down      rows public * integer, consensus public * |z|
     up        logits public * |z|
 
-Facts
-    keeps     model, pretrained
-    stacks    yes
-
 Limits
     digest_loss="mse" digestion.optimizer="sgd" approaches fedmd digestion.lr=0.0 on clients=1
     training.lr=0.0 digestion.lr=0.0 stays at rest

@@ -19,10 +19,6 @@ Wire
     down      weights |theta_i|, inputs at most per_class * classes * |x|, labels at most per_class * classes * integer
     up        inputs per_class * present * |x|, labels per_class * present * integer
 
-Facts
-    keeps     nothing
-    stacks    no: its loss takes gradients within
-
 Limits
     server_training.lr=0.0 stays at rest
     pseudo=0.0 equals fedmk on rounds=1

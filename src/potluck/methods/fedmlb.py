@@ -19,10 +19,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     lambda2=0.0 lambda3=0.0 equals fedavg
     lambda2=0.0 training.steps=1 approaches fedavg training.steps=1 on optimizer="sgd"

@@ -21,10 +21,6 @@ Wire
     down      common |theta_g|
     up        common |theta_g|, examples 1
 
-Facts
-    keeps     model, modules
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest
     weighting="uniform" equals fedmrl on clients=1

@@ -18,10 +18,6 @@ Wire
     down      weights |w|, buffers |b|
     up        d |w|, steps 1, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     training.steps=3 approaches fedavg training.steps=3
     descends the gradient

@@ -18,10 +18,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     beta=0.0 equals fedavg
     training.steps=1 approaches fedavg training.steps=1 on optimizer="sgd"

@@ -17,10 +17,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     optimizer="momentum" beta1=0.0 server_lr=1.0 approaches fedavg
     training.lr=0.0 stays at rest

@@ -24,10 +24,6 @@ Wire
     with      selective=false also: up own |theta_i|
     with      aggregation=false also: up common at most |theta_g|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     distillation=false equals fedavg sharing.weighting="uniform" training.optimizer="sgd" training.momentum=0.9 training.batch_size=32 on architectures=1 batchnorm=true
     server_training.lr=0.0 equals fedorion distillation=false on batchnorm=true

@@ -16,10 +16,6 @@ Wire
     down      weights at most |w|, buffers at most |b|
     up        weights at most |w|, buffers at most |b|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest
     personal_layers=9 equals local

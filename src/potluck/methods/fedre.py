@@ -18,10 +18,6 @@ Wire
     down      head |head|
     up        representation |h|, shares |z|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     equals fedgh on labels=1
     clients_adopt=false equals local

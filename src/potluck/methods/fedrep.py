@@ -15,10 +15,6 @@ Wire
     down      weights at most |w|, buffers at most |b|
     up        weights at most |w|, buffers at most |b|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     training.lr=0.0 head.lr=0.0 stays at rest
     sharing.scope="layer" equals fedrep sharing.scope="architecture" on architectures=1

@@ -22,10 +22,6 @@ Wire
     up        weights |slice|, labels classes * flag, statistics |b|, batches 1
     with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     equals heterofl on rounds=1
     equals heterofl on capacity=1.0

@@ -19,10 +19,6 @@ Wire
     down      weights at most |w|, before at most |bits|, masks at most |bits|
     up        weights at most |w|, masks at most |bits|
 
-Facts
-    keeps     model, rounds, snapshot
-    stacks    yes
-
 Limits
     rate=0.0 equals fedavg sharing.weighting="uniform" on rounds=5
     grow_every=1 rate=0.0 equals fedavg sharing.weighting="uniform" sharing.buffers="local" on rounds=3 batchnorm=true

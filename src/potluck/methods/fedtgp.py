@@ -29,10 +29,6 @@ Wire
     down      prototypes classes * (|h| + flag)
     up        counts classes * integer, prototypes present * |h|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     strength=0.0 prediction="head" equals local
     prediction="head" equals local on rounds=1

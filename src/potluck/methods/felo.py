@@ -21,10 +21,6 @@ Wire
     up        counts classes * integer, features present * |h|, logits present * |z|
     with      sharing.scope="layer" also: down weights |w|, buffers |b|; up weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     alpha=0.0 training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000
     alpha=0.0 sharing.scope="architecture" equals fedavg sharing.scope="architecture"

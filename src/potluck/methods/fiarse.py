@@ -19,10 +19,6 @@ Wire
     down      weights at most |w|, masks at most |bits|
     up        weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=1.0
     ladder=[1.0] masks="fixed" equals fedavg sharing.weighting="uniform" on capacity=0.25

@@ -19,10 +19,6 @@ Wire
     up        weights |slice|, tracked at most |statistics|, examples 1
     with      assignment="dynamic" also: down weights at most |w|; up weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    no: a width is drawn within a step
-
 Limits
     levels=[1.0] equals fedavg on capacity=1.0 batchnorm=true
     levels=[1.0] distil=false equals fjord levels=[1.0] on capacity=1.0 batchnorm=true

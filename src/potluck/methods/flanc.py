@@ -16,10 +16,6 @@ Wire
     down      banks |banks|, weights at most |weights|, statistics at most |statistics|, rate 1
     up        banks |banks|, weights at most |weights|, tracked at most |statistics|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     levels=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0 batchnorm=true
     training.lr=0.0 stays at rest

@@ -18,10 +18,6 @@ Wire
     down      common |theta_g|
     up        common |theta_g|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     alpha=1.0 beta=1.0 equals local
     alpha=1.0 equals local

@@ -16,10 +16,6 @@ Wire
     up        weights |slice|, labels classes * flag, statistics |b|, batches 1
     with      assignment="dynamic" also: down weights at most |w| + |w|; up weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     equals fedavg sharing.weighting="uniform" training.clip_norm=1.0 on capacity=1.0
     leave_out=[0.5] equals heterofl on capacity=1.0

@@ -18,10 +18,6 @@ Wire
     down      weights at most |weights|, buffers at most |buffers|
     up        weights at most |weights|, buffers at most |buffers|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     levels=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0
     generate=false equals depthfl alpha=0.0 consistency=0.0 exits="linear" levels=[1.0,0.75,0.5] on capacity=0.5

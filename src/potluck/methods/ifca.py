@@ -16,10 +16,6 @@ Wire
     down      weights clusters * |w|, buffers clusters * |b|
     up        weights |w|, buffers |b|, examples 1, cluster 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     clusters=1 approaches fedavg sharing.weighting="uniform"
     clusters=1 training.lr=0.0 stays at rest

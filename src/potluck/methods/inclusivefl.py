@@ -17,10 +17,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     beta=0.0 approaches fedavg
     beta=0.0 averages each layer over its owners on batchnorm=true

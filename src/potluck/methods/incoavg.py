@@ -18,10 +18,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     inco.cap=0.0 inco.normalise=false inco.clip=100.0 approaches fedavg sharing.weighting="uniform"
     equals fedavg sharing.weighting="uniform" on architectures=1

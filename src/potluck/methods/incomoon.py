@@ -13,10 +13,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     previous
-    stacks    yes
-
 Limits
     mu=0.0 equals incoavg
     equals incoavg on rounds=1

@@ -14,10 +14,6 @@ Wire
     down      weights |w|, buffers |b|
     up        d |w|, steps 1, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     training.steps=3 approaches incoavg training.steps=3 on optimizer="sgd"
     inco.cap=0.0 inco.normalise=false inco.clip=100.0 approaches fednova sharing.weighting="uniform" on optimizer="sgd"

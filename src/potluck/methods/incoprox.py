@@ -13,10 +13,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     mu=0.0 equals incoavg
     inco.cap=0.0 inco.normalise=false inco.clip=100.0 approaches fedprox sharing.weighting="uniform"

@@ -14,10 +14,6 @@ Wire
     down      weights |w|, buffers |b|, control |w|
     up        dy |w|, dc |w|, buffers |b|, examples 1
 
-Facts
-    keeps     control
-    stacks    yes
-
 Limits
     approaches incoavg on rounds=1 optimizer="sgd"
     inco.cap=0.0 inco.normalise=false inco.clip=100.0 approaches scaffold on optimizer="sgd"

@@ -18,10 +18,6 @@ Wire
     down      rows public * integer, target public * |z|
     up        predictions public * |z|
 
-Facts
-    keeps     model, pretrained
-    stacks    yes
-
 Limits
     distillation.lr=0.0 pretrain=false training.batch_size=1000 approaches local training.batch_size=1000
     training.lr=0.0 distillation.lr=0.0 stays at rest

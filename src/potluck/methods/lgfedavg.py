@@ -15,10 +15,6 @@ Wire
     down      shared |shared|
     up        shared |shared|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest
     averaged="all" equals fedavg on architectures=1

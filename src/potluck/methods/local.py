@@ -10,10 +10,6 @@ Wire
     down      nothing
     up        nothing
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest
     training.batch_size=1000 approaches fedmd digestion.lr=0.0 pretrain=false training.batch_size=1000

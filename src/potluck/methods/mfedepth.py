@@ -18,10 +18,6 @@ Wire
     up        weights |w|, buffers |b|, exits at most |exits|, examples 1
     with      assignment="dynamic" slack=1.5 also: down capacity 1; up weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     equals fedavg on capacity=1.0 architectures=1
     equals fedepth on capacity=1.0

@@ -18,10 +18,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    no: its objective differentiates within
-
 Limits
     training.lr=0.0 alpha=0.0 stays at rest
     alpha=0.0 averages each layer over its owners on batchnorm=true

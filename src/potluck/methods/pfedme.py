@@ -20,10 +20,6 @@ Wire
     down      weights |w|, buffers |b|
     up        weights |w|, buffers |b|, examples 1
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     training.lr=0.0 stays at rest on architectures=1
     beta=0.0 evaluated="global" stays at rest

@@ -21,10 +21,6 @@ Wire
     down      rows public * integer, target public * |z|
     up        predictions public * |z|, quality float
 
-Facts
-    keeps     model, loss
-    stacks    yes
-
 Limits
     distillation.lr=0 forward=1 reverse=0 pretrain=0 training.batch_size=1000 approaches local training.batch_size=1000
     training.lr=0.0 distillation.lr=0.0 stays at rest

@@ -17,10 +17,6 @@ Wire
     down      weights |w|, buffers |b|, control |w|
     up        dy |w|, dc |w|, buffers |b|, examples 1
 
-Facts
-    keeps     control
-    stacks    yes
-
 Limits
     reaches the optimum
     option="gradient" reaches the optimum

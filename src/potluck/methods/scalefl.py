@@ -17,10 +17,6 @@ Wire
     down      weights at most |weights| + |w|, rate 1
     up        weights at most |weights|, statistics |b|, batches 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     levels=[1.0] widths=[1.0] depths=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0
     levels=[1.0] widths=[1.0] depths=[1.0] training.clip_norm=1.0 equals heterofl on capacity=1.0

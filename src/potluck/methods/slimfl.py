@@ -19,10 +19,6 @@ Wire
     up        weights |slice|, tracked at most |statistics|
     with      assignment="dynamic" also: down weights at most |w|; up weights at most |w|
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     levels=[1.0] weights=[1.0] decoded=[1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0
     weights=[1.0,0.0] decoded=[1.0,1.0] equals fedavg sharing.weighting="uniform" on capacity=1.0 batchnorm=true

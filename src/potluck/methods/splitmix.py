@@ -18,10 +18,6 @@ Wire
     down      weights at most |weights|, statistics at most |statistics|
     up        weights at most |weights|, tracked at most |statistics|, examples 1
 
-Facts
-    keeps     nothing
-    stacks    yes
-
 Limits
     atom=1.0 equals fedavg on capacity=1.0
     atom=1.0 counts a twin as twice the data on capacity=1.0

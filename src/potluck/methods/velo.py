@@ -23,10 +23,6 @@ Wire
     with      sharing.scope="layer" also: down weights |w|, buffers |b|; up weights |w|, buffers |b|, examples 1
     with      use="replay" also: down features classes * (|s_in| + flag); up features examples * |s_in|
 
-Facts
-    keeps     model
-    stacks    yes
-
 Limits
     alpha=0.0 equals felo alpha=0.0
     alpha=0.0 use="replay" equals felo alpha=0.0

@@ -39,7 +39,6 @@ from potluck.testing.checks.statements import (
 )
 from potluck.testing.checks.subjects import Overrides, Subject
 from potluck.testing.exits import predicts_with_exits_as_it_says, shares_its_exits
-from potluck.testing.facts import keeps_what_it_says, stacks_as_it_says
 from potluck.testing.limits import limits_of
 from potluck.testing.worlds import assigned
 
@@ -89,8 +88,6 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     is_a_frozen_value,
     hyper_parameters_round_trip,
     names_its_variants,
-    keeps_what_it_says,
-    stacks_as_it_says,
     is_deterministic,
     private_noise_never_repeats,
     leaves_the_global_generator_alone,

@@ -16,7 +16,7 @@ def list_things(
         ),
     ] = None,
     pattern: Annotated[str, typer.Argument(help="Shell-style, such as 'fed*'.")] = "*",
-    long: Annotated[bool, typer.Option("--long", help="Whole lines, and what each method sends and keeps.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Whole lines, and what each method needs and sends.")] = False,
 ) -> None:
     """List the methods, models, data sets and partitions that a configuration can name."""
     from potluck.cli.catalogue import print_lists
