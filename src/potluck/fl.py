@@ -97,6 +97,7 @@ from potluck.parts import width as width
 from potluck.parts.common import CommonModel as CommonModel
 from potluck.parts.means import Aggregate as Aggregate
 from potluck.parts.sharing import Averages as Averages
+from potluck.parts.sharing import Averaging as Averaging
 from potluck.parts.sharing import GroupWeights as GroupWeights
 from potluck.parts.sharing import SharesWeights as SharesWeights
 from potluck.parts.sharing import Sharing as Sharing
