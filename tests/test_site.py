@@ -65,6 +65,7 @@ def test_page__has_every_section_and_every_hyper_parameter_of_a_method(name):
         assert code(entry) in found["Wire"]
     numbered = len(re.findall(r"^\d+\. ", method.sections["Departures from the paper"], flags=re.MULTILINE))
     assert len(re.findall(r"^\d+\. ", found["Departures from the paper"], flags=re.MULTILINE)) == numbered
+    assert method.code.startswith(("from ", "import "))
     assert f"class {method.cls.__name__}(" in found["The file"]
 
 

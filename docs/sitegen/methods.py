@@ -88,8 +88,13 @@ def documented(name: str) -> Documented:
     title, source, body = _head(head.strip())
     file = Path(str(module.__file__)).read_text()
     return Documented(
-        name, cls, title.removesuffix("."), source, body, sections, facts_of(cls), file.split('"""\n', 1)[1].strip()
+        name, cls, title.removesuffix("."), source, body, sections, facts_of(cls), _below_documentation(file)
     )
+
+
+def _below_documentation(file: str) -> str:
+    """What follows the line that ends a file's documentation, and that may say what ruff is to overlook."""
+    return re.split(r'^"""(?:  #.*)?\n', file, maxsplit=1, flags=re.MULTILINE)[1].strip()
 
 
 def _head(text: str) -> tuple[str, str, str]:

@@ -21,7 +21,9 @@ from potluck.core.ground.rng import isolated as isolated
 from potluck.core.message import Message as Message
 from potluck.core.method import ClientWork as ClientWork
 from potluck.core.method import Method as Method
+from potluck.core.method import Nothing as Nothing
 from potluck.core.method import Releases as Releases
+from potluck.core.method import Stateless as Stateless
 from potluck.core.method import on_client as on_client
 from potluck.core.needs import Need as Need
 from potluck.core.needs import Offer as Offer
@@ -62,6 +64,7 @@ from potluck.parts import angles as angles
 from potluck.parts import banks as banks
 from potluck.parts import certainty as certainty
 from potluck.parts import channels as channels
+from potluck.parts import common as common
 from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae
 from potluck.parts import depth as depth
@@ -91,8 +94,10 @@ from potluck.parts import sharing as sharing
 from potluck.parts import submodels as submodels
 from potluck.parts import teaching as teaching
 from potluck.parts import width as width
+from potluck.parts.common import CommonModel as CommonModel
 from potluck.parts.means import Aggregate as Aggregate
 from potluck.parts.sharing import Averages as Averages
+from potluck.parts.sharing import Averaging as Averaging
 from potluck.parts.sharing import GroupWeights as GroupWeights
 from potluck.parts.sharing import SharesWeights as SharesWeights
 from potluck.parts.sharing import Sharing as Sharing

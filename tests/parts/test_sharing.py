@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from potluck.core.federation import Federation, Site, empty_like
+from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import Key
 from potluck.core.message import Message
 from potluck.core.method import Need, runs_on_client
@@ -12,7 +13,7 @@ from potluck.core.nets.scale import FULL
 from potluck.core.nets.weights import buffers_of, load, parameters_of
 from potluck.core.requests.examples import Examples
 from potluck.core.roles import Client, Replies, Server
-from potluck.parts.sharing import SharesWeights, Sharing, norm
+from potluck.parts.sharing import Averaging, SharesWeights, Sharing, WholeModels, norm
 
 EXAMPLES = Examples(torch.arange(16.0).view(8, 2), torch.zeros(8, dtype=torch.int64))
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
@@ -299,3 +300,25 @@ def test_a_method_that_shares_weights_keeps_no_model_and_needs_what_its_scope_ne
     assert not Shares().keeps_model
     assert Shares(Sharing("none")).keeps_model
     assert Shares(Sharing("model")).needs() == {Need.ONE_ARCHITECTURE}
+
+
+@dataclass(frozen=True)
+class Averager(Shares):
+    sharing: Averaging = Sharing()
+
+
+@dataclass(frozen=True)
+class Predicting(Shares):
+    sharing: WholeModels = Sharing("architecture")
+
+
+def test_a_method_says_in_an_annotation_which_sharings_it_refuses():
+    assert Averager(Sharing("model")).sharing.averages
+    with pytest.raises(ConfigError, match=r"^sharing\.scope: expected one that averages, found 'none'$"):
+        Averager(Sharing("none"))
+    assert Predicting(Sharing("architecture", "uniform")).sharing.weighting == "uniform"
+    with pytest.raises(ConfigError, match=r"^sharing\.scope: expected 'architecture', found 'layer'$"):
+        Predicting(Sharing("layer"))
+    expected = "'average', since the server predicts with clients' models"
+    with pytest.raises(ConfigError, match=rf"^sharing\.buffers: expected {expected}, found 'drop'$"):
+        Predicting(Sharing("architecture", buffers="drop"))

@@ -146,3 +146,17 @@ class Method(Checked, Generic[S]):
             releases: by client, for those that made, or may have made, some.
         """
         return None
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The state of a server that keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Stateless(Method[Nothing]):
+    """A method whose server keeps nothing between rounds; what is learnt stays at the clients."""
+
+    def init(self, server: Server) -> Nothing:
+        """Nothing."""
+        return Nothing()

@@ -57,10 +57,7 @@ class APFL(fl.Averages):
 
     alpha: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
     adaptive: bool = True
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

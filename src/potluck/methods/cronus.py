@@ -47,12 +47,7 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server keeps nothing between rounds."""
-
-
-@dataclass(frozen=True)
-class Cronus(fl.Method[State]):
+class Cronus(fl.Stateless):
     """Hyper-parameters of Cronus.
 
     Attributes:
@@ -88,10 +83,7 @@ class Cronus(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: fl.Server) -> State:
-        return State()
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+    def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         predicted = cohort.ask(self.predict_public, fl.Message(rows=fl.public.drawn_rows(server, self.public_examples)))
         labels = self._labels(predicted, server)
         cohort.ask(self.local_update, {i: fl.Message(labels=labels) for i in predicted})

@@ -54,10 +54,7 @@ class Ditto(fl.Averages):
 
     personal: fl.LocalTraining = fl.LocalTraining()
     lam: Annotated[float, fl.at_least(0)] = 0.1
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

@@ -61,12 +61,7 @@ Deviation = Literal["population", "sample"]
 
 
 @dataclass(frozen=True)
-class State:
-    """The server keeps nothing between rounds."""
-
-
-@dataclass(frozen=True)
-class FCCL(fl.Method[State]):
+class FCCL(fl.Stateless):
     """Hyper-parameters of FCCL.
 
     Attributes:
@@ -106,10 +101,7 @@ class FCCL(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: fl.Server) -> State:
-        return State()
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+    def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         present = list(cohort.ids)
         drawn = fl.public.drawn_rows(server, self.public_examples)
         for rows in drawn.tensor_split(min(self.exchanges, len(drawn))):

@@ -66,9 +66,7 @@ class FedALA(fl.Averages):
     share_lr: Annotated[float, fl.at_least(0)] = 1.0
     settled: Annotated[float, fl.at_least(0)] = 0.1
     most: Annotated[int, fl.at_least(1)] = 50
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing()
 
     @property
     def keeps_model(self) -> bool:

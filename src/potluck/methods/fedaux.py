@@ -107,12 +107,7 @@ class FedAUX(fl.SharesWeights[State]):
     negative_share: Annotated[float, fl.above(0), fl.below(1)] = 0.2
     penalty: Annotated[float, fl.above(0)] = 0.01
     regression: fl.certainty.LossesCount = "sum"
-    sharing: fl.Sharing = fl.Sharing("architecture", "uniform")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
-        expected = "'average', since the server predicts with clients' models"
-        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
+    sharing: fl.sharing.WholeModels = fl.Sharing("architecture", "uniform")
 
     @property
     def exchanges_more(self) -> bool:

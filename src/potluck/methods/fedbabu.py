@@ -57,9 +57,7 @@ class FedBABU(fl.Averages):
     tuning_epochs: Annotated[int, fl.at_least(0)] = 5
     tuning_lr: Annotated[float, fl.at_least(0)] = 0.01
     tuning_batch: Annotated[int, fl.at_least(2)] = 50
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing()
 
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {fl.Need.SPLIT_MODEL}

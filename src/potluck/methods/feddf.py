@@ -84,12 +84,7 @@ class FedDF(fl.SharesWeights[State]):
     training: fl.LocalTraining = fl.LocalTraining()
     server_training: fl.ServerTraining = fl.LocalTraining(epochs=5, batch_size=128, clip_norm=5.0)
     ensemble: Literal["logits", "probabilities"] = "logits"
-    sharing: fl.Sharing = fl.Sharing("architecture")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
-        expected = "'average', since the server predicts with clients' models"
-        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
+    sharing: fl.sharing.WholeModels = fl.Sharing("architecture")
 
     @property
     def exchanges_more(self) -> bool:

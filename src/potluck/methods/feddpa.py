@@ -100,10 +100,9 @@ class FedDPA(fl.SharesWeights[State]):
     clipped: bool = False
     noise_multiplier: Annotated[float, fl.at_least(0)] = 0.0
     evaluated: Literal["own", "global"] = "own"
-    sharing: fl.Sharing = fl.Sharing()
+    sharing: fl.Averaging = fl.Sharing()
 
     def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         bounded = self.clipped or not self.noise_multiplier
         fl.require(bounded, "noise_multiplier", "0 unless clipped=true", self.noise_multiplier)
 

@@ -75,10 +75,7 @@ class FedDyn(fl.SharesWeights[State]):
 
     training: fl.LocalTraining = fl.LocalTraining(clip_norm=10.0)
     alpha: Annotated[float, fl.at_least(0)] = 0.01
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     def init(self, server: fl.Server) -> State:
         pool = self.sharing.initial(server)

@@ -101,12 +101,9 @@ class FedFTG(fl.SharesWeights[State]):
     reduction: Literal["batchmean", "mean"] = "batchmean"
     noise: Annotated[int, fl.at_least(1)] = 100
     width: Annotated[int, fl.at_least(1)] = 64
-    sharing: fl.Sharing = fl.Sharing("architecture")
+    sharing: fl.sharing.WholeModels = fl.Sharing("architecture")
 
     def __post_init__(self) -> None:
-        fl.require(self.sharing.scope == "architecture", "sharing.scope", "'architecture'", self.sharing.scope)
-        expected = "'average', since the server predicts with clients' models"
-        fl.require(self.sharing.buffers == "average", "sharing.buffers", expected, self.sharing.buffers)
         size = self.server_training.batch_size
         fl.require(size >= 2, "server_training.batch_size", "at least 2, which have batch statistics", size)
         steps, epochs = self.server_training.steps, self.server_training.epochs

@@ -100,10 +100,9 @@ class FedGen(fl.SharesWeights[State]):
     samples: Annotated[int, fl.at_least(2)] = 320
     noise: Annotated[int, fl.at_least(1)] = 64
     hidden: Annotated[int, fl.at_least(1)] = 512
-    sharing: fl.Sharing = fl.Sharing()
+    sharing: fl.Averaging = fl.Sharing()
 
     def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         size = self.generator_training.batch_size
         fl.require(size >= 2, "generator_training.batch_size", "at least 2, which have batch statistics", size)
 

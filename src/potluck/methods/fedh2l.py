@@ -53,12 +53,7 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server keeps nothing between rounds."""
-
-
-@dataclass(frozen=True)
-class FedH2L(fl.Method[State]):
+class FedH2L(fl.Stateless):
     """Hyper-parameters of FedH2L.
 
     Attributes:
@@ -92,10 +87,7 @@ class FedH2L(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.PUBLIC_LABELS, fl.Need.CLASSES})
 
-    def init(self, server: fl.Server) -> State:
-        return State()
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+    def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         rows = fl.public.drawn_rows(server, self.public_examples)
         told = cohort.ask(self.learn_and_predict, fl.Message(rows=rows))
         cohort.ask(self.learn_from_peers, {i: fl.Message(peers=self._peers(i, told)) for i in told})

@@ -58,18 +58,10 @@ Ensemble = Literal["mean", "max", "vote"]
 
 
 @dataclass(frozen=True)
-class State:
-    """theta_g, with its buffers."""
-
-    common: fl.Weights
-
-
-@dataclass(frozen=True)
-class FedKEMF(fl.Method[State]):
-    """Hyper-parameters of FedKEMF.
+class FedKEMF(fl.CommonModel):
+    """Hyper-parameters of FedKEMF, beside those of `CommonModel`.
 
     Attributes:
-        training: a client's local training, of its own model and of its copy of the knowledge network.
         server_training: the distillation.
         public_examples: rows of the public data drawn each round; all of them if there are fewer.
         ensemble: how the copies' predictions become one.
@@ -77,7 +69,6 @@ class FedKEMF(fl.Method[State]):
         order: whether they are updated one after the other or at once, see departure 4.
     """
 
-    family = "common"
     unguarded = "the server's network learns from every client's predictions"
 
     variants = {
@@ -88,7 +79,6 @@ class FedKEMF(fl.Method[State]):
     }
 
     builds_clients_models = False
-    training: fl.LocalTraining = fl.LocalTraining()
     server_training: fl.ServerTraining = fl.LocalTraining("sgd", lr=0.001, epochs=5, batch_size=128, momentum=0.9)
     public_examples: Annotated[int, fl.at_least(1)] = 5000
     ensemble: Ensemble = "mean"
@@ -102,19 +92,15 @@ class FedKEMF(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.CLASSES})
 
-    def init(self, server: fl.Server) -> State:
-        return State(fl.learnt_of(server.build(draw="common")))
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
+    def merged(self, common: fl.Weights, replies: fl.Replies, server: fl.Server) -> fl.Weights:
         rows = fl.public.drawn_rows(server, self.public_examples)
-        teachers = (fl.load(server.build(), common) for common in replies.entries("common"))
+        teachers = (fl.load(server.build(), copy) for copy in replies.entries("common"))
         logits = [server.predict(fl.Predict(teacher, fl.public.public_of(server).take(rows))) for teacher in teachers]
         lesson = fl.public.soft_lesson(server, {"rows": rows, "labels": fused(torch.stack(logits), self.ensemble)})
-        student = fl.load(server.build(), state.common)
+        student = fl.load(server.build(), common)
         report = server.fit(fl.Fit(student, fl.public.soft_labels_loss, lesson, self.server_training))
         server.note(distillation_loss=report.loss)
-        return State(fl.learnt_of(student))
+        return fl.learnt_of(student)
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         return fl.Schema(common=fl.schema.like(message["common"]))
@@ -134,9 +120,6 @@ class FedKEMF(fl.Method[State]):
         turns = [("own.",), ("common.",)] if self.order == "sequential" else None
         yield fl.Fit(pair, losses, client.train, self.training, turns=turns)
         return fl.Message(common=fl.learnt_of(common))
-
-    def global_model(self, state: State, server: fl.Server) -> nn.Module:
-        return fl.load(server.build(), state.common)
 
 
 def fused(logits: Tensor, ensemble: Ensemble) -> Tensor:

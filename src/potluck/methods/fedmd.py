@@ -45,12 +45,7 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server keeps nothing between rounds."""
-
-
-@dataclass(frozen=True)
-class FedMD(fl.Method[State]):
+class FedMD(fl.Stateless):
     """Hyper-parameters of FedMD.
 
     Attributes:
@@ -87,10 +82,7 @@ class FedMD(fl.Method[State]):
         labels = {fl.Need.PUBLIC_LABELS} if self.public_labels else set[fl.Need]()
         return frozenset({fl.Need.PUBLIC_DATA, fl.Need.ONE_OUTPUT} | labels)
 
-    def init(self, server: fl.Server) -> State:
-        return State()
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+    def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         rows = fl.public.drawn_rows(server, self.public_examples)
         scored = cohort.ask(self.score_public, fl.Message(rows=rows))
         consensus = self.combine(scored.entries("logits"), [1.0] * len(scored))

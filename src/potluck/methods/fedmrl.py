@@ -56,25 +56,15 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """theta, with its buffers."""
-
-    common: fl.Weights
-
-
-@dataclass(frozen=True)
-class FedMRL(fl.Method[State]):
-    """Hyper-parameters of FedMRL.
+class FedMRL(fl.CommonModel):
+    """Hyper-parameters of FedMRL, beside those of `CommonModel`; its `training` covers the projector.
 
     Attributes:
-        training: a client's local training, of both networks and the projector.
         common_weight: m^G, weight of the loss of the common head.
         own_weight: m^F, weight of the loss of a client's own head.
         weighting: how the copies of the common network are weighed in the average.
         combine: how the copies become one.
     """
-
-    family = "common"
 
     variants = {
         "uniform": {"weighting": "uniform"},
@@ -82,7 +72,6 @@ class FedMRL(fl.Method[State]):
         "lasting optimisers": {"training.persist": True},
     }
 
-    training: fl.LocalTraining = fl.LocalTraining()
     common_weight: Annotated[float, fl.at_least(0)] = 1.0
     own_weight: Annotated[float, fl.at_least(0)] = 1.0
     weighting: Literal["samples", "uniform"] = "samples"
@@ -91,20 +80,16 @@ class FedMRL(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.SPLIT_MODEL})
 
-    def init(self, server: fl.Server) -> State:
+    def init(self, server: fl.Server) -> fl.common.Common:
         read = fl.features.feature_shape(server, None, "s_out")[-1]
         for id, member in server.roster.items():
             found = fl.features.feature_shape(server, member.architecture, "s_out")[-1]
             expected = f"at least {read}, the width of the server's; name a narrower federation.server_model"
             fl.require(found >= read, f"features of client {id}, {member.architecture}", expected, found)
-        return State(fl.learnt_of(server.build(draw="common")))
+        return super().init(server)
 
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
-        return State(fl.means.mean_of(replies, "common", self.weighting, self.combine))
-
-    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        return fl.Schema(common=fl.schema.like(message["common"]), examples=fl.schema.count(member.examples))
+    def merged(self, common: fl.Weights, replies: fl.Replies, server: fl.Server) -> fl.Weights:
+        return fl.means.mean_of(replies, "common", self.weighting, self.combine)
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -113,12 +98,15 @@ class FedMRL(fl.Method[State]):
         yield fl.Fit(net, loss, client.train, self.training)
         return fl.Message(common=fl.learnt_of(net.common), examples=len(client.train))
 
-    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+    def inference_message(self, state: fl.common.Common, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         return fl.Message(common=state.common)
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return joined(client, message["common"])
+
+    def global_model(self, state: fl.common.Common, server: fl.Server) -> None:
+        """None: a client's head reads what its own projector mixes."""
 
 
 class Matryoshka(nn.Module):

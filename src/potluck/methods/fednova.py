@@ -63,7 +63,7 @@ class FedNova(fl.SharesWeights[State]):
     """
 
     training: fl.LocalTraining = fl.LocalTraining()
-    sharing: fl.Sharing = fl.Sharing()
+    sharing: fl.Averaging = fl.Sharing()
 
     def __post_init__(self) -> None:
         optimizer = self.training.optimizer
@@ -73,7 +73,6 @@ class FedNova(fl.SharesWeights[State]):
         fl.require(
             not lasts, "training.persist", "False with momentum, which |a_i| counts from zero in every round", lasts
         )
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
 
     def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server))

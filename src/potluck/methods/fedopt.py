@@ -78,10 +78,7 @@ class FedOpt(fl.SharesWeights[State]):
     beta1: Annotated[float, fl.at_least(0), fl.below(1)] = 0.9
     beta2: Annotated[float, fl.at_least(0), fl.below(1)] = 0.99
     tau: Annotated[float, fl.above(0)] = 0.001
-    sharing: fl.Sharing = fl.Sharing()
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing()
 
     def init(self, server: fl.Server) -> State:
         x = self.sharing.initial(server)

@@ -68,14 +68,7 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """theta_g, with its buffers."""
-
-    common: fl.Weights
-
-
-@dataclass(frozen=True)
-class FedORION(fl.Method[State]):
+class FedORION(fl.CommonModel):
     """Hyper-parameters of FedORION.
 
     Attributes:
@@ -97,8 +90,6 @@ class FedORION(fl.Method[State]):
             clients of the federation train on would fill.
         combine: how the clients' copies of the global model become one.
     """
-
-    family = "common"
 
     variants = {
         "simultaneous": {"order": "simultaneous"},
@@ -137,17 +128,15 @@ class FedORION(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES, fl.Need.REAL_INPUTS})
 
-    def init(self, server: fl.Server) -> State:
+    def init(self, server: fl.Server) -> fl.common.Common:
         if self.distillation:
             self._noise(server)  # refuses inputs that are no images before anybody trains
-        return State(fl.learnt_of(server.build(draw="" if self.selective else "common")))
+        return fl.common.Common(fl.learnt_of(server.build(draw="" if self.selective else "common")))
 
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
-        common = state.common
+    def merged(self, common: fl.Weights, replies: fl.Replies, server: fl.Server) -> fl.Weights:
         if self.aggregation:  # Alg. 1, server, l. 1: the plain mean
-            common = fl.weights.mean_where_present(replies.entries("common"), [1.0] * len(replies), {}, self.combine)
-        return State(self._distilled(common, replies, server) if self.distillation else common)
+            common = fl.means.mean_of(replies, "common", "uniform", self.combine)
+        return self._distilled(common, replies, server) if self.distillation else common
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         common, examples = fl.schema.like(message["common"]), fl.schema.count(member.examples)
@@ -196,16 +185,13 @@ class FedORION(fl.Method[State]):
         batches = ceil(examples / size) if self.noise_batches is None else self.noise_batches
         return fl.noise.noise_examples(self.noise, batches * size, server.input_shape)
 
-    def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
+    def inference_message(self, state: fl.common.Common, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         return fl.Message(common=state.common if self.common_alone(server.roster[client_id], server) else None)
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         common = message.get("common")
         return client.model if common is None else fl.load(client.build(), common)
-
-    def global_model(self, state: State, server: fl.Server) -> nn.Module:
-        return fl.load(server.build(), state.common)
 
 
 def teacher(server: fl.Server, id: fl.ClientId, reply: fl.Message) -> nn.Module:

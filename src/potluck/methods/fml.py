@@ -47,25 +47,15 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """theta_g, with its buffers."""
-
-    common: fl.Weights
-
-
-@dataclass(frozen=True)
-class FML(fl.Method[State]):
-    """Hyper-parameters of FML.
+class FML(fl.CommonModel):
+    """Hyper-parameters of FML, beside those of `CommonModel`.
 
     Attributes:
-        training: a client's local training, of its own model and of its copy of the common one.
         alpha: share of the labels in the loss of a client's own model; the common model's predictions have the rest.
         beta: share of the labels in the loss of the copy of the common model.
         weighting: how the copies are weighed in the average.
         combine: how the copies become one.
     """
-
-    family = "common"
 
     variants = {
         "by samples": {"weighting": "samples"},
@@ -73,7 +63,6 @@ class FML(fl.Method[State]):
     }
 
     builds_clients_models = False
-    training: fl.LocalTraining = fl.LocalTraining()
     alpha: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
     beta: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -82,15 +71,8 @@ class FML(fl.Method[State]):
     def needs(self) -> frozenset[fl.Need]:
         return frozenset({fl.Need.CLASSES})
 
-    def init(self, server: fl.Server) -> State:
-        return State(fl.learnt_of(server.build(draw="common")))
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, fl.Message(common=state.common))
-        return State(fl.means.mean_of(replies, "common", self.weighting, self.combine))
-
-    def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        return fl.Schema(common=fl.schema.like(message["common"]), examples=fl.schema.count(member.examples))
+    def merged(self, common: fl.Weights, replies: fl.Replies, server: fl.Server) -> fl.Weights:
+        return fl.means.mean_of(replies, "common", self.weighting, self.combine)
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -98,9 +80,6 @@ class FML(fl.Method[State]):
         pair = nn.ModuleDict({"own": client.model, "common": common})
         yield fl.Fit(pair, MutualLosses(client.criterion, self.alpha, self.beta), client.train, self.training)
         return fl.Message(common=fl.learnt_of(common), examples=len(client.train))
-
-    def global_model(self, state: State, server: fl.Server) -> nn.Module:
-        return fl.load(server.build(), state.common)
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,7 @@ class IFCA(fl.Method[State]):
 
     training: fl.LocalTraining = fl.LocalTraining()
     clusters: Annotated[int, fl.at_least(1)] = 2
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     @property
     def keeps_model(self) -> bool:

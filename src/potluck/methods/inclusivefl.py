@@ -98,10 +98,7 @@ class InclusiveFL(fl.SharesWeights[State]):
     beta: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.2
     momentum: Literal["same", "previous"] = "same"
     shared: Literal["all", "lower"] = "all"
-    sharing: fl.Sharing = fl.Sharing()
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing()
 
     @property
     def by_size(self) -> fl.Sharing:

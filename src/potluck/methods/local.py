@@ -24,12 +24,7 @@ from potluck import fl
 
 
 @dataclass(frozen=True)
-class State:
-    """The server keeps nothing."""
-
-
-@dataclass(frozen=True)
-class Local(fl.Method[State]):
+class Local(fl.Stateless):
     """Hyper-parameters of local training.
 
     Attributes:
@@ -46,10 +41,7 @@ class Local(fl.Method[State]):
     builds_clients_models = False
     training: fl.LocalTraining = fl.LocalTraining()
 
-    def init(self, server: fl.Server) -> State:
-        return State()
-
-    def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
+    def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         cohort.ask(self.local_update, fl.Message())
         return state
 

@@ -75,8 +75,7 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
         "dynamic": {"assignment": "dynamic", "slack": 1.5},
     }
 
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing()
 
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {

@@ -64,10 +64,7 @@ class PerFedAvg(fl.Averages):
     alpha: Annotated[float, fl.at_least(0)] = 0.01
     rule: Rule = "first-order"
     delta: Annotated[float, fl.above(0)] = 0.001
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
-
-    def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

@@ -71,10 +71,9 @@ class PFedMe(fl.Averages):
     outer_lr: Annotated[float, fl.at_least(0)] = 0.05
     beta: Annotated[float, fl.at_least(0)] = 1.0
     evaluated: Literal["personal", "global"] = "personal"
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         fl.require(self.outer_lr * self.lam <= 1, "outer_lr", "at most 1 / lam, which takes w to theta", self.outer_lr)
 
     @property

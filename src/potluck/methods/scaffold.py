@@ -87,10 +87,9 @@ class Scaffold(fl.SharesWeights[State]):
     option: Literal["path", "gradient"] = "path"
     server_lr: Annotated[float, fl.at_least(0)] = 1.0
     control_weighting: Literal["uniform", "samples"] = "uniform"
-    sharing: fl.Sharing = fl.Sharing(weighting="uniform")
+    sharing: fl.Averaging = fl.Sharing(weighting="uniform")
 
     def __post_init__(self) -> None:
-        fl.require(self.sharing.averages, "sharing.scope", "one that averages", self.sharing.scope)
         divides, lr = self.option == "path", self.training.lr
         fl.require(not divides or lr > 0, "training.lr", "above 0, since option 'path' divides by it", lr)
         lasts = divides and self.training.persist and self.training.momentum > 0

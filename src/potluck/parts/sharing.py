@@ -9,13 +9,13 @@ the layers they own. Replies that come one at a time (`cohort.stream`) are added
 
 from collections.abc import Callable, Container, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from potluck.core.federation import ClientId, Member, Roster
-from potluck.core.ground.fields import Checked
+from potluck.core.ground.fields import Checked, Never, Only
 from potluck.core.message import Message
 from potluck.core.method import ClientWork, Method, Need, on_client
 from potluck.core.nets.batchnorm import forget_statistics, measure_statistics, unlearnt
@@ -281,6 +281,17 @@ class Sharing(Checked):
 
     def _if_averaged(self, buffers: Weights) -> Weights | None:
         return buffers if self.buffers == "average" and buffers else None
+
+
+Averaging = Annotated[Sharing, Never("scope", "none", "one that averages")]
+"""A `Sharing` that averages, as the annotation of a method's field."""
+
+WholeModels = Annotated[
+    Sharing,
+    Only("scope", "architecture"),
+    Only("buffers", "average", "since the server predicts with clients' models"),
+]
+"""A `Sharing` that leaves the server a whole model of each architecture, as the annotation of a method's field."""
 
 
 class Means:

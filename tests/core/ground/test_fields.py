@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from potluck.core.ground.errors import ConfigError
-from potluck.core.ground.fields import Checked, Only, above, at_least, at_most, below, check_fields, require
+from potluck.core.ground.fields import Checked, Never, Only, above, at_least, at_most, below, check_fields, require
 from potluck.core.method import Method
 from potluck.core.requests.fit import LocalTraining
 from potluck.data.partition import get_partition, list_partitions
@@ -299,9 +299,26 @@ def test_only_one_value_of_a_nested_field_is_accepted_where_the_annotation_says_
     class Outer(Checked):
         free: Inner = Inner()
         bound: Annotated[Inner, Only("colour", "red", "as paint is out")] = Inner()
+        bare: Annotated[Inner, Only("size", 1)] = Inner()
 
     assert Outer(Inner("blue"), Inner(size=2)).bound.size == 2
     with pytest.raises(ConfigError, match=r"^bound\.colour: expected 'red', as paint is out, found 'blue'$"):
         Outer(bound=Inner("blue"))
+    with pytest.raises(ConfigError, match=r"^bare\.size: expected 1, found 2$"):
+        Outer(bare=Inner(size=2))
     with pytest.raises(ConfigError, match=r"^bound: expected Inner, found 3$"):
         Outer(bound=3)
+
+
+def test_a_value_of_a_nested_field_is_refused_where_the_annotation_says_so():
+    @dataclass(frozen=True)
+    class Inner(Checked):
+        colour: str = "red"
+
+    @dataclass(frozen=True)
+    class Outer(Checked):
+        inner: Annotated[Inner, Never("colour", "none", "one that is seen")] = Inner()
+
+    assert Outer(Inner("blue")).inner.colour == "blue"
+    with pytest.raises(ConfigError, match=r"^inner\.colour: expected one that is seen, found 'none'$"):
+        Outer(Inner("none"))

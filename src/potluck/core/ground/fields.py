@@ -60,12 +60,26 @@ class Only:
 
     field: str
     value: Any
-    reason: str
+    reason: str = ""
+
+    def check(self, name: str, holder: Any) -> None:
+        """Compare the field of a dataclass that is called `name`."""
+        found, expected = getattr(holder, self.field), ", ".join(filter(None, (repr(self.value), self.reason)))
+        require(found == self.value, f"{name}.{self.field}", expected, found)
+
+
+@dataclass(frozen=True)
+class Never:
+    """A value that a field of a nested dataclass may not have where it is nested, as part of an annotation."""
+
+    field: str
+    value: Any
+    expected: str
 
     def check(self, name: str, holder: Any) -> None:
         """Compare the field of a dataclass that is called `name`."""
         found = getattr(holder, self.field)
-        require(found == self.value, f"{name}.{self.field}", f"{self.value!r}, {self.reason}", found)
+        require(found != self.value, f"{name}.{self.field}", self.expected, found)
 
 
 class Checked:
@@ -86,7 +100,7 @@ def check_fields(value: Any) -> None:
     """Compare every field of a dataclass with its annotation.
 
     Checked are numbers, text, booleans, None, `Literal` values, dataclasses and dicts, tuples and unions of them, and
-    the bounds, and `Only`, in `Annotated`; other annotations are ignored.
+    the bounds, `Only` and `Never`, in `Annotated`; other annotations are ignored.
 
     Raises:
         ConfigError: one does not fit; the message begins with the field's name.
@@ -131,9 +145,9 @@ def _check(name: str, value: Any, hint: Any) -> None:
         bounds = [bound for bound in arguments[1:] if isinstance(bound, Bound)]
         _check(name, value, arguments[0])
         require(all(bound.holds(value, bound.limit) for bound in bounds), name, " and ".join(map(str, bounds)), value)
-        for only in arguments[1:]:
-            if isinstance(only, Only):
-                only.check(name, value)
+        for rule in arguments[1:]:
+            if isinstance(rule, Only | Never):
+                rule.check(name, value)
     elif origin is Literal:
         _check_word(name, value, arguments)
     elif origin in (Union, UnionType):
