@@ -107,7 +107,7 @@ def _as_kind(hint: Any, value: Any, key: str) -> Any:
         return first_fitting(key, kinds, lambda kind: _fitting(kind, value, key))
     if origin is dict or is_dataclass(origin):
         require(isinstance(value, dict), key, "a table", value)
-        return _made(origin, value, key) if is_dataclass(origin) else _as_dict(arguments, value, key)
+        return _as_dict(arguments, value, key) if origin is dict else _made(origin, value, key)  # type: ignore[arg-type]
     if origin in SERIES:
         return _as_series(hint, value, key)
     if origin is float:
