@@ -1,6 +1,7 @@
 """`potluck.run` and its result: the same run as the command line's, with plain values and with objects."""
 
 import ast
+import enum
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from torch import nn
 
 import potluck
 from potluck import ConfigError, Examples, Federation, Observer, PotluckWarning, Site, fl, get_method
+from potluck.api.given import given
 from potluck.cli.run import start_run
 from potluck.core.ground.errors import CheckpointError, DataError
 from potluck.data.datasets import from_torch
@@ -299,9 +301,23 @@ def test_run__tells_observers_and_functions():
     assert sorted(clients.seen) == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
+class Word(enum.StrEnum):
+    TURN = "turn"
+
+
+def test_settings_of_numpys_types_and_of_enumerations_are_plain_values():
+    settings = {"method.mu": np.float64(0.25), "run.lost_rounds": np.int64(3), "federation.dealing": Word.TURN}
+    made = given("fedprox", {"capacities": (np.float64(0.5), np.float32(1))}, settings).values
+    assert made == {
+        "method.mu": 0.25, "run.lost_rounds": 3, "federation.dealing": "turn", "federation.capacities": [0.5, 1.0]
+    }  # fmt: skip
+    plain = [*list(made.values())[:3], *made["federation.capacities"]]
+    assert [type(one) for one in plain] == [float, int, str, float, float]
+
+
 REFUSED = [
     ({"method": "fedprxo"}, "unknown method 'fedprxo'; nearest: fedprox"),
-    ({"clients": "3"}, "federation.clients: input should be a valid integer, found '3'"),
+    ({"clients": "3"}, "federation.clients: expected a whole number, found '3'"),
     ({"rounds": 0}, "run.rounds: expected at least 1, found 0"),
     ({"settings": {"method.muu": 1}}, "unknown key method.muu"),
     ({"settings": {"run.rounds": 2}}, "rounds: given as an argument and in settings, as run.rounds; give it once"),

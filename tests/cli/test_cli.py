@@ -86,7 +86,7 @@ def test_config_toml_of_a_run_is_a_command_of_its_own(potluck, tmp_path):
     [
         ("run fedinn", "unknown method 'fedinn'; nearest: fedin"),
         ("run fedin federation.clinets=3", "unknown key federation.clinets"),
-        ("run fedin method.training.lr=fast", "method.training.lr: input should be a valid number, found 'fast'"),
+        ("run fedin method.training.lr=fast", "method.training.lr: expected a finite number, found 'fast'"),
         ("run fedin federation.partition.alpha=-1", "federation.partition.alpha: expected above 0"),
         ("run fedin alpha=-1", "unknown key alpha; nearest: federation.partition.alpha"),
         ("run fedin federation.clients=3000", "3000 clients but only 1438 examples"),

@@ -161,9 +161,9 @@ def test_without_a_command__the_help_is_all_that_is_said(potluck):
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("run.track=nothing", "run.track: input should be 'tensorboard', 'mlflow', 'wandb' or 'trackio', found"),
-        ("federation.models=3", "federation.models.0: input should be a valid string, found 3"),
-        ("federation.server_model=3", "federation.server_model: input should be"),
+        ("run.track=nothing", "run.track: expected 'tensorboard' or 'mlflow' or 'wandb' or 'trackio', found 'nothing'"),
+        ("federation.models=3", "federation.models.0: expected text, found 3"),
+        ("federation.server_model=3", "federation.server_model: expected text, found 3"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_key_alone(potluck, assignment, said):

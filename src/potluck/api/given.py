@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -135,7 +136,7 @@ def _plain(value: Any, where: str) -> Any:
         ConfigError: it has another type.
     """
     if isinstance(value, bool | int | float | str):
-        return value
+        return json.loads(json.dumps(value))  # as NumPy's float and members of an enumeration are values of these types
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):

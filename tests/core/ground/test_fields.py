@@ -1,6 +1,7 @@
 """What a field may hold, asked of small dataclasses here and of everything that a user makes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -9,7 +10,18 @@ import numpy as np
 import pytest
 
 from potluck.core.ground.errors import ConfigError
-from potluck.core.ground.fields import Checked, Never, Only, above, at_least, at_most, below, check_fields, require
+from potluck.core.ground.fields import (
+    Checked,
+    Never,
+    Only,
+    above,
+    at_least,
+    at_most,
+    below,
+    check,
+    check_fields,
+    require,
+)
 from potluck.core.method import Method
 from potluck.core.requests.fit import LocalTraining
 from potluck.data.partition import get_partition, list_partitions
@@ -67,12 +79,8 @@ class Settings(Checked):
         ("part", -0.1, "expected at least 0 and below 1, found -0.1"),
         ("limit", 0.0, "expected above 0, found 0.0"),
         ("limit", NAN, "expected a finite number, found nan"),
-        ("rates", (0.5, 0.0), "expected above 0, found 0.0"),
-        ("rates", (NAN,), "expected a finite number, found nan"),
         ("rates", 0.5, "expected a tuple, found 0.5"),
         ("pair", (1,), "expected 2 values, found (1,)"),
-        ("pair", ("a", 1), "expected a whole number, found 'a'"),
-        ("models", (3,), "expected text, found 3"),
         ("on", 1, "expected True or False, found 1"),
         ("name", 3, "expected text, found 3"),
         ("inner", None, "expected Inner, found None"),
@@ -83,6 +91,35 @@ def test_what_an_annotation_does_not_allow_is_refused_by_name(field, value, comp
     with pytest.raises(ConfigError) as refused:
         Settings(**{field: value})
     assert str(refused.value).startswith(f"{field}: {complaint}")
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "complaint"),
+    [
+        (tuple[Annotated[float, above(0)], ...], (0.5, 0.0), "it.1: expected above 0, found 0.0"),
+        (tuple[float, ...], (NAN,), "it.0: expected a finite number, found nan"),
+        (tuple[int, str], ("a", 1), "it.0: expected a whole number, found 'a'"),
+        (tuple[str | dict[str, Any], ...], ("a", 3), "it.1: expected text, found 3"),
+        (dict[str, Inner], {"a": Inner(), "b": 1}, "it.b: expected Inner, found 1"),
+        (dict[str, tuple[int, ...]], {"a": (1, 2.0)}, "it.a.1: expected a whole number, found 2.0"),
+        (list[int], [1, "2"], "it.1: expected a whole number, found '2'"),
+        (list[int], (1, 2), "it: expected a list, found (1, 2)"),
+        (Sequence[str], "ab", "it: expected a sequence, found 'ab'"),
+        (Sequence[bool], (True, 1), "it.1: expected True or False, found 1"),
+        (str | tuple[str, ...], ("a", 3), "it.1: expected text, found 3"),
+        (str | tuple[str, ...], 3, "it: expected text, found 3"),
+        (None | int, "a", "it: expected a whole number, found 'a'"),
+    ],
+)
+def test_what_is_wrong_inside_a_value_is_named_by_its_place(hint, value, complaint):
+    with pytest.raises(ConfigError) as refused:
+        check("it", value, hint)
+    assert str(refused.value) == complaint
+
+
+@pytest.mark.parametrize("hint", [tuple, tuple[int, ...], Sequence[int], str | tuple[Any, ...], Any, object])
+def test_what_has_the_annotations_kinds_all_through_fits(hint):
+    check("it", (1, 2), hint)
 
 
 def test_what_an_annotation_allows_is_taken_as_it_is():
@@ -230,7 +267,7 @@ CASES = [
 def test_every_field_that_a_user_sets_refuses_what_it_cannot_mean(cls, field, values):
     made = MADE[cls] if cls in MADE else cls()
     for value in values:
-        with pytest.raises(ConfigError, match=f"^{field}: expected"):
+        with pytest.raises(ConfigError, match=rf"^{field}(\.0)?: expected"):
             replace(made, **{field: value})
 
 

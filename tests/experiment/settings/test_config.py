@@ -147,15 +147,15 @@ def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method)
             "unknown key federation.partition.alhpa; nearest: federation.partition.alpha",
         ),
         ("federation.partition.alpha=-1", "federation.partition.alpha: expected above 0, found -1.0"),
-        ("run.rounds=1.5", "run.rounds: input should be a valid integer, found 1.5"),
-        ('run.rounds="3"', "run.rounds: input should be a valid integer, found '3'"),
+        ("run.rounds=1.5", "run.rounds: expected a whole number, found 1.5"),
+        ('run.rounds="3"', "run.rounds: expected a whole number, found '3'"),
         ("run.rounds=0", "run.rounds: expected at least 1, found 0"),
-        ("run.common_test=yes", "run.common_test: input should be a valid boolean, found 'yes'"),
+        ("run.common_test=yes", "run.common_test: expected True or False, found 'yes'"),
         ("run.cohort_fraction=0.0", "run.cohort_fraction: expected above 0 and at most 1, found 0.0"),
         ("method.training.optimizer=adamm", "method.training.optimizer: found 'adamm', expected the name of a class"),
         ("method.training.lr=-0.1", "method.training.lr: expected at least 0, found -0.1"),
         ("federation.clients=0", "federation.clients: expected at least 1 and at most 1,000,000, found 0"),
-        ("federation.capacities=[2.0]", "federation.capacities: expected above 0 and at most 1, found 2.0"),
+        ("federation.capacities=[2.0]", "federation.capacities.0: expected above 0 and at most 1, found 2.0"),
         ("federation.validation_fraction=1.0", "federation.validation_fraction: expected at least 0 and below 1"),
         ("federation.partition=dirchlet", "unknown partition 'dirchlet'; nearest: dirichlet"),
         ('federation.models=["resnet11"]', "unknown model 'resnet11'; nearest: resnet1"),
@@ -268,22 +268,6 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path):
     path.write_text("rounds = = 3")
     with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
         read_toml(path)
-
-
-def test_unknown_keys_are_refused_in_dataclasses_of_other_authors_too():
-    @dataclasses.dataclass(frozen=True)
-    class Inner:
-        size: int = 1
-
-    @dataclasses.dataclass(frozen=True)
-    class Outer:
-        inner: Inner = Inner()
-
-    from potluck.experiment.settings.strict import typed
-
-    Outer.__annotations__["inner"] = Inner
-    with pytest.raises(ConfigError, match=r"unknown key outer\.inner\.sise; nearest: outer\.inner\.size"):
-        typed(Outer, {"inner": {"sise": 2}}, "outer", "test")
 
 
 def test_experiment_on__gives_a_files_local_training_to_every_method_that_trains(tmp_path):

@@ -12,14 +12,18 @@ Numbers must be finite, and True is not one. What an annotation cannot express, 
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from potluck.core.ground.errors import ConfigError, nearest
+
+T = TypeVar("T")
+SERIES = (tuple, list, Sequence)
+"""What an annotation may call values in a row."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +103,11 @@ class Checked:
 def check_fields(value: Any) -> None:
     """Compare every field of a dataclass with its annotation.
 
-    Checked are numbers, text, booleans, None, `Literal` values, dataclasses and dicts, tuples and unions of them, and
-    the bounds, `Only` and `Never`, in `Annotated`; other annotations are ignored.
-
     Raises:
         ConfigError: one does not fit; the message begins with the field's name.
     """
-    for name, hint in _hints(type(value)).items():
-        _check(name, getattr(value, name), hint)
+    for name, hint in hints_of(type(value)).items():
+        check(name, getattr(value, name), hint)
 
 
 def require(holds: bool, name: str, expected: str, found: object) -> None:
@@ -134,16 +135,25 @@ def _after_check(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def hints_of(cls: type[Any]) -> dict[str, Any]:
+    """The annotation of every field of a dataclass."""
     hints = get_type_hints(cls, include_extras=True)
     return {spec.name: hints[spec.name] for spec in fields(cls)}
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
-    origin, arguments = get_origin(hint), get_args(hint)
+def check(name: str, value: Any, hint: Any) -> None:
+    """Compare a value with an annotation.
+
+    Checked are numbers, text, booleans, None, `Literal` values, dataclasses, and dicts, tuples, lists and unions of
+    them, and the bounds, `Only` and `Never`, in `Annotated`; other annotations are ignored.
+
+    Raises:
+        ConfigError: it does not fit; the message begins with the name, and with the key or number of what is inside.
+    """
+    origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin is Annotated:
         bounds = [bound for bound in arguments[1:] if isinstance(bound, Bound)]
-        _check(name, value, arguments[0])
+        check(name, value, arguments[0])
         require(all(bound.holds(value, bound.limit) for bound in bounds), name, " and ".join(map(str, bounds)), value)
         for rule in arguments[1:]:
             if isinstance(rule, Only | Never):
@@ -151,11 +161,16 @@ def _check(name: str, value: Any, hint: Any) -> None:
     elif origin is Literal:
         _check_word(name, value, arguments)
     elif origin in (Union, UnionType):
-        _check_union(name, value, arguments)
-    elif origin is tuple:
-        _check_tuple(name, value, arguments)
+        first_fitting(name, arguments, lambda kind: check(name, value, kind))
+    elif origin in SERIES:
+        fits = isinstance(value, origin) and not isinstance(value, str)
+        require(fits, name, f"a {origin.__name__.lower()}", value)
+        for index, (element, kind) in enumerate(zip(value, kinds_inside(name, value, hint), strict=True)):
+            check(f"{name}.{index}", element, kind)
     elif origin is dict:
         require(isinstance(value, dict), name, "a dict", value)
+        for key, inner in value.items():
+            check(f"{name}.{key}", inner, arguments[1] if arguments else Any)
     elif hint in _KINDS:
         expected, fits = _KINDS[hint]
         require(fits(value), name, expected, value)
@@ -171,24 +186,33 @@ def _check_word(name: str, value: Any, words: tuple[Any, ...]) -> None:
     raise ConfigError(f"{name}: expected {' or '.join(map(repr, words))}, found {value!r}{hint}")
 
 
-def _check_union(name: str, value: Any, kinds: Iterable[Any]) -> None:
+def first_fitting(name: str, kinds: Iterable[Any], attempt: Callable[[Any], T]) -> T:
+    """What the first kind of a union gives that does not refuse the value called `name`.
+
+    Raises:
+        ConfigError: all refuse it; told is what is wrong inside the value, if one of the kinds looked there.
+    """
     refusals: list[ConfigError] = []
     for kind in kinds:
         try:
-            return _check(name, value, kind)
+            return attempt(kind)
         except ConfigError as error:
             if kind is not NoneType:
                 refusals.append(error)
-    raise refusals[0]
+    raise next((error for error in refusals if not str(error).startswith(f"{name}: ")), refusals[0])
 
 
-def _check_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
-    require(isinstance(value, tuple), name, "a tuple", value)
-    if len(kinds) == 2 and kinds[1] is ...:
-        kinds = kinds[:1] * len(value)
+def kinds_inside(name: str, value: Sequence[Any], hint: Any) -> tuple[Any, ...]:
+    """The annotation of every element of a tuple, list or other sequence.
+
+    Raises:
+        ConfigError: the annotation says how many elements there are, and there are not.
+    """
+    kinds = get_args(hint) or (Any, ...)
+    if get_origin(hint) in (list, Sequence) or kinds[1:] == (...,):
+        return kinds[:1] * len(value)
     require(len(value) == len(kinds), name, f"{len(kinds)} values", value)
-    for element, kind in zip(value, kinds, strict=True):
-        _check(name, element, kind)
+    return kinds
 
 
 def _is_whole(value: Any) -> bool:

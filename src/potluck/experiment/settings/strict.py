@@ -1,20 +1,20 @@
-"""Tables checked against dataclasses.
+"""Tables made into dataclasses.
 
 Nothing is coerced and nothing unknown is ignored: a wrong key or value is a `ConfigError` that names the file
-or argument, the dotted key, what was found and what was expected.
+or argument, the dotted key, what was found and what was expected. Whether a value fits is asked of
+`potluck.core.ground.fields`, as it is when a dataclass is made in Python.
 """
 
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, time
-from functools import lru_cache
-from typing import Any, TypeVar, get_args, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from potluck.core.ground.errors import ConfigError, nearest
+from potluck.core.ground.fields import SERIES, check, first_fitting, hints_of, kinds_inside, require
 from potluck.core.requests.fit import LocalTraining
 from potluck.data.partition import get_partition
 from potluck.experiment.settings.keys import settings_of
@@ -23,28 +23,33 @@ from potluck.experiment.settings.tables import Tree, merged, without_none
 from potluck.methods import get_method
 
 T = TypeVar("T")
-_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+class _UnknownKey(ConfigError):
+    """A table, which has a dotted key itself, names something that is none of the dataclass's options."""
+
+    def __init__(self, where: str, name: str, options: Sequence[str]) -> None:
+        super().__init__(f"unknown key {where}.{name}")
+        self.name, self.near = name, [f"{where}.{one}" for one in nearest(name, options)]
 
 
 def typed(cls: type[T], tree: Tree, where: str, source: str) -> T:
-    """A dataclass from a table, strictly; only lists are accepted for tuples, as in JSON mode.
+    """A dataclass from a table, in which lists stand for tuples, and whole numbers also for others.
 
     A table for a field that is itself a dataclass sets the keys that it names and leaves the others at their defaults.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value does not fit.
     """
     _without_dates(tree, where, source)
     try:
-        return _adapter(cls).validate_json(json.dumps(_over_defaults(cls, tree)), strict=True)
-    except ValidationError as error:
-        raise ConfigError(f"{source}: {_explained(error, cls, where)}") from error
-    except TypeError as error:  # from a plug-in's own checks
-        raise ConfigError(f"{source}: {where}: {error}") from error
-
-
-@lru_cache(maxsize=256)
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """The strict checks of a dataclass, which take some hundredths of a second to make."""
-    _make_strict(cls)
-    return TypeAdapter(cls)
+        return _made(cls, tree, where)
+    except _UnknownKey as error:
+        inside = [f"{where}.{one.key}" for one in settings_of(cls) if one.key.endswith(f".{error.name}")]
+        near = ", ".join(inside or keys_called(error.name) or error.near)
+        raise ConfigError(f"{source}: {error}; {f'nearest: {near}' if near else 'it has no options'}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def _without_dates(node: Any, where: str, source: str) -> None:
@@ -56,62 +61,72 @@ def _without_dates(node: Any, where: str, source: str) -> None:
         _without_dates(value, f"{where}.{key}", source)
 
 
-def _over_defaults(cls: type[Any], tree: Tree) -> Tree:
-    """The tables laid over the defaults of those fields that are dataclasses."""
-    laid = dict(tree)
-    for spec in fields(cls):
-        table = tree.get(spec.name)
-        if is_dataclass(spec.default) and not isinstance(spec.default, type) and isinstance(table, dict):
-            laid[spec.name] = merged(without_none(dataclasses.asdict(spec.default)), table)
-    return laid
+def _made(cls: type[T], tree: Tree, where: str) -> T:
+    """The dataclass; errors begin with the dotted key."""
+    options = {spec.name: spec for spec in fields(cls) if spec.init}  # type: ignore[arg-type]
+    for name in tree:
+        if name not in options:
+            raise _UnknownKey(where, str(name), list(options))
+    for name, spec in options.items():
+        given = name in tree or spec.default is not MISSING or spec.default_factory is not MISSING
+        require(given, f"{where}.{name}", "a value", None)
+    values = {
+        name: _fitting(hints_of(cls)[name], _over_default(options[name], value), f"{where}.{name}")
+        for name, value in tree.items()
+    }
+    try:
+        return cls(**values)
+    except (AssertionError, TypeError) as error:  # from a plug-in's own checks
+        raise ConfigError(f"{where}: {error}") from error
+    except ValueError as error:  # whose text begins with the field's name
+        raise ConfigError(f"{where}.{error}") from error
 
 
-def _make_strict(cls: type[Any]) -> None:
-    """Have pydantic refuse unknown keys in this dataclass and in nested ones."""
-    if "__pydantic_config__" not in dir(cls):
-        cls.__pydantic_config__ = _STRICT
-    for hint in get_type_hints(cls).values():
-        if inner := _dataclass_in(hint):
-            _make_strict(inner)
+def _over_default(spec: dataclasses.Field[Any], value: Any) -> Any:
+    """A table laid over the default of a field that is a dataclass; any other value as it is."""
+    default = spec.default if spec.default_factory is MISSING else spec.default_factory()
+    if isinstance(value, dict) and is_dataclass(default) and not isinstance(default, type):
+        return merged(without_none(dataclasses.asdict(default)), value)
+    return value
 
 
-def _explained(error: ValidationError, cls: type[Any], where: str) -> str:
-    """The first problem on one line: dotted key, what was expected, what was found."""
-    problem = error.errors()[0]
-    place = [str(part) for part in problem["loc"] if not _is_kind(part)]
-    key = ".".join([where, *place])
-    if problem["type"] == "unexpected_keyword_argument":
-        near = [".".join([where, *place[:-1], name]) for name in nearest(place[-1], _names_at(cls, place[:-1]))]
-        inside = [f"{where}.{one.key}" for one in settings_of(cls) if one.key.endswith(f".{place[-1]}")]
-        near = inside or keys_called(place[-1]) or near
-        return f"unknown key {key}; nearest: {', '.join(near)}" if near else f"unknown key {key}; it has no options"
-    if problem["type"] == "value_error":
-        return f"{'.'.join([where, *place])}.{problem['msg'].removeprefix('Value error, ')}"
-    hint = f"; write [{json.dumps(problem['input'])}]" if problem["type"] in ("tuple_type", "list_type") else ""
-    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, found {problem['input']!r}{hint}"
+def _fitting(hint: Any, value: Any, key: str) -> Any:
+    """A table's value as one of an annotation, which it fits."""
+    made = _as_kind(hint, value, key)
+    check(key, made, hint)
+    return made
 
 
-def _is_kind(part: int | str) -> bool:
-    """Whether a part of the place of a problem is a type that the value could have had, which is no key."""
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool"))
+def _as_kind(hint: Any, value: Any, key: str) -> Any:
+    """A table's value as one of an annotation, as far as it has its shape; whether it fits is not yet known."""
+    origin, arguments = get_origin(hint) or hint, get_args(hint)
+    if origin is Annotated:
+        return _as_kind(arguments[0], value, key)
+    if origin in (Union, UnionType):
+        kinds = sorted(arguments, key=lambda kind: kind is not type(value))  # its own type first: 1 of float | int is 1
+        return first_fitting(key, kinds, lambda kind: _fitting(kind, value, key))
+    if origin is dict or is_dataclass(origin):
+        require(isinstance(value, dict), key, "a table", value)
+        return _as_dict(arguments, value, key) if origin is dict else _made(origin, value, key)  # type: ignore[arg-type]
+    if origin in SERIES:
+        return _as_series(hint, value, key)
+    if origin is float:
+        check(key, value, float)
+        return float(value)
+    return value
 
 
-def _names_at(cls: type[Any], place: list[str]) -> list[str]:
-    for name in place:
-        hints = get_type_hints(cls)
-        if name not in hints:  # of a list or a table of tables, the number or the key of one
-            continue
-        inner = _dataclass_in(hints[name])
-        if inner is None:
-            return []
-        cls = inner
-    return [spec.name for spec in fields(cls)]
+def _as_dict(kinds: tuple[Any, ...], table: Tree, key: str) -> Tree:
+    return {name: _as_kind(kinds[1] if kinds else Any, inner, f"{key}.{name}") for name, inner in table.items()}
 
 
-def _dataclass_in(hint: Any) -> type[Any] | None:
-    """The dataclass of a type hint `X` or `X | None`."""
-    kinds = [hint, *get_args(hint)]
-    return next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None)
+def _as_series(hint: Any, value: Any, key: str) -> Sequence[Any]:
+    if not isinstance(value, list):
+        written = f"; write [{json.dumps(value)}]" if isinstance(value, bool | int | float | str) else ""
+        raise ConfigError(f"{key}: expected a list, found {value!r}{written}")
+    kinds = kinds_inside(key, value, hint)
+    made = [_as_kind(kind, one, f"{key}.{place}") for place, (one, kind) in enumerate(zip(value, kinds, strict=True))]
+    return tuple(made) if tuple in (hint, get_origin(hint)) else made
 
 
 def check_keys(tree: Tree, names: Sequence[str], where: str, source: str, table: Tree | None = None) -> None:
