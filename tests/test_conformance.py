@@ -16,7 +16,7 @@ from potluck.testing.checks.statements import declares_its_replies, names_its_va
 
 FILE = "src/potluck/methods/{}.py"
 
-QUICK = ("sends_what_it_documents", "declares_its_replies", "hyper_parameters_round_trip")
+QUICK = ("names_its_variants", "hyper_parameters_round_trip")
 """Of a variant: what takes a moment; the other checks carry the mark `slow`."""
 
 
@@ -26,8 +26,10 @@ LONG = (
     "gives_the_same_bytes_on_workers",
     "agrees_when_stacked",
     "keeps_what_is_frozen",
+    "is_deterministic",
+    "works_with_newcomers",
 )
-"""Of a method's defaults: what takes longest, for fifty methods some minutes; these checks carry the mark `slow`."""
+"""Of a method's defaults: what takes longest, for all methods some minutes; these checks carry the mark `slow`."""
 
 
 def marks(name, check):

@@ -69,6 +69,7 @@ def of_program(read, examples: Examples) -> torch.Tensor:
         return read(examples.batch(torch.arange(len(examples))).inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*WEIGHTS, *PROGRAMS, *OF_IMAGES])
 def test_model__predicts_as_the_evaluation_says(method):
     trained, scores = finished(method)
@@ -113,6 +114,7 @@ def test_export__depthfl_s_shallowest_client_predicts_with_one_classifier_and_ot
     assert "Ensemble" in kinds.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*WEIGHTS[:5], *PROGRAMS, *OF_IMAGES])
 def test_export__a_torchscript_program_predicts_as_the_client(method, tmp_path):
     trained, scores = finished(method)

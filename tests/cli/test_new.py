@@ -42,6 +42,7 @@ def test_new__says_how_to_install_pytest_where_it_is_not(potluck, monkeypatch):
     assert made(potluck, "model")[0] == "pip install pytest && python -m pytest test_my_part.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in NEXT if kind != "method"])
 def test_new__prints_commands_that_can_be_typed(kind, potluck):
     _, check, run = made(potluck, kind)

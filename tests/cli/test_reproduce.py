@@ -258,6 +258,7 @@ def test_what_was_not_run_has_a_dash_and_the_papers_numbers_stand_under_paper_al
         assert "Not in Potluck: Absent: nobody has written it" in text
 
 
+@pytest.mark.slow
 def test_ours_are_the_records_and_the_gap_is_ours_less_the_papers(potluck, tmp_path, recipe, runs):
     run_here([one for one in plan(recipe, 0.01, 2) if (one.row, one.seed) == ("FedAvg", 1)], runs)
     outcome = potluck("reproduce mine.toml --scale 0.01 --seeds 2 --finished --card card.md")

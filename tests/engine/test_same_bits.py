@@ -69,6 +69,7 @@ def a_thread_around():
 BOTH = pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "unstacked"])
 
 
+@pytest.mark.slow
 @BOTH
 def test_auto_gives_the_same_digest_on_every_machine(tmp_path, stacked):
     digests, found = {}, {}
@@ -123,6 +124,7 @@ class IsKilledOnce(FedAvg):
         return reply
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_killed_worker_changes_no_bit_of_a_run(tmp_path, stacked):
     (tmp_path / "file").touch()

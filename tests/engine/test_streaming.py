@@ -181,6 +181,7 @@ def test_held_keeps_what_fits_in_memory_and_the_rest_in_files():
     assert held._outcomes[5].payload == answers[0].payload
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's record of a process's peak")
 def test_fedavg_averages_many_replies_in_less_than_the_memory_of_three_and_ask_holds_all():
     code = (

@@ -29,6 +29,7 @@ OPTIONS = {
 """Of methods that predict by the clients' own networks, what else must rest."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_with_a_learning_rate_of_zero_clients_score_as_those_of_local(name):
     world = World(architectures=1)

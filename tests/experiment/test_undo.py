@@ -53,6 +53,7 @@ def test_what_is_kept_to_undo_a_round_is_gone_once_it_cannot_be_undone(whole):
     assert {path.name for path in (whole / CHECKPOINT).glob("*.safetensors")} == last.files | best.files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, 3, 4])
 def test_a_run_interrupted_anywhere_undoes_what_an_uninterrupted_one_does(whole, stop, tmp_path):
     folder = play(tmp_path / "run", stop)

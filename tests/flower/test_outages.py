@@ -119,6 +119,7 @@ def calm(tmp_path_factory):
     return found_in(place / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("goes", "quorum"),
     [

@@ -80,6 +80,7 @@ def clients(clouds, build, *depths) -> Federation:
     return replace(federation, sites=sites, architectures=builders, server_architecture=f"deep{depths[0]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("name", METHODS)
 def test_head__of_any_kind_is_trained_and_predicts(play, clouds, name, head):

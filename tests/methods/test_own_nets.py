@@ -76,6 +76,7 @@ def federation(build, capacities=(1.0, 0.5)):
     return Federation(sites, {"own": build}, "own", num_classes=3, test=examples(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_plain_net_of_the_users_own_runs(name, net):

@@ -112,6 +112,7 @@ def models(engine, state):
     return [weights_of(engine.inference_model(state, id)) for id in engine.federation.sites]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("several", "one"), NETS)
 @pytest.mark.parametrize("name", METHODS)
 def test_it_trains_and_sends_what_the_net_does_that_has_each_tensor_once(play, clouds, name, several, one):
@@ -122,6 +123,7 @@ def test_it_trains_and_sends_what_the_net_does_that_has_each_tensor_once(play, c
     assert len(packed_state(runs[0].state)) == len(packed_state(runs[1].state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("several", "one"), NETS)
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_clients_learn_what_they_learn_one_by_one(play, clouds, monkeypatch, name, several, one):

@@ -145,6 +145,7 @@ def test_vmap_equals_the_loop(name):
     torch.testing.assert_close(together, one_by_one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.5, 0.25, 0.3])
 @every_variant_that_narrows
 def test_leading_slices_fit_the_narrower_net(name, width):

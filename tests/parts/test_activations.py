@@ -32,6 +32,7 @@ def examples(count=10, shape=(3, 2), dtype=torch.float32):
     return Examples(values, torch.arange(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(3, 2), (5,), (2, 3, 4), ()])
 def test_rows_from_a_file_are_those_in_memory_in_whatever_order(dtype, shape):
@@ -65,6 +66,7 @@ def test_what_comes_out_is_read_by_the_next_stages_and_the_file_before_is_closed
         last.batch(torch.tensor([0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_batches_pass_one_after_another_in_evaluation_mode_and_none_is_kept(in_memory):
     stage = Double().train()
@@ -84,6 +86,7 @@ def test_a_batch_passes_in_parts_where_memory_is_short():
     assert stage.alive[1:] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["left", "failed"])
 def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch, end):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -86,6 +86,7 @@ def gap(build, rate, submodel, training):
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), FAMILIES)
 @pytest.mark.parametrize("rate", [0.5, 0.3])
 def test_rolling__a_window_computes_what_the_full_net_does_without_the_other_channels(name, options, rate):

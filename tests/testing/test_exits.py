@@ -170,6 +170,7 @@ class Nested(Method[State]):
         return with_exits(net, new_exits(party, net, {place: shapes[place] for place in behind}, build))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [

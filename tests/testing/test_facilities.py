@@ -39,6 +39,7 @@ USED_BY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("facility", "subject"), USED_BY.items())
 def test_every_facility_of_the_contract_is_used_by_a_method(facility, subject, monkeypatch):
     name, *overrides = subject.split()

@@ -64,6 +64,7 @@ class Sparse(fl.Method[State]):
         return fl.load(server.build(), state.weights, partial=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Dropping, Sparse])
 @pytest.mark.parametrize(
     "check",

@@ -194,6 +194,7 @@ def untouched(net):
     return net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), FAMILIES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_cut_of__a_family_of_the_zoo_gives_the_familys_own_narrow_net(name, options, width):

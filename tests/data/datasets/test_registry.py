@@ -42,6 +42,7 @@ def test_classes_that_have_names_are_named(name: str) -> None:
     assert datasets.describe(name).class_names[1] == {"fashion_mnist": "Trouser"}.get(name, "automobile")
 
 
+@pytest.mark.slow
 def test_describing_imports_nothing_heavy() -> None:
     code = (
         "import sys; from potluck.data import datasets; "

@@ -212,6 +212,7 @@ QUICK = ["fedavg", "scaffold", "heterofl", "fedproto"]
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in SENDING if name not in QUICK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 def test_honest_clients_however_unequal_are_all_kept(name, optimizer):
