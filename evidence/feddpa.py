@@ -29,7 +29,7 @@ from potluck.methods.feddpa import FedDPA
 from potluck.testing.worlds import CLASSES, World
 
 COHORTS = [[0, 1, 2], [0, 2], [1], [0, 1, 2]]
-TAU, LAMBDA_1, LAMBDA_2, C = 0.3, 0.8, 0.5, 0.1
+TAU, LAMBDA_1, LAMBDA_2, C = 0.3, 0.8, 0.1, 0.08
 STEPS, ETA = 3, 0.1
 
 
