@@ -20,7 +20,7 @@ from potluck.methods.cronus import Cronus
 from potluck.testing.worlds import World
 
 COHORTS = [[0, 1, 2, 3, 4], [0, 2, 3], [0, 1, 2, 4, 5]]
-EPSILON, VARIANCE, ROWS, STEPS, ETA = 0.4, 0.03, 20, 3, 0.4
+EPSILON, VARIANCE, ROWS, STEPS, ETA = 0.4, 0.004, 20, 3, 0.4
 
 
 def reference(run: Run, by_filter: bool, pretrain: bool) -> tuple[list[Tensor], list[dict[int, Weights]]]:
