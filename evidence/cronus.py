@@ -1,9 +1,9 @@
 """Cronus, from the exchange of Chang et al. (2019) and the filter of Diakonikolas et al. (ICML 2017).
 
-No code was read, and of the paper what the method's docstring states: the filter's constants, that it drops one vector
-at a time, that a client learns the public labels first and its own data then, and that it trains once on its own before
-its first exchange. The rule in place of the filter is the trimmed mean, number by number, divided by its sum. Public
-rows are those that the server drew.
+No code of the authors was read, and of the paper what the method's docstring states: the filter's constants, that it
+drops one vector at a time, that a client learns the public labels first and its own data then, and that it trains once
+on its own before its first exchange. The rule in place of the filter is the trimmed mean, number by number, divided by
+its sum. Public rows are those that the server drew.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """FCCL, from the cross-correlation and the two teachers of Huang, Ye and Du (CVPR 2022).
 
-No code was read; as the method's departures say, the equations are those of the authors' code, clients' logits are
-exchanged once for each part of the public rows, and a client trains alone before its first exchange. Public rows are
-those that the server drew.
+No code of the authors was read; as the method's departures say, the equations are those of the authors' code, clients'
+logits are exchanged once for each part of the public rows, and a client trains alone before its first exchange. Public
+rows are those that the server drew.
 """
 
 from collections.abc import Iterator

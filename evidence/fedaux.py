@@ -1,8 +1,8 @@
 """FedAUX, from the certainties and the weighted ensemble of Sattler et al. (IEEE TNNLS 2023).
 
-No code was read; as the method's departures say, the regression and its features are the authors' code's, h_0 is the
-untrained network, and all prototypes are distilled. D_minus is as it was drawn, and the server takes all of D_distill
-at once. The regression is solved by Newton's method.
+No code of the authors was read; as the method's departures say, the regression and its features are the authors'
+code's, h_0 is the untrained network, and all prototypes are distilled. D_minus is as it was drawn, and the server takes
+all of D_distill at once. The regression is solved by Newton's method.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """FedDPA, from the Fisher personalisation and the adaptive constraint of Yang et al. (NeurIPS 2023).
 
-No code was read. As the method's departures say, of the code are the norms, which are summed over tensors and not
-squared, that all weights count in them, and that both kinds are sent; a tensor that has moved by less than 1e-6 does
-not count, one with the same Fisher information everywhere has none, and clients begin with the global model. The noise
-is the engine's draw.
+No code of the authors was read. As the method's departures say, of the code are the norms, which are summed over
+tensors and not squared, that all weights count in them, and that both kinds are sent; a tensor that has moved by less
+than 1e-6 does not count, one with the same Fisher information everywhere has none, and clients begin with the global
+model. The noise is the engine's draw.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Fed-ET, from the weighted consensus and the diversity of Cho et al. (IJCAI 2022), as others reconstructed them.
 
-No code was read. As the method's departures say, confidence is the variance of raw logits, shares sum to one, what
-travels are the heads, by a plain mean, and an example on which all agree has no s_div, or a uniform one. The server has
-a network of its own, deeper than the clients'. Public rows are the engine's draw.
+No code of the authors was read. As the method's departures say, confidence is the variance of raw logits, shares sum to
+one, what travels are the heads, by a plain mean, and an example on which all agree has no s_div, or a uniform one. The
+server has a network of its own, deeper than the clients'. Public rows are the engine's draw.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
 """FedFTG, from the fine-tuning by hard samples of Zhang et al. (CVPR 2022) and of the authors' code.
 
-Of the code's `compute_backward_flow_G_dis` the three terms of the generator's loss were read: a client's logits are
-constant in the disagreement, and the term for diversity is divided among clients. As the method's departures say, each
-sample's cross-entropy weighs by its own share, students are per architecture, and samples that are no images come from
-one hidden layer. The generator is in training mode where it learns, and by running statistics elsewhere. Noise, labels
-and the order of the examples are the engine's draws.
+Of the code `train_gan_fn.py` and the loop of `local_fn_gan.py` were read: a client's logits are constant in the
+disagreement, the term for diversity is divided among clients, and G is in evaluation mode where students learn. As the
+method's departures say, each sample's cross-entropy weighs by its own share, students are by architecture, and samples
+that are no images come from one hidden layer. Noise, labels and the order of the examples are the engine's draws.
 """
 
 from collections.abc import Iterator

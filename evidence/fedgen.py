@@ -1,9 +1,9 @@
 """FedGen, from eq. 4 and 5 and Algorithm 1 of Zhu et al. (ICML 2021).
 
-The authors' code settles the distances of the diversity term, which are means. As the method's departures say, G learns
-before the average, on the layers that were sent; clients weigh by examples; p(y) is of the last cohort; and beta times
-KL from predictions of generated features is the code's. Labels, noise and the order of the examples that they meet are
-the engine's draws.
+No code of the authors was read. G's layers, and the distances of the diversity term, which are means, are the method's.
+As its departures say, G learns before the average, on the layers that were sent; clients weigh by examples; p(y) is of
+the last cohort; and beta times KL from predictions of generated features is the code's. Labels, noise and the order of
+the examples that they meet are the engine's draws.
 """
 
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def drawn_to(beta: float, q: Tensor, x: Tensor, v: Weights) -> Tensor:
 def taught(w: Weights, trained: list[Weights], n: Tensor, share: bool, diversity: float, key: Key) -> Weights:
     """The generator's weights after some steps on labels from p(y), on the last layers that the clients sent."""
     drawn = torch.multinomial(n.sum(0).float(), SAMPLES, replacement=True, generator=key.generator())
-    # In single precision, as the method's shares are.
+    # In single precision, as the method has them.
     shares = (n.float() / n.sum(0).float().clamp(min=1)).double() if share else None
     key = key.fold("fit", 1)
     draws = key.fold("forward").generator()

@@ -1,8 +1,8 @@
 """FedGKT, from eq. 6 and 7 and Algorithm 1 of He et al. (NeurIPS 2020).
 
-No code was read. As the method's departures say, the server trains on the features of the whole cohort together, its
-logits are those after its training, and alpha weighs the other side's term at both. The server's network begins as the
-engine drew it.
+No code of the authors was read. As the method's departures say, the server trains on the features of the whole cohort
+together, its logits are those after its training, and alpha weighs the other side's term at both. The server's network
+begins as the engine drew it.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """FedH2L, from the losses of Li et al. (2021) and the projection of A-GEM (Chaudhry et al. 2019).
 
-No code was read, and of the paper what the method's docstring states: local training, then a pass over the seeds, whose
-gradient is projected over all weights together where it would raise the loss on own examples. Seeds, and which own
-examples go with them, are the engine's draws.
+No code of the authors was read, and of the paper what the method's docstring states: local training, then a pass over
+the seeds, whose gradient is projected over all weights together where it would raise the loss on own examples. Seeds,
+and which own examples go with them, are the engine's draws.
 """
 
 from collections.abc import Iterator

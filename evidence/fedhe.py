@@ -1,8 +1,8 @@
 """FedHe, from the loss and the averages of Chan and Ngai (MSN 2021), of a server that waits for its cohort.
 
-No code was read. As the method's departures say, a report is the mean over the last local epoch in training's forward
-passes, a class that nobody has reported has no second term, and in the code all reports so far count as one after every
-`memory` reports a client.
+No code of the authors was read. As the method's departures say, a report is the mean over the last local epoch in
+training's forward passes, a class that nobody has reported has no second term, and in the code all reports so far count
+as one after every `memory` reports a client.
 """
 
 from collections.abc import Iterator

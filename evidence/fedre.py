@@ -1,8 +1,8 @@
 """FedRE, from the entangled representations of Yao et al. (CVPR 2026).
 
-No code was read. As the method's departures say, clients take over the server's head before they train and are
-evaluated with it, unless they do not adopt it, as in the released code. The weights w, and the order in which the
-server takes its steps, are the engine's draws.
+No code of the authors was read. As the method's departures say, clients take over the server's head before they train
+and are evaluated with it, unless they do not adopt it, as in the released code. The weights w, and the order in which
+the server takes its steps, are the engine's draws.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """FedSelect, from the growing masks and the alternating training of Tamirisa et al. (CVPR 2024).
 
-No code was read. As the method's departures say, of the code is that masks cover weights and no biases, that a mask
-grows if its share is no more than alpha before, not in a client's first round, and that what it gains is taken over
-from the average once more; a mask gains exactly a share p, rounded as there, and rounds are counted by client.
+No code of the authors was read. As the method's departures say, of the code is that masks cover weights and no biases,
+that a mask grows if its share is no more than alpha before, and that what it gains is taken over from the average once
+more; a mask gains exactly a share p, rounded as there, and rounds are counted by client. In a client's first round
+nothing grows, as in the code.
 """
 
 from collections.abc import Iterator
