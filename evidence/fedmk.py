@@ -1,9 +1,9 @@
 """FedMK, from the parts that Liu, Yu, Zhou (ICLR 2023) name and the equations that the method gives them.
 
-Of the paper only the first pages were read, and no code is published: the two minimisations, an example's weight, what
-a client begins with, the generator's layers and losses are those of the method's departures, which this computes a
-second time. Noise, orders of batches, and whose meta knowledge a client begins with are drawn here as by the engine;
-G begins as the engine drew it.
+Of the paper only the first pages were read, and no code is published. The two minimisations, an example's weight, what
+a client begins with and the losses are those of the method's departures; G's layers were read in the method's parts.
+Noise, orders of batches, and whose meta knowledge a client begins with are drawn here as by the engine, and G begins as
+the engine drew it.
 """
 
 from collections.abc import Iterator

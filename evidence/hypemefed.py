@@ -1,8 +1,8 @@
 """HypeMeFed, from the equations of Shin et al. (SenSys 2024) in a summary and in the authors' code.
 
-Of the paper only the abstract and a summary were read. A hypernetwork's shape, two perceptrons whose hidden layer has
-ReLUs, the crossing of its factors, its loss, and which matrix is generated from which are as the method describes them;
-its weights begin as the engine drew them, which is seen where the server does not train. Averages are equal.
+Of the paper only the abstract and a summary were read. In the method's file were read a hypernetwork's shape, which is
+two perceptrons with one hidden layer of ReLUs, the crossing of its factors, its loss, and what is generated from what.
+Its weights begin as the engine drew them, which is seen where the server does not train. Averages are equal.
 """
 
 from collections.abc import Iterator
