@@ -21,7 +21,7 @@ from potluck.methods.fedmk import FedMK
 from potluck.testing.worlds import CLASSES, World
 
 COHORTS = [[0, 1], [0, 2], [0, 1, 2]]
-SPEED, STEPS, PER_CLASS, INNER_LR = 20.0, 3, 3, 0.2
+SPEED, STEPS, PER_CLASS, INNER_LR = 20.0, 3, 2, 0.2
 MODELS, GENERATOR = (0.2, 3), (0.3, 2)  # rates and numbers of steps
 NOISE, WIDTH = 5, 3
 Knowledge = tuple[Tensor, Tensor]

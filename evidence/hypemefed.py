@@ -106,7 +106,7 @@ def evidence() -> Iterator[tuple[str, float]]:
         method = HypeMeFed(SGD, server_training=training, levels=levels, generate=generate, rank=RANK, hidden=6)
         run = played(method, cohorts=COHORTS, federation=federation)
         still = replace(method, server_training=replace(training, lr=0.0))
-        start = played(still, 1, cohorts=COHORTS, federation=federation).states[1].hypernetworks
+        start = played(still, 1, federation=federation).states[1].hypernetworks if generate else {}
         W, H = reference(run, levels, start)
         yield f"weights of three rounds, {what}", gap([s.weights for s in run.states], W)
         if generate:
