@@ -59,7 +59,8 @@ def _of_value(value: Any, declared: Kind | None) -> Iterator[tuple[Any, str]]:
         yield torch.tensor(value), "a tensor in place of a number"
         declared = declared.kind if isinstance(declared, Optional) else declared
         bounds = declared if isinstance(declared, Plain) else None
-        whole = [value + 0.5] if bounds is None or bounds.kind is int else []
+        counts = bounds is None or bounds.kind is int or isinstance(value, int)  # a count that is declared as another
+        whole = [value + 0.5] if counts else []
         below = [-1] if bounds is None or bounds.least > -1 else []
         for bad in (*below, 10**18, 10**400, float("nan"), float("inf"), *whole, True):
             yield bad, f"the number {str(bad)[:20]}"
