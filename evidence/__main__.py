@@ -21,7 +21,8 @@ TEXT = """\
 Each of these methods was computed a second time, by a reference in plain PyTorch that was written from the paper and
 uses nothing of the method's file: the same initial weights, examples and draws, two to six rounds, in double
 precision. The table has the largest difference of any number, relative to numbers above 1; 1e-16 is one rounding. The
-references are in the folder `evidence` of the source; each says what of a paper and of its authors' code was read.
+references are in the folder `evidence` of the source; each says what of a paper and of its authors' code was read. Who
+wrote them knew the methods' files: they guard against slips of the code rather than against a paper read wrongly twice.
 
     make evidence
 
