@@ -34,7 +34,7 @@ def test_share__follows_the_rule_from_round_to_round(schedule, shares):
         ({"rule": "exponential", "factor": 1.5}, "factor: expected above 0 and at most 1"),
         ({"rule": "exponential", "factor": float("nan")}, "factor: expected a finite number"),
         ({"rule": "steps", "factor": 0.1, "milestones": (3, 1)}, "milestones: expected different rounds, ascending"),
-        ({"rule": "steps", "factor": 0.1, "milestones": (0,)}, "milestones: expected at least 1, found 0"),
+        ({"rule": "steps", "factor": 0.1, "milestones": (0,)}, "milestones.0: expected at least 1, found 0"),
         ({"rule": "cosine", "rounds": 0}, "rounds: expected at least 1, found 0"),
     ],
 )
