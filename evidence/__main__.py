@@ -11,7 +11,7 @@ import torch
 from evidence import compared, subjects
 from potluck.core.ground.discovery import module_names
 from potluck.methods import get_method
-from potluck.testing.facts import observed
+from potluck.testing.facts import behaviour_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence.md"
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 def seen_of(name: str) -> str:
     """A method's line of the second table."""
-    seen = observed(get_method(name))
+    seen = behaviour_of(get_method(name))
     return f"| {name} | {seen.keeps} | {'yes' if seen.stacks else 'no'} |"
 
 

@@ -11,6 +11,7 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.methods import list_methods
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", subjects())
 def test_a_method_is_what_its_second_computation_comes_to(name):
     found = compared(import_module(f"evidence.{name}"))

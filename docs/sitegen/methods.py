@@ -179,7 +179,7 @@ def _facts(method: Documented) -> list[tuple[str, str]]:
 
 def evidence(name: str) -> str:
     """A sentence on the second computation of a method, from the table of `docs/evidence.md`; empty without one."""
-    rows = re.findall(rf"^\| {name} \| .+ \| (\S+) \|$", EVIDENCE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(rf"^\| {name} \| .+ \| (\de[+-]\d+) \|$", EVIDENCE.read_text(), flags=re.MULTILINE)
     if not rows:
         return ""
     return f"A [second computation](../evidence.md) from the paper differs by at most {max(rows, key=float)}."

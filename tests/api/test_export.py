@@ -79,6 +79,7 @@ def test_model__predicts_as_the_evaluation_says(method):
         assert accuracy(fl.predict(net, site.test), site.test) == scores[client].accuracy_personal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", WEIGHTS)
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_export__weights_make_a_new_network_of_the_architecture_predict_alike(method, name, tmp_path):

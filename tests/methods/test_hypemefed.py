@@ -284,7 +284,7 @@ def test_needs_are_stated():
     ("changes", "expected"),
     [
         ({"levels": ()}, "levels: expected at least one share"),
-        ({"levels": (1.5,)}, "levels: expected above 0 and at most 1"),
+        ({"levels": (1.5,)}, "levels.0: expected above 0 and at most 1"),
         ({"rank": 0}, "rank: expected"),
         ({"hidden": 0}, "hidden: expected"),
     ],

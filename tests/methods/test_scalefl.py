@@ -340,7 +340,7 @@ def test_needs_are_stated():
             {"levels": (0.5, 1.0), "widths": (1.0, 0.5), "depths": (1.0, 1.0)},
             "widths: expected 1 for the largest level",
         ),
-        ({"depths": (1.0, 0.5, 0.0, 0.5)}, "depths: expected above 0 and at most 1"),
+        ({"depths": (1.0, 0.5, 0.0, 0.5)}, "depths.2: expected above 0 and at most 1"),
     ],
 )
 def test_levels_that_make_no_nets_are_refused(options, complaint):

@@ -5,7 +5,7 @@ import pytest
 from potluck.core.method import on_client
 from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
-from potluck.testing.facts import Observed, facts_of, handlers, observed
+from potluck.testing.facts import Behaviour, behaviour_of, facts_of, handlers
 from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
@@ -30,8 +30,8 @@ def test_exchanges__are_the_handlers_that_a_round_asks(name):
         ("fedkemf", "model", False),
     ],
 )
-def test_observed__is_what_clients_store_and_whether_they_stack(name, keeps, stacks):
-    assert observed(get_method(name)) == Observed(keeps, stacks)
+def test_behaviour_of__is_what_clients_store_and_whether_they_stack(name, keeps, stacks):
+    assert behaviour_of(get_method(name)) == Behaviour(keeps, stacks)
 
 
 def test_exchanges__of_a_derived_method_follow_its_bases():

@@ -94,6 +94,7 @@ def test_a_section_that_is_false_or_unreadable_fails(sending, lines, complaint):
         sends_what_it_documents(sending(*lines))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_every_formula_of_every_method_is_evaluated(name):
     method = get_method(name)()

@@ -72,7 +72,7 @@ def handlers(method: type[Method[Any]]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Behaviour:
     """What the engine sees of a method with its default hyper-parameters.
 
     Attributes:
@@ -84,7 +84,7 @@ class Observed:
     stacks: bool
 
 
-def observed(method: type[Method[Any]]) -> Observed:
+def behaviour_of(method: type[Method[Any]]) -> Behaviour:
     """Run two rounds of a method on toy federations, and see."""
     engine = Engine(quick(method), toy_federation(World(batchnorm=True).fit_for(quick(method))))
     run_rounds(engine, 2)
@@ -92,7 +92,7 @@ def observed(method: type[Method[Any]]) -> Observed:
     stacked = Stacked()
     world = World(batchnorm=True, capacity=1.0, architectures=1)
     run_rounds(Engine(quick(method), toy_federation(world.fit_for(quick(method))), executor=stacked), 2)
-    return Observed(keeps=", ".join(sorted(kept)) or "nothing", stacks=not stacked.refused)
+    return Behaviour(keeps=", ".join(sorted(kept)) or "nothing", stacks=not stacked.refused)
 
 
 def _kept(record: bytes | None) -> Sequence[str]:

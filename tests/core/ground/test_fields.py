@@ -18,8 +18,8 @@ from potluck.core.ground.fields import (
     at_least,
     at_most,
     below,
-    check,
     check_fields,
+    check_value,
     require,
 )
 from potluck.core.method import Method
@@ -113,13 +113,13 @@ def test_what_an_annotation_does_not_allow_is_refused_by_name(field, value, comp
 )
 def test_what_is_wrong_inside_a_value_is_named_by_its_place(hint, value, complaint):
     with pytest.raises(ConfigError) as refused:
-        check("it", value, hint)
+        check_value("it", value, hint)
     assert str(refused.value) == complaint
 
 
 @pytest.mark.parametrize("hint", [tuple, tuple[int, ...], Sequence[int], str | tuple[Any, ...], Any, object])
 def test_what_has_the_annotations_kinds_all_through_fits(hint):
-    check("it", (1, 2), hint)
+    check_value("it", (1, 2), hint)
 
 
 def test_what_an_annotation_allows_is_taken_as_it_is():

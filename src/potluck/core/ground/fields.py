@@ -107,7 +107,7 @@ def check_fields(value: Any) -> None:
         ConfigError: one does not fit; the message begins with the field's name.
     """
     for name, hint in hints_of(type(value)).items():
-        check(name, getattr(value, name), hint)
+        check_value(name, getattr(value, name), hint)
 
 
 def require(holds: bool, name: str, expected: str, found: object) -> None:
@@ -141,7 +141,7 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
     return {spec.name: hints[spec.name] for spec in fields(cls)}
 
 
-def check(name: str, value: Any, hint: Any) -> None:
+def check_value(name: str, value: Any, hint: Any) -> None:
     """Compare a value with an annotation.
 
     Checked are numbers, text, booleans, None, `Literal` values, dataclasses, and dicts, tuples, lists and unions of
@@ -153,7 +153,7 @@ def check(name: str, value: Any, hint: Any) -> None:
     origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin is Annotated:
         bounds = [bound for bound in arguments[1:] if isinstance(bound, Bound)]
-        check(name, value, arguments[0])
+        check_value(name, value, arguments[0])
         require(all(bound.holds(value, bound.limit) for bound in bounds), name, " and ".join(map(str, bounds)), value)
         for rule in arguments[1:]:
             if isinstance(rule, Only | Never):
@@ -161,16 +161,16 @@ def check(name: str, value: Any, hint: Any) -> None:
     elif origin is Literal:
         _check_word(name, value, arguments)
     elif origin in (Union, UnionType):
-        first_fitting(name, arguments, lambda kind: check(name, value, kind))
+        first_fitting(name, arguments, lambda kind: check_value(name, value, kind))
     elif origin in SERIES:
         fits = isinstance(value, origin) and not isinstance(value, str)
         require(fits, name, f"a {origin.__name__.lower()}", value)
         for index, (element, kind) in enumerate(zip(value, kinds_inside(name, value, hint), strict=True)):
-            check(f"{name}.{index}", element, kind)
+            check_value(f"{name}.{index}", element, kind)
     elif origin is dict:
         require(isinstance(value, dict), name, "a dict", value)
         for key, inner in value.items():
-            check(f"{name}.{key}", inner, arguments[1] if arguments else Any)
+            check_value(f"{name}.{key}", inner, arguments[1] if arguments else Any)
     elif hint in _KINDS:
         expected, fits = _KINDS[hint]
         require(fits(value), name, expected, value)

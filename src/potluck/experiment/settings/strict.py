@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from potluck.core.ground.errors import ConfigError, nearest
-from potluck.core.ground.fields import SERIES, check, first_fitting, hints_of, kinds_inside, require
+from potluck.core.ground.fields import SERIES, check_value, first_fitting, hints_of, kinds_inside, require
 from potluck.core.requests.fit import LocalTraining
 from potluck.data.partition import get_partition
 from potluck.experiment.settings.keys import settings_of
@@ -93,7 +93,7 @@ def _over_default(spec: dataclasses.Field[Any], value: Any) -> Any:
 def _fitting(hint: Any, value: Any, key: str) -> Any:
     """A table's value as one of an annotation, which it fits."""
     made = _as_kind(hint, value, key)
-    check(key, made, hint)
+    check_value(key, made, hint)
     return made
 
 
@@ -111,7 +111,7 @@ def _as_kind(hint: Any, value: Any, key: str) -> Any:
     if origin in SERIES:
         return _as_series(hint, value, key)
     if origin is float:
-        check(key, value, float)
+        check_value(key, value, float)
         return float(value)
     return value
 
