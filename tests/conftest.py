@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -26,6 +27,7 @@ TURNS = 3  # commits at each of which a third of what has turns is run
 EVENLY = 42  # a start of the checksum with which the long tests are spread evenly over the turns
 LATE = 10  # commits whose changes are tested whoever's turn it is,
 SWEEPING = 40  # if they change fewer files: new names all over the house are no method's own
+FEW = 12  # methods that say the name of a part: with it, they count as changed
 NO_PARAMETERS = SimpleNamespace(params={})
 
 torch.set_num_threads(1)
@@ -44,26 +46,26 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Leave out tests whose turn is at another commit, unless what they test has changed of late."""
     rests = resting_now(config)
-    resting = [item for item in items if (file := tested_in_turn(item)) and rests(item.nodeid, file)]
+    resting = [item for item in items if (files := tested_in_turn(item)) and rests(item.nodeid, *files)]
     config.hook.pytest_deselected(items=resting)
     left_out = set(resting)
     items[:] = [item for item in items if item not in left_out]
 
 
 def tested_in_turn(item):
-    """The file, or the folder with a final /, that a test is about if it has turns; None if it runs at every commit.
+    """The files, or the folder with a final /, that a test is about if it has turns; none if it runs at every commit.
 
     Turns have a method's own tests, what is marked `rotates`, and what is slow. The mark names the file, or a parameter
     names a method or a recipe; what else is slow is about the folder of the code that mirrors its own.
     """
     if item.path.parent.name == "methods" and (name := item.path.stem.removeprefix("test_")) in METHODS:
-        return f"src/potluck/methods/{name}.py"
+        return f"src/potluck/methods/{name}.py", f"tests/methods/{item.path.name}"
     mark, slow = (item.get_closest_marker(name) for name in ("rotates", "slow"))
     if mark is not None and mark.args:
-        return mark.args[0]
+        return mark.args
     if item.get_closest_marker("every_commit") or (mark is None and slow is None):
-        return None
-    return named_by_a_parameter(item) or mirrored(item)
+        return ()
+    return (named_by_a_parameter(item) or mirrored(item),)
 
 
 def named_by_a_parameter(item):
@@ -83,14 +85,14 @@ def mirrored(item):
 def resting_now(config):
     """Whether a test, or a part of one, by its name and what it tests, has its turn at another commit."""
     if config.getoption("--all-turns"):
-        return lambda name, file: False
+        return lambda name, *files: False
     now, changed = turn(config.rootpath), changed_of_late(config.rootpath)
-    return lambda name, file: crc32(name.encode(), EVENLY) % TURNS != now and not is_among(file, changed)
+    return lambda name, *files: crc32(name.encode(), EVENLY) % TURNS != now and not are_among(files, changed)
 
 
-def is_among(file, changed):
-    """Whether a file, or one in a folder, is among those that have changed."""
-    return any(one.startswith(file) for one in changed) if file.endswith("/") else file in changed
+def are_among(files, changed):
+    """Whether one of these files, or one in a folder, is among those that have changed."""
+    return any(one.startswith(file) if file.endswith("/") else one == file for file in files for one in changed)
 
 
 def git(root, *words):
@@ -105,10 +107,21 @@ def turn(root):
 
 
 def changed_of_late(root):
-    """The files that the last commits have changed, and what is not committed, without what a sweeping change has."""
+    """The files that the last commits have changed, and what is not committed, without what a sweeping change has.
+
+    With them the methods of a changed part that few have: of one that many have, a third is tested at any commit.
+    """
     committed = git(root, "log", f"-{LATE}", "--name-only", "--format=%x00").split("\0")
     changes = [change.split() for change in (*committed, git(root, "diff", "--name-only", "HEAD"))]
-    return {file for change in changes if len(change) < SWEEPING for file in change}
+    changed = {file for change in changes if len(change) < SWEEPING for file in change}
+    users = [users_of(root, Path(file).stem) for file in changed if file.startswith("src/potluck/parts/")]
+    return changed.union(*(files for files in users if len(files) <= FEW))
+
+
+def users_of(root, part):
+    """The files of the methods that say a part's name."""
+    places = {name: f"src/potluck/methods/{name}.py" for name in METHODS}
+    return [file for file in places.values() if (root / file).exists() and f"fl.{part}." in (root / file).read_text()]
 
 
 @pytest.fixture(scope="session", autouse=True)
