@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py --draw                        # what is drawn
     python benchmarks/faults.py --tree CLONE --only 0-19      # tries these in a clone of the repository
-    python benchmarks/faults.py --table > docs/faults.md      # what was noticed, of all that was tried
+    python benchmarks/faults.py --table                       # what was noticed, of all that was tried
 
 Sixty faults: 30 in methods, 15 in parts, 15 in the engine and the deployment. A file is drawn, then a place in the body
 of one of its functions: an operator or a comparison that becomes its neighbour, a number that grows by one, a truth
@@ -174,7 +174,7 @@ def stages(fault: Fault) -> Iterator[tuple[str, list[str]]]:
 
 
 def near_to(fault: Fault) -> Iterator[tuple[str, list[str]]]:
-    """The tests that mirror the file and those that name its module; of a method or a part, those of who has it."""
+    """The tests that mirror the file and those that name its module; then those of who has it, or of its room."""
     path, tests = Path(fault.file), ROOT / "tests"
     module = f"potluck.{'.'.join(path.with_suffix('').parts)}"
     naming = [file for file in sorted(tests.rglob("test_*.py")) if module in file.read_text(encoding="utf-8")]
@@ -187,6 +187,8 @@ def near_to(fault: Fault) -> Iterator[tuple[str, list[str]]]:
         evidence = [f"tests/test_evidence.py::test_a_method_is_what_its_second_computation_comes_to[{users[0]}]"]
         chosen = evidence if (ROOT / "evidence" / f"{users[0]}.py").exists() else []
         yield "its methods", [*chosen, "tests/test_conformance.py", "-k", f"{names} or second_computation"]
+    else:
+        yield "its room", [f"tests/{path.parts[0]}"]
 
 
 def users_of(path: Path) -> list[str]:
@@ -214,6 +216,12 @@ def tried(fault: Fault, tree: Path, until: str | None) -> dict[str, object]:
     return {"stage": f"nobody, up to {until}" if until else "nobody", "test": None}
 
 
+def commit(tree: Path) -> str:
+    """The commit of a checkout."""
+    command = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def first_failure(arguments: list[str], tree: Path) -> str | None:
     """The test that fails first."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *arguments]
@@ -236,9 +244,9 @@ def tabled() -> str:
     """The table of what was tried."""
     results = json.loads(RESULTS.read_text())
     lines = [
-        "# Seeded faults",
+        "# Faults that were put into the code",
         "",
-        f"Made by `python benchmarks/faults.py` with the seed {SEED}; a page for those who change the tests.",
+        *summary(list(results.values())),
         "",
         "| | fault | noticed by | among |",
         "|--:|---|---|---|",
@@ -248,6 +256,19 @@ def tabled() -> str:
         who = f"`{one['test']}`" if one["test"] else one.get("why", "nobody")
         lines.append(f"| {number} | {place} | {who} | {one['stage']} |")
     return "\n".join(lines) + "\n"
+
+
+def summary(results: list[dict[str, str]]) -> list[str]:
+    """How many of them tests noticed, and how the others were."""
+    turns = [one for one in results if one["stage"].startswith("another turn's")]
+    unseen = [one for one in results if not one["test"]]
+    noticed = len(results) - len(turns) - len(unseen)
+    commits = ", ".join(sorted({one["commit"] for one in results}))
+    return [
+        f"{len(results)} faults, drawn by `python benchmarks/faults.py` with the seed {SEED}, each alone at",
+        f"commit {commits}: {noticed} are noticed by the tests that `.ci/run` chooses for a commit that has them,",
+        f"{len(turns)} only by tests whose turn is at another commit, {len(unseen)} by none.",
+    ]
 
 
 def shown(code: str) -> str:
@@ -270,7 +291,7 @@ def main() -> None:
     first, _, last = given.only.partition("-")
     for number, fault in list(enumerate(drawn()))[int(first) : int(last or first) + 1]:
         outcome = {} if given.draw else tried(fault, given.tree.resolve(), given.until)
-        print(number, json.dumps(asdict(fault) | outcome), flush=True)
+        print(number, json.dumps(asdict(fault) | outcome | {"commit": commit(ROOT)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ LIMIT_SECONDS = 2.0  # on an idle core of today
 CPU_SECONDS = "cpu seconds"  # what a worker's report calls them
 
 METHODS, RECIPES = list_methods(), list_recipes()
-TURNS = 3  # commits at each of which a third of what has turns is run
+TURNS = 6  # commits at each of which a sixth of what has turns is run
 EVENLY = 42  # a start of the checksum with which the long tests are spread evenly over the turns
 LATE = 10  # commits whose changes are tested whoever's turn it is,
 SWEEPING = 40  # if they change fewer files: new names all over the house are no method's own
@@ -109,7 +109,7 @@ def turn(root):
 def changed_of_late(root):
     """The files that the last commits have changed, and what is not committed, without what a sweeping change has.
 
-    With them the methods of a changed part that few have: of one that many have, a third is tested at any commit.
+    With them the methods of a changed part that few have: of one that many have, a sixth is tested at any commit.
     """
     committed = git(root, "log", f"-{LATE}", "--name-only", "--format=%x00").split("\0")
     changes = [change.split() for change in (*committed, git(root, "diff", "--name-only", "HEAD"))]

@@ -358,6 +358,7 @@ def test_both_train_on_whole_batches_and_begin_with_the_same_weights(htfllib, gr
         assert split.base(inputs).shape[1] == split.head.in_features == htfllib.FEATURES
 
 
+@pytest.mark.slow
 def test_our_side_of_the_comparison_is_measured(htfllib, ground):
     place, schedule = ground
     found = htfllib.play_potluck(place, htfllib.CONTESTS["LG-FedAvg"], schedule, 0)

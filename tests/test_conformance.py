@@ -28,12 +28,13 @@ LONG = (
     "keeps_what_is_frozen",
     "is_deterministic",
     "works_with_newcomers",
+    "limit: ",
 )
 """Of a method's defaults: what takes longest, for all methods some minutes; these checks carry the mark `slow`."""
 
 
 def marks(name, check):
-    quick = check.name not in LONG if check.variant is None else check.name.endswith(QUICK)
+    quick = not check.name.startswith(LONG) if check.variant is None else check.name.endswith(QUICK)
     return (pytest.mark.rotates(FILE.format(name)), *(() if quick else (pytest.mark.slow,)))
 
 

@@ -20,6 +20,7 @@ def test_a_method_is_what_its_second_computation_comes_to(name):
     assert all(difference <= 1e-9 for _, difference in found), found
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", subjects())
 def test_the_second_computation_notices_another_training(name, monkeypatch):
@@ -29,6 +30,7 @@ def test_the_second_computation_notices_another_training(name, monkeypatch):
     assert all(difference > 1e-7 for _, difference in compared(import_module(f"evidence.{name}")))
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_the_page_says_what_clients_keep_and_whether_they_stack(name):

@@ -99,6 +99,7 @@ def test_export__says_at_which_width_a_sub_model_is_built(tmp_path):
     assert 0.4 <= narrow < 0.5  # its level below the capacity of 0.5; 7 of 16 channels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*PROGRAMS, *OF_IMAGES])
 def test_export__refuses_weights_that_alone_do_not_predict_as_the_client(method, tmp_path):
     trained, _ = finished(method)

@@ -134,6 +134,7 @@ def test_code_of_the_users_that_ends_the_program_is_one_line(potluck, tmp_path, 
     )
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_neither_local_nor_reachable_is_one_line(potluck, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("POTLUCK_DATA", str(tmp_path / "data"))

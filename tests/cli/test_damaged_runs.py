@@ -53,6 +53,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "named"), DAMAGES)
 def test_compare_and_report_name_it_and_leave_it_out(damage, named, runs, potluck):
     damage(runs["fedavg"])

@@ -30,6 +30,7 @@ def test_export__writes_what_the_client_predicts_with_and_says_how_to_read_it(po
     assert torch.equal(net.eval()(images), run.model(1)(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

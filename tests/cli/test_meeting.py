@@ -61,6 +61,7 @@ def test_a_run_in_which_nobody_shares_anything_is_refused_on_one_line(potluck):
     assert shown.err.strip().count("\n") == 0
 
 
+@pytest.mark.slow
 def test_check_says_of_a_method_what_a_run_would(potluck, tmp_path):
     file = tmp_path / "federation.toml"
     file.write_text('[federation]\ndataset = "digits"\nclients = 3\nmodels = ["mlp2", "mlp2", "nets.py:Own"]\n')

@@ -281,6 +281,7 @@ def test_ours_are_the_records_and_the_gap_is_ours_less_the_papers(potluck, tmp_p
         assert cells(text, "Absent")[::3] == ["–"] * 5
 
 
+@pytest.mark.slow
 def test_millions_are_the_numbers_that_a_client_sends(potluck, runs):
     (run,) = of_row(runs, "fedavg", "iid")
     sent = [record.bytes_up / len(record.replied) / 4e6 for record in run.rounds]

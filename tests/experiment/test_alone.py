@@ -75,6 +75,7 @@ def lonely(method, federation, rounds=3):
     return ends[0] == ends[1], sent
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_a_method_is_refused_just_where_its_clients_learn_nothing_of_each_other(name):

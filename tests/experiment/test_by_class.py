@@ -64,6 +64,7 @@ def test_they_are_in_files_of_their_own(run):
     assert "confusion" not in (folder / "manifest.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_counts_of_its_new_last_round(play, tmp_path):
     local = get_method("local")
     play(local, rounds=3)

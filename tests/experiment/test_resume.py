@@ -42,6 +42,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_rounds_are_named_with_their_line(damage, play, tmp_path):
     change, named = DAMAGES[damage]
@@ -55,6 +56,7 @@ def test_damaged_rounds_are_named_with_their_line(damage, play, tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "named"), [(0, r"lines 1 to 4 \(round 1\)"), (5, r"lines 5 to 8 \(round 2\)"), (-1, r"lines 9 to 12")]
 )
@@ -75,6 +77,7 @@ def test_damaged_clients_are_named_with_their_lines(place, named, play, tmp_path
         play(LOCAL, rounds=4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_word_if_its_records_are_in_order(play, tmp_path):
     whole = play(LOCAL, "whole", rounds=3)
     play(LOCAL, rounds=2)
@@ -129,6 +132,7 @@ def test_without_its_checkpoint_a_run_starts_over_and_keeps_the_old_records(play
     assert (folder / "rounds.jsonl").read_bytes() == before["rounds.jsonl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obstacle", ["damaged", "folder"])
 def test_the_best_rounds_checkpoint_is_not_needed_to_go_on(obstacle, play, tmp_path):
     whole = play(LOCAL, "whole", rounds=3)

@@ -38,6 +38,7 @@ def test_with_a_learning_rate_of_zero_clients_score_as_those_of_local(name):
     assert found != scores("local", world, seed=1)
 
 
+@pytest.mark.slow
 def test_with_several_architectures_too():
     world = World(architectures=2)
     local = scores("local", world)

@@ -71,6 +71,7 @@ def unknown_here(**options):
     raise AssertionError(BUILT)
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "frozen"), [*((name, False) for name in list_methods()), ("local", True), ("scaffold", True)]
@@ -93,6 +94,7 @@ def test_no_option_notices_where_the_clients_are(name, variant, tmp_path):
     compare_here_and_there(subject, False, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_a_method_says_whether_the_server_builds_clients_networks(name, tmp_path):

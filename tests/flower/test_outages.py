@@ -172,6 +172,7 @@ def test_reminders_are_rare(played, tmp_path, monkeypatch):
     assert len([line for line in said if "waits: " in line]) == len(seen) == 5
 
 
+@pytest.mark.slow
 def test_patience_ends_the_wait_with_an_error_and_the_run_is_resumed(played, tmp_path, calm):
     site = Site(tmp_path / "nodes", all_at(3), waits=10**9)
     with pytest.raises(ClientFailure, match=r"round 2 waited for 1e-09 s: 0 of 3 clients are there, .*patience_s"):

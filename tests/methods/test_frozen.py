@@ -106,6 +106,7 @@ def sent_by(run):
     return set().union(*map(names_in, messages))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [FineTuned, Heedless])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_what_is_frozen_stays_with_its_builder(play, clouds, method, build):

@@ -59,6 +59,7 @@ def test_signature_is_the_agreed_one(name):
     assert all(parameter.default is not parameter.empty for parameter in parameters[2:])
 
 
+@pytest.mark.slow
 @every_variant
 def test_shapes_at_every_stage(name):
     net = used(name)
@@ -74,6 +75,7 @@ def test_shapes_at_every_stage(name):
     assert not list(net.pool.parameters())
 
 
+@pytest.mark.slow
 @every_variant
 def test_resume_continues_where_features_stopped(name):
     net = used(name)
@@ -132,6 +134,7 @@ def test_norm_statistics_are_in_the_state_and_learnt_in_training(name):
         assert not torch.equal(before[f"{key}.running_var"], after[f"{key}.running_var"])
 
 
+@pytest.mark.slow
 @every_variant
 def test_vmap_equals_the_loop(name):
     nets = [used(name, 1), used(name, 2)]

@@ -198,6 +198,7 @@ def test_fedorion_tables_agree_and_differ_where_the_recipes_say_so():
     assert max(gaps) == pytest.approx(1.2)
 
 
+@pytest.mark.slow
 def test_fedorion_clients_drawn_each_round_are_those_of_the_text():
     """ "30 % of the randomly sampled clients" of 30, "10 randomly sampled clients" of 30 and 100, and "50 %" of 20."""
     sizes = {one.setting: (one.size.clients, one.size.cohort, one.size.rounds) for one in whole("fedorion-table2")}
@@ -296,6 +297,7 @@ def test_fedorion_methods_without_a_model_of_the_server_are_measured_by_their_cl
             assert one.experiment.run.common_test == (by[one.row] == "common")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedorion-table1", "fedorion-table2", "fedorion-table3-homogeneous"])
 def test_fedorion_rivals_have_enough_public_images_for_batchnorm_at_the_smallest_scale(name):
     methods = [one.experiment.method for one in plan(load_recipe(name), 1e-6, 1)]

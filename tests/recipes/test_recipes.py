@@ -38,6 +38,7 @@ def column(recipe, title):
     return {row.name: found.value for row in recipe.rows if (found := recipe.printed(row, wanted))}
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 def test_every_row_resolves_at_full_size_and_is_the_papers(recipe):
     for planned in plan(recipe, 1.0, 1):
@@ -45,6 +46,7 @@ def test_every_row_resolves_at_full_size_and_is_the_papers(recipe):
         assert planned.size == planned.full
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 def test_every_row_of_a_setting_has_the_same_clients_at_the_smallest_scale_and_all_kinds_of_them(recipe):
     sizes = {}
@@ -57,6 +59,7 @@ def test_every_row_of_a_setting_has_the_same_clients_at_the_smallest_scale_and_a
     assert all(len(found) == 1 for found in sizes.values()), sizes
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 def test_rows_of_a_setting_differ_in_what_is_run(recipe):
     """Two rows that are the same experiment would be one run with two names."""

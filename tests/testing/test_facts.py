@@ -10,6 +10,7 @@ from potluck.testing.hearing import Hearing
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_exchanges__are_the_handlers_that_a_round_asks(name):
@@ -19,6 +20,7 @@ def test_exchanges__are_the_handlers_that_a_round_asks(name):
     assert tuple(dict.fromkeys(call.handler for call, _ in hearing.exchanges)) == facts_of(method).exchanges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "keeps", "stacks"),
     [

@@ -300,6 +300,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_about_a_model_costs_its_own_row_and_nothing_else(name):
     parts = dict.fromkeys(range(4), ("own", "validation", "common"))

@@ -41,6 +41,7 @@ def played(subject, rounds=3, clients=6):
 SENDING = ["fedavg", "scaffold", "fedproto", "heterofl", "felo", "fedkd", "fedgen", "fedfomo", "fedgkt", "fccl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SENDING)
 def test_poison_within_the_bound_costs_its_sender_that_reply_and_nobody_anything_else(name):
     *with_poison, reports = played(engine(Lying(1), name), 1)

@@ -309,6 +309,7 @@ def test_processes_end_when_the_one_that_forked_them_is_killed(stopped):
 INNER = pytest.mark.parametrize("inner", [Sequential, Stacked])
 
 
+@pytest.mark.slow
 @INNER
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_process_killed_in_a_round_changes_no_bit(engine, deaths, inner, count):
@@ -331,6 +332,7 @@ def test_a_process_killed_while_it_judges_changes_no_score_and_books_nothing_twi
     assert alone.evaluation_traffic.bytes_down == 5 * 12
 
 
+@pytest.mark.slow
 @INNER
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_client_that_ends_every_process_leaves_the_others_the_bits_of_a_run_where_it_fails_at_once(

@@ -31,6 +31,7 @@ def test_verdicts__name_the_need_and_what_was_found():
     assert list(found) == list_methods()
 
 
+@pytest.mark.slow
 def test_verdicts__carry_the_warnings_with_which_a_run_would_begin():
     found = judged(ALIKE, capacities=[1.0, 0.01])
     assert found["heterofl"].problem is None

@@ -31,6 +31,7 @@ OF_EACH_KIND = ["fedavg", "fedmd", "fedin"]
 every method does so is a check of its conformance."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_the_same_run_twice_writes_the_same_bytes(name, play, tmp_path):
     digests = [play(get_method(name), place, rounds=2).checkpoint.digest for place in ("first", "second")]
@@ -39,10 +40,12 @@ def test_the_same_run_twice_writes_the_same_bytes(name, play, tmp_path):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_another_seed_ends_elsewhere(play):
     assert play(FEDIN, "a", seed=0).checkpoint.digest != play(FEDIN, "b", seed=1).checkpoint.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_a_run_continued_ends_like_one_that_was_never_stopped(name, play, tmp_path):
     whole = play(get_method(name), "whole", rounds=3, cohort_fraction=0.5)
@@ -94,6 +97,7 @@ def test_records_hold_no_clock(play, tmp_path):
     assert lines(tmp_path / "run" / "timings.jsonl")[0]["seconds_total"] > 0
 
 
+@pytest.mark.slow
 def test_the_best_round_is_chosen_on_validation_and_kept(play, tmp_path):
     result = play(FEDIN, rounds=6)
     records = lines(tmp_path / "run" / "rounds.jsonl")
@@ -115,6 +119,7 @@ def test_files_that_no_checkpoint_needs_are_deleted(play, tmp_path):
     assert {path.name for path in folder.glob("*.safetensors")} == needed
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_anywhere_in_the_checkpoint_is_noticed(play, tmp_path):
     play(FEDMD, rounds=1)
     folder = tmp_path / "run" / "checkpoint"
@@ -194,6 +199,7 @@ def test_a_round_that_everybody_fails_is_recorded_and_the_run_goes_on(play, tmp_
     assert written[0]["accuracy_personal_mean"] == written[2]["accuracy_personal_mean"]
 
 
+@pytest.mark.slow
 def test_a_round_with_fewer_replies_than_the_quorum_is_lost(play, monkeypatch):
     all_four = {"tolerate_failures": True, "rounds_close": RoundsClose(quorum=4)}
     before = play(FEDMD, rounds=1, **all_four).checkpoint
@@ -237,6 +243,7 @@ def test_a_client_with_one_example_and_batch_norm_alone_in_a_cohort_does_not_end
     assert len(result.rounds) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.rotates
 @pytest.mark.parametrize("name", list_methods())
 def test_a_client_that_diverges_stops_every_method_with_round_and_client(name, tmp_path):

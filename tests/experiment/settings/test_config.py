@@ -32,6 +32,7 @@ def test_a_quorum_is_a_number_of_clients_of_a_cohort(quorum):
         resolve({"federation": {"clients": 20}, "run": {"cohort_fraction": 0.5, "rounds_close": {"quorum": quorum}}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_methods())
 def test_a_resolved_configuration_resolves_to_itself(name, tmp_path):
     first = experiment_for(name, ["run.seed=3"])

@@ -111,6 +111,7 @@ def test_a_resumed_run_tells_which_rounds_were_done_before(tmp_path):
     assert [record.round for record in diary.of("record")] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [{"executor": "sequential"}, {"executor": "stacked"}, {"executor": "workers", "workers": 2}],
@@ -152,6 +153,7 @@ class MayFail(Fails):
 EVENTS = [name for name in vars(Observer) if name.startswith("on_")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", EVENTS)
 def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(event, tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.experiment.running.run._LOOK_EVERY", 0.0)
@@ -170,6 +172,7 @@ def test_what_an_observer_raises_ends_the_run_which_resumes_to_the_same_bytes(ev
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_run_goes_on_without_an_observer_that_may_fail_and_says_so_once(event, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("potluck.experiment.running.run._LOOK_EVERY", 0.0)

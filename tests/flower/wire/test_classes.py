@@ -223,6 +223,7 @@ def test_what_a_server_tells_a_node_reads():
         assert (task.classes, task.common.classes) == (expected, common.classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "dataset"), [(TEN, "server.npz"), (tuple("0123456789"), "digits")])
 def test_three_nodes_with_classes_in_orders_of_their_own_compute_what_one_process_does(tmp_path, classes, dataset):
     """The first has five of the ten classes, the last numbers without names."""
