@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results") / "faults.json"
@@ -248,26 +249,28 @@ def tabled() -> str:
         "",
         *summary(list(results.values())),
         "",
-        "| | fault | noticed by | among |",
-        "|--:|---|---|---|",
+        "| | fault | noticed by | among | at |",
+        "|--:|---|---|---|---|",
     ]
     for number, one in sorted(results.items(), key=lambda item: int(item[0])):
         place = f"`{one['file']}:{one['line']}` `{shown(one['before'])}` → `{shown(one['after'])}`"
         who = f"`{one['test']}`" if one["test"] else one.get("why", "nobody")
-        lines.append(f"| {number} | {place} | {who} | {one['stage']} |")
+        lines.append(f"| {number} | {place} | {who} | {one['stage']} | {one['commit']} |")
     return "\n".join(lines) + "\n"
 
 
-def summary(results: list[dict[str, str]]) -> list[str]:
+def summary(results: list[dict[str, Any]]) -> list[str]:
     """How many of them tests noticed, and how the others were."""
     turns = [one for one in results if one["stage"].startswith("another turn's")]
     unseen = [one for one in results if not one["test"]]
     noticed = len(results) - len(turns) - len(unseen)
-    commits = ", ".join(sorted({one["commit"] for one in results}))
+    by_hand = sum(one.get("by_hand", False) for one in results)
     return [
-        f"{len(results)} faults, drawn by `python benchmarks/faults.py` with the seed {SEED}, each alone at",
-        f"commit {commits}: {noticed} are noticed by the tests that `.ci/run` chooses for a commit that has them,",
-        f"{len(turns)} only by tests whose turn is at another commit, {len(unseen)} by none.",
+        f"{len(results)} faults, drawn by `python benchmarks/faults.py` with the seed {SEED}, each alone in the",
+        f"code of the commit beside it: {noticed} are noticed by tests that `.ci/run` chose there for a commit",
+        f"that has them, {len(turns)} only by tests whose turn is at another commit. {len(unseen)} are noticed by",
+        f"none that was run, and the code was read to see why. {by_hand} were tried by hand against the one",
+        "test that is named: it, or the rule that chooses it, came after the others were tried.",
     ]
 
 
