@@ -57,8 +57,9 @@ from potluck.core.roles import Server as Server
 from potluck.core.schema import Schema as Schema
 from potluck.models import contract as contract
 from potluck.models.contract import StagedNet as StagedNet
-from potluck.models.contract import split as split
 from potluck.models.contract import staged as staged
+from potluck.models.split import Split as Split
+from potluck.models.split import split as split
 from potluck.parts import adapting as adapting
 from potluck.parts import angles as angles
 from potluck.parts import banks as banks

@@ -23,7 +23,7 @@ from potluck.methods.depthfl import DepthFL, ExitsLoss
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddyn import FedDyn
 from potluck.models import get_model
-from potluck.models.contract import StagedNet, blocks, linear_exit, place_shapes
+from potluck.models.contract import STAGES, StagedNet, blocks, linear_exit, place_shapes
 from potluck.models.vit import vit
 from potluck.parts.sharing import Sharing
 
@@ -298,7 +298,7 @@ def test_a_client_with_one_classifier_predicts_with_it(play):
 
 
 def test_needs_are_stated():
-    shared = {Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES}
+    shared = {Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, STAGES, Need.DEPTH_PREFIXES}
     assert DepthFL().needs() == {*shared, Need.CLASSES}
     assert DepthFL(consistency=0.0).needs() == DepthFL(levels=(1.0,)).needs() == {*shared, Need.ONE_OUTPUT}
 

@@ -18,7 +18,7 @@ from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedaux import FedAUX, Weighted, others
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
-from potluck.models.contract import split
+from potluck.models.split import split
 from potluck.parts.certainty import certainty, logistic
 from potluck.parts.means import Aggregate
 from potluck.parts.sharing import Sharing

@@ -10,7 +10,7 @@ from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.requests.inference import predict
 from potluck.methods.fedgkt import FedGKT, TransferLoss, tail
-from potluck.models.contract import split
+from potluck.models.split import split
 from potluck.parts.losses import distillation
 
 EXACTLY = {"rtol": 0, "atol": 0}

@@ -15,7 +15,8 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedin import FedIN
 from potluck.models import get_model
-from potluck.models.contract import StagedNet, intermediate_names, split
+from potluck.models.contract import StagedNet
+from potluck.models.split import split
 from potluck.parts.features import FeatureLoss, ObservingLoss
 from potluck.parts.projection import Reconcile, without_conflict
 from potluck.parts.sharing import Sharing
@@ -104,9 +105,9 @@ def test_the_local_loss_is_the_tasks_loss_of_the_whole_network_and_the_pull(play
 
 def test_features_of_the_same_layers_in_the_same_batch_have_no_loss(play, clouds):
     net = play(FedIN(), clouds("norm3")).model(0).train()
-    extractor, intermediate, _ = split(net)
-    s_in = extractor(uniform(16, 6)).detach()
-    features = {"s_in": s_in, "s_out": intermediate(s_in).detach()}
+    parts = split(net)
+    s_in = parts.extractor(uniform(16, 6)).detach()
+    features = {"s_in": s_in, "s_out": parts.intermediate(s_in).detach()}
     assert FeatureLoss(100)(net, (s_in, s_in), {"features": features}).item() == 0
 
 
@@ -125,7 +126,7 @@ def test_the_feature_loss_has_no_gradient_outside_the_intermediate_layers(play, 
     gradients = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
     without = {name for (name, _), g in zip(net.named_parameters(), gradients, strict=True) if g is None}
     assert without == {name for name, _ in net.named_parameters() if name.startswith(OUTER)}
-    assert without == {name for name, _ in net.named_parameters()} - intermediate_names(net)
+    assert without == {name for name, _ in net.named_parameters()} - split(net).intermediate_names
 
 
 @pytest.mark.parametrize("optimization", ["joint", "sequential"])
@@ -233,7 +234,7 @@ def test_the_simplified_rule_is_the_gradient_of_one_loss(play, clouds):
         found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
         gradients.append({n: g for n, g in zip(names, found, strict=True) if g is not None})
     together = torch.autograd.grad(losses[1] + losses[0] / 2, parameters)
-    z = Reconcile(intermediate_names(net))(gradients, extras)[0]
+    z = Reconcile(split(net).intermediate_names)(gradients, extras)[0]
     assert_close(z, dict(zip(names, together, strict=True)))
 
 

@@ -20,7 +20,7 @@ from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
 from potluck.engine.rounds.engine import Engine
 from potluck.methods.fedin import FedIN
-from potluck.models.contract import split
+from potluck.models.split import split
 from potluck.parts import privacy
 from potluck.parts.privacy import FeaturePrivacy
 from potluck.parts.sharing import Sharing

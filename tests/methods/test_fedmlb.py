@@ -12,7 +12,8 @@ from potluck.core.needs import Need
 from potluck.core.nets.weights import load, weights_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.fedmlb import BranchedLoss, FedMLB, hybrid_paths, levels, online_distillation, own_path
+from potluck.methods.fedmlb import BranchedLoss, FedMLB, hybrid_paths, online_distillation
+from potluck.models.split import split
 
 EXACTLY = {"rtol": 0, "atol": 0}
 FULL = LocalTraining("sgd", lr=0.1, batch_size=64)  # one full step an epoch
@@ -77,7 +78,7 @@ def test_online_distillation__has_the_gradients_of_finite_differences(teacher_le
 
 def test_hybrid_paths__go_on_in_the_global_net_from_the_clients_features(play, clouds):
     net, common, batch = pair(play, clouds)
-    features = levels(net, batch.inputs)
+    features, own = split(net).levels(batch.inputs)
     found = hybrid_paths(common, features)
     (first, second, third), x = net.stages, batch.inputs
     expected = [
@@ -88,21 +89,21 @@ def test_hybrid_paths__go_on_in_the_global_net_from_the_clients_features(play, c
     assert len(net.stages) == len(found) == 3
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other)
-    assert_close(own_path(net, features), net(x))
+    assert_close(own, net(x))
 
 
 def test_hybrid_paths__of_equal_nets_are_the_own_path(play, clouds):
     net, common, batch = pair(play, clouds)
     load(common, weights_of(net))
-    features = levels(net, batch.inputs)
+    features, own = split(net).levels(batch.inputs)
     for hybrid in hybrid_paths(common, features):
-        assert_close(hybrid, own_path(net, features))
+        assert_close(hybrid, own)
 
 
 def test_branched_loss__is_the_papers_by_hand(play, clouds):
     net, common, batch = pair(play, clouds)
-    features = levels(net, batch.inputs)
-    own, hybrids = own_path(net, features), hybrid_paths(common, features)
+    features, own = split(net).levels(batch.inputs)
+    hybrids = hybrid_paths(common, features)
     expected = 0.5 * cross_entropy(own, batch.targets)
     expected += 2 * sum(cross_entropy(each, batch.targets) for each in hybrids) / 3
     expected += 7 * sum(divergence(each, own, 3.0) for each in hybrids) / 3
@@ -126,7 +127,7 @@ def test_branched_loss__with_a_constant_teacher_is_learnt_from_on_the_own_path_a
     net, common, batch = pair(play, clouds)
     loss = BranchedLoss(F.cross_entropy, 0.0, 0.0, 1.0, 1.0, teacher_learns)(net, batch, {"global": common})
     (found,) = torch.autograd.grad(loss, net.stages[0].linear.weight)
-    told = [each.detach() for each in hybrid_paths(common, levels(net, batch.inputs))]
+    told = [each.detach() for each in hybrid_paths(common, split(net).levels(batch.inputs)[0])]
     constant = torch.stack([online_distillation(net(batch.inputs), each, 1.0, False) for each in told]).mean()
     (expected,) = torch.autograd.grad(constant, net.stages[0].linear.weight)
     assert torch.allclose(found, expected) != teacher_learns
@@ -182,7 +183,7 @@ def test_after_training_the_global_net_can_use_a_clients_features_better_than_af
         run = play(method, federation, rounds=0)
         state, _ = run.engine.round(3, start.state, [0])
         net, common = run.engine.inference_model(state, 0), run.engine.inference_model(start.state, 0)
-        hybrids = hybrid_paths(common, levels(net, data.inputs))
+        hybrids = hybrid_paths(common, split(net).levels(data.inputs)[0])
         return torch.stack([F.cross_entropy(each, data.targets) for each in hybrids]).mean().item()
 
     assert of_hybrids(FedMLB(LONG)) < of_hybrids(FedAvg(LONG))

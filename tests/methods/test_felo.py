@@ -13,7 +13,8 @@ from potluck.core.nets.weights import parameters_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.felo import Felo
-from potluck.models.contract import StagedNet, split
+from potluck.models.contract import StagedNet
+from potluck.models.split import split
 from potluck.parts.sharing import Sharing
 
 EXACTLY = {"rtol": 0, "atol": 0}

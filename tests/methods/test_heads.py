@@ -18,7 +18,8 @@ from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedgen import FedGen
 from potluck.methods.heterofl import HeteroFL
 from potluck.methods.moon import representation
-from potluck.models.contract import StagedNet, classifier_names, feature_shapes, of_depth
+from potluck.models.contract import StagedNet, classifier_names, of_depth
+from potluck.models.split import feature_shapes
 from potluck.parts.generator import sent_heads
 from potluck.parts.sharing import Sharing
 from potluck.testing.worlds import quick

@@ -21,6 +21,7 @@ from potluck.experiment.federation.needs import check_needs
 from potluck.methods.depthfl import DepthFL
 from potluck.methods.hypemefed import HypeMeFed, as_matrix, factors
 from potluck.models import get_model
+from potluck.models.contract import STAGES
 from potluck.parts.means import Aggregate
 
 EXACTLY = {"rtol": 0, "atol": 0}
@@ -276,7 +277,7 @@ def test_the_last_exit_that_a_client_has_predicts_and_the_head_is_the_servers(pl
 
 
 def test_needs_are_stated():
-    needs = {Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES, Need.ONE_OUTPUT}
+    needs = {Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, STAGES, Need.DEPTH_PREFIXES, Need.ONE_OUTPUT}
     assert HypeMeFed().needs() == needs
 
 

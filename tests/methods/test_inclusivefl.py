@@ -14,6 +14,7 @@ from potluck.core.requests.fit import LocalTraining
 from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.inclusivefl import InclusiveFL, momentum, next_larger, rows
+from potluck.models.contract import STAGES
 from potluck.models.mlp import mlp2, mlp3, mlp5
 from potluck.models.resnet import VARIANTS as RESNETS
 from potluck.models.vit import vit
@@ -276,8 +277,8 @@ def test_without_beta_it_is_fedavg(play, clouds):
 
 
 def test_it_needs_models_in_stages():
-    assert InclusiveFL().needs() == {Need.NESTED_LAYERS, Need.SPLIT_MODEL, Need.SHARED_LAYERS}
-    assert InclusiveFL(sharing=APART).needs() == {Need.SPLIT_MODEL, Need.SHARED_ARCHITECTURES}
+    assert InclusiveFL().needs() == {Need.NESTED_LAYERS, Need.SPLIT_MODEL, STAGES, Need.SHARED_LAYERS}
+    assert InclusiveFL(sharing=APART).needs() == {Need.SPLIT_MODEL, STAGES, Need.SHARED_ARCHITECTURES}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.needs import check_needs
 from potluck.methods.scalefl import ExitsLoss, ScaleFL
 from potluck.models import get_model
-from potluck.models.contract import StagedNet, blocks, of_depth
+from potluck.models.contract import STAGES, StagedNet, blocks, of_depth
 from potluck.models.preresnet import preresnet18
 from potluck.testing.worlds import assigned, quick
 
@@ -324,7 +324,7 @@ def test_early_exits_are_scaled_as_well_and_what_predicts_is_not(play):
 
 
 def test_needs_are_stated():
-    shared = {Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES}
+    shared = {Need.ONE_ARCHITECTURE, Need.WIDTH_SLICES, Need.SPLIT_MODEL, STAGES, Need.DEPTH_PREFIXES}
     assert ScaleFL().needs() == {*shared, Need.CLASSES}
     assert ScaleFL(gamma=0.0).needs() == {*shared, Need.ONE_OUTPUT}
 

@@ -13,7 +13,8 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import LocalTraining
 from potluck.methods.felo import Felo
 from potluck.methods.velo import Velo
-from potluck.models.contract import StagedNet, split
+from potluck.models.contract import StagedNet
+from potluck.models.split import split
 from potluck.parts.prototypes import ReplayLoss
 from potluck.parts.sharing import Sharing
 
@@ -233,14 +234,14 @@ def test_local_training_descends_the_loss_of_its_use(play, clouds, use, alpha):
         inputs, labels = federation.sites[id].train.inputs, federation.sites[id].train.labels
         h, z = (sent(run)[id][name]["means"][labels] for name in ("features", "logits"))
         for _ in range(3):
-            extractor, intermediate, classifier = split(net)
-            mid = intermediate(extractor(inputs))
-            logits = classifier(mid)
+            parts = split(net)
+            mid = parts.features(inputs)
+            logits = parts.classifier(mid)
             task, pull = F.cross_entropy(logits, labels), (logits - z).square().mean()
             if use == "target":
                 full_step(net, task + alpha * ((mid - h).square().mean() + pull))
             else:
-                again = classifier(intermediate(h))
+                again = parts.classifier(parts.intermediate(h))
                 replayed = F.cross_entropy(again, labels) + (again - z).square().mean()
                 full_step(net, (1 - alpha) * task + alpha * (replayed + pull))
         assert_close(parameters_of(run.model(id)), parameters_of(net))

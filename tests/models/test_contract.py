@@ -13,7 +13,8 @@ from potluck.core.ground.rng import fold_in, isolated
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.scale import Scale
 from potluck.models import get_model, list_models
-from potluck.models.contract import StagedNet, features, intermediate_names, resume, split
+from potluck.models.contract import StagedNet, features, resume
+from potluck.models.split import split
 
 CLASSES = 3
 SHAPE = (2, 8, 8)
@@ -87,9 +88,9 @@ def test_resume_continues_where_features_stopped(name):
 @every_variant_in_parts
 def test_split_composes_to_the_network(name):
     net = used(name)
-    extractor, intermediate, classifier = split(net)
-    assert torch.equal(classifier(intermediate(extractor(images()))), net(images()))
-    inner, first = intermediate_names(net), list(dict(net.stages.named_children()))[: net.extractor_stages]
+    parts = split(net)
+    assert torch.equal(parts.classifier(parts.intermediate(parts.extractor(images()))), net(images()))
+    inner, first = split(net).intermediate_names, list(dict(net.stages.named_children()))[: net.extractor_stages]
     assert first[0] == "stem"
     assert inner
     assert not any(parameter.startswith((*(f"stages.{stage}." for stage in first), "head.")) for parameter in inner)

@@ -21,15 +21,13 @@ from potluck.models.contract import (
     StagedNet,
     blocks,
     classifier_names,
-    feature_shapes,
-    intermediate_names,
     linear_exit,
     of_depth,
     place_shapes,
     places,
-    split,
     with_exits,
 )
+from potluck.models.split import feature_shapes, split
 
 CLASSES = 3
 SHAPE = (2, 8, 8)
@@ -202,13 +200,13 @@ def test_depth__a_net_that_ends_in_an_exit_is_a_net_like_any_other(name):
     net.eval()
     expected = net(images())
     assert_close(net.exits[net.ending](net.stages(images())), expected, **EXACTLY)
-    extractor, intermediate, classifier = split(net)
-    assert_close(classifier(intermediate(extractor(images()))), expected, **EXACTLY)
+    parts = split(net)
+    assert_close(parts.classifier(parts.intermediate(parts.extractor(images()))), expected, **EXACTLY)
     assert feature_shapes(net, SHAPE)[1] == (net.num_features,)
     assert classifier_names(net) == {f"exits.{net.ending}.head.{kind}" for kind in ("weight", "bias")}
-    assert not classifier_names(net) & intermediate_names(net)
+    assert not classifier_names(net) & split(net).intermediate_names
     behind = {key for key in shapes_of(net) if key.startswith(f"exits.{net.ending}.body.")}
-    assert behind & dict(net.named_parameters()).keys() <= intermediate_names(net)
+    assert behind & dict(net.named_parameters()).keys() <= split(net).intermediate_names
     again = build(name, scale, seed=1).eval()
     again.load_state_dict(net.state_dict(), strict=True)
     assert_close(again(images()), expected, **EXACTLY)

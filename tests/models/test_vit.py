@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import fold_in, isolated
 from potluck.core.nets.scale import Scale
-from potluck.models.contract import feature_shapes, features, intermediate_names
+from potluck.models.contract import features
+from potluck.models.split import feature_shapes, split
 from potluck.models.vit import VARIANTS, AttentionBlock, Stem
 
 DEPTHS = range(8, 13)
@@ -76,7 +77,7 @@ def test_a_deeper_net_has_every_parameter_of_a_shallower_one(shallow, deep):
 def test_the_extractor_ends_after_the_first_block_and_the_classifier_reads_the_class_token(name):
     net = tiny(name)
     assert feature_shapes(net, SHAPE) == ((5, 12), (12,))
-    stages = {parameter.split(".")[1] for parameter in intermediate_names(net)}
+    stages = {parameter.split(".")[1] for parameter in split(net).intermediate_names}
     assert stages == set(dict(net.stages.named_children())) - {"stem", "block1"}
     x = torch.randn(2, *SHAPE)
     last = features(net, x, len(net.stages))

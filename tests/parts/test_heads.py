@@ -5,7 +5,8 @@ from torch import nn
 
 from potluck.core.needs import Need, Offer
 from potluck.models.contract import StagedNet
-from potluck.parts.heads import COMMON_HEAD, COMMON_WIDTH, PLAIN_HEAD, SERVERS_HEAD, TRAINED_HEAD, head_of
+from potluck.models.split import split
+from potluck.parts.heads import COMMON_HEAD, COMMON_WIDTH, PLAIN_HEAD, SERVERS_HEAD, TRAINED_HEAD
 
 
 def net(width=4, hidden=8, head=None):
@@ -21,8 +22,8 @@ def offer(**architectures):
     return Offer(architectures, dict(enumerate(architectures)), next(iter(architectures)), False, (), input_shape=(6,))
 
 
-def test_head_of__names_its_tensors_alike_whatever_stands_before_it():
-    assert {*head_of(net()).state_dict()} == {*head_of(net(hidden=5)).state_dict()} == {"weight", "bias"}
+def test_head__names_its_tensors_alike_whatever_stands_before_it():
+    assert {*split(net()).head.state_dict()} == {*split(net(hidden=5)).head.state_dict()} == {"weight", "bias"}
 
 
 def test_common_width_and_common_head__only_the_heads_count():

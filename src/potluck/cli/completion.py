@@ -91,7 +91,7 @@ def of_kinds(context: typer.Context, incomplete: str) -> list[str]:
 
 def of_inspected(context: typer.Context, incomplete: str) -> list[str]:
     """For `potluck inspect`."""
-    return _matching(["federation"], incomplete)
+    return _matching(["federation", *models()], incomplete)
 
 
 def of_new(context: typer.Context, incomplete: str) -> list[str]:

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from potluck.core.ground.errors import ConfigError
 from potluck.core.meeting import Meeting, TrainedTensor, meetings
 from potluck.core.needs import Need, Offer
 from potluck.experiment.federation.assemble import assemble
@@ -18,15 +17,13 @@ Owners = tuple[str, ...]
 """Names of the architectures that have a tensor."""
 
 
-def print_meeting(what: str, target: str | None, assignments: Sequence[str]) -> None:
+def print_meeting(target: str | None, assignments: Sequence[str]) -> None:
     """Print which layers meet in an experiment's federation.
 
     Raises:
-        ConfigError: `what` is not "federation", or the configuration cannot be resolved.
+        ConfigError: the configuration cannot be resolved.
         DataError: the data are missing, or cannot be divided as configured.
     """
-    if what != "federation":
-        raise ConfigError(f"inspect: found {what!r}; expected federation, as in: potluck inspect federation FILE.toml")
     experiment = experiment_for(target, assignments)
     offer = Offer.of(assemble(experiment, checked=True).federation)
     scope = _scope(experiment)

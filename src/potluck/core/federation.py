@@ -12,6 +12,7 @@ from potluck.core.ground.errors import ConfigError, nearest
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
+from potluck.core.nets.splitting import Splits
 from potluck.core.nets.weights import frozen_names, parameters_of, tensors_of
 from potluck.core.requests.examples import Examples
 from potluck.core.tasks.named import CLASSIFICATION
@@ -149,23 +150,33 @@ class Federation:
         """
         name = architecture or self.server_architecture
         with isolated(key):
-            return to_training(built(self.architectures[name], scale, name, self.cuts))
+            return to_training(built(self.architectures[name], scale, name, self.cuts, self.splits))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one prepared input."""
-        return next(iter(self.sites.values())).train.input_shape
+        """Shape of one prepared input; empty where no client's data are known."""
+        return next((site.train.input_shape for site in self.sites.values()), ())
 
     @cached_property
     def real_inputs(self) -> bool:
         """Whether prepared inputs are real numbers, the public ones too, as far as they are here."""
-        here = [next(iter(self.sites.values())).train, *([] if self.public is None else [self.public])]
-        return all(examples.input_type.is_floating_point for examples in here)
+        return all(examples.input_type.is_floating_point for examples in self._known_inputs(self.public))
 
     @cached_property
     def cuts(self) -> Cuts:
         """How nets are made narrower whose builders take no `scale`."""
-        return Cuts(self.input_shape if self.sites else ())
+        return Cuts(self.input_shape)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """How nets are split that do not say so themselves."""
+        known = self._known_inputs(self.public, self.test)
+        return Splits(self.input_shape, self.real_inputs if known else None)
+
+    def _known_inputs(self, *common: Examples | None) -> list[Examples]:
+        """The first client's examples and these, as far as they are on this machine."""
+        first = [site.train for site in self.sites.values()][:1]
+        return [*first, *(examples for examples in common if examples is not None)]
 
     @cached_property
     def roster(self) -> Roster:

@@ -13,6 +13,7 @@ from potluck.core.meeting import meetings
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
 from potluck.core.nets.slicing import NoSlices, cut_by, incoherent
+from potluck.core.nets.splitting import Splits, split_problem
 from potluck.core.nets.weights import learnt_of, tensors_of
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
@@ -67,6 +68,11 @@ class Offer:
         return Cuts(self.input_shape)
 
     @cached_property
+    def splits(self) -> Splits:
+        """How nets are split that do not say so themselves."""
+        return Splits(self.input_shape, self.real_inputs)
+
+    @cached_property
     def nets(self) -> dict[str, nn.Module]:
         """One network of each architecture that a client has."""
         return {name: self.build(name) for name in sorted(set(self.assigned.values()))}
@@ -74,7 +80,7 @@ class Offer:
     def build(self, architecture: str, scale: Scale = FULL) -> nn.Module:
         """A network to inspect, built without drawing from the global generator."""
         with isolated(Key((architecture,))):
-            return to_training(built(self.architectures[architecture], scale, architecture, self.cuts))
+            return to_training(built(self.architectures[architecture], scale, architecture, self.cuts, self.splits))
 
 
 @dataclass(frozen=True)
@@ -120,17 +126,6 @@ class Need:
         """What is wrong with a federation and what to do about it, in one line; None if the need is met."""
         found = self.check(offer)
         return None if found is None else f"{found}; {self.advice}"
-
-
-def split_problem(net: nn.Module) -> str | None:
-    """Why a network cannot be split into extractor, intermediate layers and classifier; None if it can.
-
-    The network's own method of this name decides, see `potluck.models.contract.StagedNet`.
-    """
-    answer: Callable[[], str | None] | None = getattr(net, "split_problem", None)
-    if answer is not None:
-        return answer()
-    return f"{type(net).__name__} cannot be split into extractor, intermediate layers and classifier"
 
 
 def _one_architecture(offer: Offer) -> str | None:
@@ -282,7 +277,7 @@ Need.SHARED_ARCHITECTURES = Need(
 Need.SPLIT_MODEL = Need(
     "models that split into extractor, intermediate layers and classifier",
     _split_model,
-    "expected a StagedNet: give its parts to potluck.models.contract.StagedNet",
+    "give its parts to potluck.models.contract.StagedNet; to see how a network is cut: potluck inspect FILE.py:NAME",
 )
 Need.WIDTH_SLICES = Need(
     "a model whose width can be cut", _width_slices, "choose another model, or give its builder a `scale`"

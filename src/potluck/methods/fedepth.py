@@ -113,7 +113,8 @@ class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
     link: fl.links.Link = "subsample"
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL, *([fl.Need.CLASSES] if self.models > 1 else [])}
+        classes = {fl.Need.CLASSES} if self.models > 1 else set[fl.Need]()
+        return super().needs() | classes | {fl.Need.SPLIT_MODEL, fl.contract.STAGES}
 
     def init(self, server: fl.Server) -> State:
         self.check_budgets(server)

@@ -122,7 +122,7 @@ class FedET(fl.SharesWeights[State]):
 
     def needs(self) -> frozenset[fl.Need]:
         heads = (
-            {fl.Need.SPLIT_MODEL, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
+            {fl.Need.SPLIT_MODEL, fl.contract.STAGES, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
             if self.representation == "head"
             else set[fl.Need]()
         )

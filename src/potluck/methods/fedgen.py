@@ -111,7 +111,7 @@ class FedGen(fl.SharesWeights[State]):
         return True
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.heads.WHOLE_HEAD}
 
     def init(self, server: fl.Server) -> State:
         fl.generator.check_heads(server, self.sharing.buffers)
@@ -136,7 +136,7 @@ class FedGen(fl.SharesWeights[State]):
         objective, read, extras = client.objective, dict[str, nn.Module](), dict[str, Tensor]()
         if (self.alpha or self.beta) and "generator" in message:
             objective = GuidedLoss(client.criterion, self.alpha, self.beta)
-            new = self.generator_of(client.num_classes, fl.staged(client.model).num_features)
+            new = self.generator_of(client.num_classes, fl.split(client.model).num_features)
             read = {"generator": fl.load(client.module("generator", new, keep=False), message["generator"])}
             extras = {"labels": message["labels"].float()}
         yield fl.Fit(client.model, objective, client.train, self.training, extras, frozen=read)
@@ -169,7 +169,7 @@ class GuidedLoss:
     beta: float
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        head, generator, outputs = fl.staged(net).head, extras["generator"], net(batch.inputs)
+        head, generator, outputs = fl.split(net).head, extras["generator"], net(batch.inputs)
         labels = torch.multinomial(extras["labels"], len(batch.targets), replacement=True)
         generated = F.cross_entropy(head(generator.drawn(labels)[0]), labels)
         loss = self.criterion(outputs, batch.targets) + self.alpha * generated

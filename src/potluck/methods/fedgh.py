@@ -119,11 +119,11 @@ class HeadLoss:
 
 def _new_head(server: fl.Server) -> nn.Module:
     """A head like the clients', with the run's initial weights."""
-    return fl.heads.head_of(fl.heads.client_net(server))
+    return fl.split(fl.heads.client_net(server)).head
 
 
 def with_header(client: fl.Client, message: fl.Message) -> nn.Module:
     """The client's network, its head replaced by the header, if it was sent one."""
     if "head" in message:
-        fl.load(fl.heads.head_of(client.model), message["head"])
+        fl.load(fl.split(client.model).head, message["head"])
     return client.model

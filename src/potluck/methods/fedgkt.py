@@ -75,7 +75,7 @@ class FedGKT(fl.Method[State]):
     temperature: Annotated[float, fl.above(0)] = 3.0
 
     def needs(self) -> frozenset[fl.Need]:
-        return frozenset({fl.Need.SPLIT_MODEL})
+        return frozenset({fl.Need.SPLIT_MODEL, fl.contract.STAGES})
 
     def init(self, server: fl.Server) -> State:
         read = fl.features.feature_shape(server, None, "s_in")

@@ -180,7 +180,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         self.sharing.receive(client, message)  # l. 14-15
         model, S, anchor = client.model, message.get("features"), fl.parameters_of(client.model)
         pairs = self.released(client, self.feature_batch)
-        inner = fl.contract.intermediate_names(model) & anchor.keys()
+        inner = fl.split(model).intermediate_names & anchor.keys()
         noise = (self.noise, self.noise_multiplies, self.noise_sigma)
         l_local, l_in = (
             fl.features.ObservingLoss(client.criterion, self.mu, *noise),

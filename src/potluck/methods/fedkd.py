@@ -143,7 +143,7 @@ class FedKD(fl.Method[State]):
         client.state.update(common=before, version=message["version"])
         nets = {"own": client.model, "common": fl.load(client.build(), before)}
         if self.hidden:
-            d_t, d_s = (fl.staged(net).num_features for net in nets.values())
+            d_t, d_s = (fl.split(net).num_features for net in nets.values())
             nets["link"] = client.module("link", partial(nn.Linear, d_s, d_t, bias=False))
         loss = AdaptiveLosses(client.criterion, self.distillation, self.hidden, self.gradients == "joint")
         yield fl.Fit(nn.ModuleDict(nets), loss, client.train, self.training)
@@ -220,6 +220,5 @@ class AdaptiveLosses:
         """Logits and, if they are compared, features; the logits again if not."""
         if not self.hidden:
             return (logits := net(inputs)), logits
-        parts = fl.split(net)
-        features = parts.intermediate(parts.extractor(inputs))
-        return parts.classifier(features), features
+        _, features, logits = fl.split(net).passed(inputs)
+        return logits, features

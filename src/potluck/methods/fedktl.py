@@ -163,7 +163,7 @@ class FedKTL(fl.Method[State]):
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         net, data, pairs = nn.ModuleDict({"model": client.model}), client.train, message.get("pairs")
         if pairs is not None:
-            sizes = fl.staged(client.model).num_features, pairs["vectors"].shape[1]
+            sizes = fl.split(client.model).num_features, pairs["vectors"].shape[1]
             net["projector"] = client.module("projector", partial(nn.Linear, *sizes), keep=False)
             order = torch.randperm(len(pairs["vectors"]), generator=client.rng)
             data = data.with_columns(pair=order.repeat(len(data) // len(order) + 1)[: len(data)])
@@ -246,9 +246,8 @@ class TransferLoss:
         if pairs is None:
             return loss
         images, vectors = (pairs[name][batch.columns["pair"]] for name in ("images", "vectors"))
-        parts = fl.split(model)
         with fl.batchnorm.keep_statistics(model):
-            features = parts.intermediate(parts.extractor(images))
+            features = fl.split(model).features(images)
         return loss + self.transfer * F.mse_loss(net.get_submodule("projector")(features), vectors)
 
 

@@ -163,9 +163,7 @@ class GuidedLoss:
         if self.guided == "logits":
             logits = guided = net(batch.inputs)
         else:
-            parts = fl.split(net)
-            guided = parts.intermediate(parts.extractor(batch.inputs))
-            logits = parts.classifier(guided)
+            _, guided, logits = fl.split(net).passed(batch.inputs)
         return self.criterion(logits, batch.targets) + self.strength * F.mse_loss(
             guided, extras["guide"][batch.targets]
         )

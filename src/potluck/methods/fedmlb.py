@@ -102,34 +102,19 @@ class BranchedLoss:
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
         """Of one batch of examples with classes."""
-        features = levels(fl.staged(net), batch.inputs)
-        logits = own_path(fl.staged(net), features)
+        features, logits = fl.split(net).levels(batch.inputs)
         loss = self.lambda1 * self.criterion(logits, batch.targets)
         if not (self.lambda2 or self.lambda3):
             return loss
-        hybrids = hybrid_paths(fl.staged(extras["global"]), features)
+        hybrids = hybrid_paths(extras["global"], features)
         errors = [self.criterion(hybrid, batch.targets) for hybrid in hybrids]
         taught = [online_distillation(logits, hybrid, self.temperature, self.teacher_learns) for hybrid in hybrids]
         return loss + self.lambda2 * torch.stack(errors).mean() + self.lambda3 * torch.stack(taught).mean()
 
 
-def levels(net: fl.StagedNet, x: Tensor) -> list[Tensor]:
-    """What each stage of a net puts out, in order."""
-    found = list[Tensor]()
-    for stage in net.stages:
-        x = stage(x)
-        found.append(x)
-    return found
-
-
-def own_path(net: fl.StagedNet, features: list[Tensor]) -> Tensor:
-    """Logits (batch, classes) of the net that made the features."""
-    return net.head(net.pool(features[-1]))
-
-
-def hybrid_paths(common: fl.StagedNet, features: list[Tensor]) -> list[Tensor]:
+def hybrid_paths(common: nn.Module, features: list[Tensor]) -> list[Tensor]:
     """By level, the logits (batch, classes) of its features after the remaining stages and the head of `common`."""
-    return [common.head(common.pool(common.stages[m:](h))) for m, h in enumerate(features, start=1)]
+    return [fl.split(common).resumed(h, m) for m, h in enumerate(features, start=1)]
 
 
 def online_distillation(logits: Tensor, hybrid: Tensor, temperature: float, teacher_learns: bool) -> Tensor:

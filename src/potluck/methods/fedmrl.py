@@ -130,7 +130,7 @@ class Matryoshka(nn.Module):
 def both_heads(net: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Of a `Matryoshka`, logits of the common head, from the leading part of what is mixed, and of the client's."""
     common, own = (fl.split(net.get_submodule(name)) for name in ("common", "own"))
-    seen = [parts.intermediate(parts.extractor(inputs)) for parts in (common, own)]
+    seen = [parts.features(inputs) for parts in (common, own)]
     mixed = net.get_submodule("projector")(torch.cat(seen, -1))
     return common.classifier(mixed[..., : seen[0].shape[-1]]), own.classifier(mixed)
 
@@ -138,7 +138,7 @@ def both_heads(net: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
 def joined(client: fl.Client, common: fl.Weights) -> Matryoshka:
     """The client's network and projector, and the common network with these weights."""
     small = fl.load(client.build(), common)
-    d1, d2 = (fl.staged(net).num_features for net in (small, client.model))
+    d1, d2 = (fl.split(net).num_features for net in (small, client.model))
     return Matryoshka(small, client.model, client.module("projector", partial(nn.Linear, d1 + d2, d2)))
 
 

@@ -131,9 +131,8 @@ class MeansLoss:
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> tuple[Tensor, fl.Observed]:
         """Of one batch of examples with classes."""
-        labels, parts, table = batch.targets, fl.split(net), extras["features"]
-        h = parts.intermediate(parts.extractor(batch.inputs))
-        loss, observed = self.criterion(parts.classifier(h), labels), {"features": h, "labels": labels}
+        labels, table, (_, h, outputs) = batch.targets, extras["features"], fl.split(net).passed(batch.inputs)
+        loss, observed = self.criterion(outputs, labels), {"features": h, "labels": labels}
         if table is None:
             return loss, observed
         of_class = F.one_hot(labels, len(table["known"])).to(h)

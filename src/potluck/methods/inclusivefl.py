@@ -106,7 +106,7 @@ class InclusiveFL(fl.SharesWeights[State]):
         return replace(self.sharing, scope="architecture")
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.contract.STAGES}
 
     def init(self, server: fl.Server) -> State:
         pool, own = self.sharing.initial(server), fl.GroupWeights()

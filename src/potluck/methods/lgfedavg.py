@@ -99,4 +99,4 @@ class LGFedAvg(fl.Method[State]):
         return client.model
 
     def _global_layers(self, net: nn.Module) -> nn.Module:
-        return fl.heads.head_of(net) if self.averaged == "head" else net
+        return fl.split(net).head if self.averaged == "head" else net

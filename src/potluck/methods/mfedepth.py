@@ -80,6 +80,7 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
     def needs(self) -> frozenset[fl.Need]:
         return super().needs() | {
             fl.Need.SPLIT_MODEL,
+            fl.contract.STAGES,
             fl.Need.ONE_OUTPUT,
             *([fl.Need.CLASSES] if self.models > 1 else []),
         }

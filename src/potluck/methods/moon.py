@@ -85,18 +85,17 @@ class ContrastiveLoss:
     temperature: float
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        z = representation(net, batch.inputs)  # Alg. 1, l. 14, before l. 13, which needs it
+        _, z, outputs = fl.split(net).passed(batch.inputs)  # Alg. 1, l. 14: z = R_w(x)
         with torch.no_grad():
             z_glob, z_prev = (representation(extras[name], batch.inputs) for name in ("global", "previous"))  # l. 15-16
-        l_sup = self.criterion(fl.split(net).classifier(z), batch.targets)  # l. 13
+        l_sup = self.criterion(outputs, batch.targets)  # l. 13
         l_con = contrastive(z, z_glob, z_prev, self.temperature)  # l. 17
         return l_sup + self.mu * l_con  # l. 18
 
 
 def representation(net: nn.Module, inputs: Tensor) -> Tensor:
     """R_w: what the last layer reads, (batch, width)."""
-    parts = fl.split(net)
-    return parts.intermediate(parts.extractor(inputs))
+    return fl.split(net).features(inputs)
 
 
 def contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:

@@ -114,7 +114,7 @@ class ScaleFL(fl.width.WidthSlices[State]):
 
     def needs(self) -> frozenset[fl.Need]:
         teaches = fl.Need.CLASSES if self.gamma and len(self.levels) > 1 else fl.Need.ONE_OUTPUT
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.Need.DEPTH_PREFIXES, teaches}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.contract.STAGES, fl.Need.DEPTH_PREFIXES, teaches}
 
     def init(self, server: fl.Server) -> State:
         self.warn_of_weak_clients(server)

@@ -81,7 +81,7 @@ def _variants() -> dict[str, Callable[..., "StagedNet"]]:
 
 def _families() -> Iterator[ModuleType]:
     for name in module_names(__name__):
-        if name != "contract":
+        if name not in ("contract", "split"):
             yield importlib.import_module(f"{__name__}.{name}")
     for point in plugins(_GROUP).values():
         yield point.load()

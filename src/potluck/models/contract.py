@@ -7,13 +7,12 @@ giving its parts to `StagedNet`; a method that only moves weights takes any `nn.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
-from potluck.core.needs import Need, split_problem
+from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import batch_norms, norms_of
 from potluck.core.nets.modes import mode
 from potluck.core.nets.slicing import cut_by
@@ -284,12 +283,18 @@ def place_shapes(net: StagedNet, input_shape: tuple[int, ...]) -> dict[str, Size
     """By place, the shape of one example's output there; nets that embed read tokens."""
     found: dict[str, Size] = {}
     with mode(net, training=False), torch.no_grad():
-        x = _example(net, input_shape)
+        x = blank_example(net, input_shape)
         for name, stage in net.named_stages().items():
             for place, module in _walk(name, stage):
                 x = module(x)
                 found[place] = x.shape[1:]
     return found
+
+
+def blank_example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """One example of zeros, (1, ...); tokens for nets that embed."""
+    tokens = any(isinstance(module, nn.Embedding) for module in net.modules())
+    return torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else None)
 
 
 def linear_exit(net: StagedNet, features: Size, outputs: int, *, track: bool = True) -> Exit:
@@ -398,53 +403,27 @@ def resume(net: StagedNet, h: Tensor, start: int) -> Tensor:
     return net.head(net.pool(net.stages[start:](h)))
 
 
-class Split(NamedTuple):
-    """A staged network as three functions whose composition is the network (FedIN, eq. 7)."""
+def in_stages(net: nn.Module) -> StagedNet:
+    """The net as a staged one, whether or not it can be split into extractor, intermediate layers and classifier.
 
-    extractor: Callable[[Tensor], Tensor]
-    intermediate: nn.Module
-    classifier: Callable[[Tensor], Tensor]
+    Raises:
+        TypeError: `net` is not a StagedNet.
+    """
+    if not isinstance(net, StagedNet):
+        raise TypeError(f"{type(net).__name__} has no stages; {STAGES.advice}")
+    return net
 
 
-def split(net: nn.Module) -> Split:
-    """Extractor, intermediate layers (pooling included) and classifier of a staged network.
+def staged(net: nn.Module) -> StagedNet:
+    """The net as a staged one that can be split.
 
     Raises:
         TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
     """
-    whole = staged(net)
-    cut = whole.extractor_stages
-    return Split(
-        extractor=whole.stages[:cut],
-        intermediate=nn.Sequential(whole.stages[cut:], whole.pool),
-        classifier=whole.head,
-    )
-
-
-def intermediate_names(net: nn.Module) -> frozenset[str]:
-    """Names of the parameters that lie between extractor and classifier."""
-    ours = {id(parameter) for parameter in split(net).intermediate.parameters()}
-    return frozenset(name for name, parameter in net.named_parameters() if id(parameter) in ours)
-
-
-def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
-    """Shapes of one example's features before and after the intermediate layers; nets that embed read tokens.
-
-    Raises:
-        ConfigError: flat features are not as many as the net states that its head reads.
-    """
-    parts = split(net)
-    with mode(net, training=False), torch.no_grad():
-        s_in = parts.extractor(_example(net, input_shape))
-        found, stated = parts.intermediate(s_in).shape[1:], staged(net).num_features
-        if len(found) == 1 and found[0] != stated:
-            raise ConfigError(f"num_features {stated}: the head is given {found[0]} features by the pooling before it")
-        return s_in.shape[1:], found
-
-
-def _example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    tokens = any(isinstance(module, nn.Embedding) for module in net.modules())
-    return torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else None)
+    whole = in_stages(net)
+    if (problem := whole.split_problem()) is not None:
+        raise TypeError(f"{problem}; {STAGES.advice}")
+    return whole
 
 
 def classifier_names(net: nn.Module) -> frozenset[str]:
@@ -462,12 +441,12 @@ def classifier_names(net: nn.Module) -> frozenset[str]:
 
 
 def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:
-    """`classifier_names` of a net that can be split; of any other, names of parameters whose rows are its outputs.
+    """`classifier_names` of a staged net that can be split; of any other, parameters whose rows are its outputs.
 
     Raises:
-        ConfigError: a net that cannot be split cannot be followed to its outputs either.
+        ConfigError: the net cannot be followed to its outputs.
     """
-    if split_problem(net) is None:
+    if isinstance(net, StagedNet) and net.split_problem() is None:
         return classifier_names(net)
     cut = cut_by(net)
     try:
@@ -479,24 +458,12 @@ def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str
         ) from found
 
 
-def in_stages(net: nn.Module) -> StagedNet:
-    """The net as a staged one, whether or not it can be split into extractor, intermediate layers and classifier.
-
-    Raises:
-        TypeError: `net` is not a StagedNet.
-    """
-    if not isinstance(net, StagedNet):
-        raise TypeError(f"{type(net).__name__} has no stages; {Need.SPLIT_MODEL.advice}")
-    return net
+def _no_stages(offer: Offer) -> str | None:
+    """A client's net that is cut by its dataflow has places, and no parts that are networks of their own."""
+    name = next((name for name, net in offer.nets.items() if not isinstance(net, StagedNet)), None)
+    return name and f"{name}: it trains stages of a network apart, and {type(offer.nets[name]).__name__} has none"
 
 
-def staged(net: nn.Module) -> StagedNet:
-    """The net as a staged one that can be split.
-
-    Raises:
-        TypeError: `net` is not a StagedNet, or has no stage between extractor and classifier.
-    """
-    if (problem := split_problem(net)) is not None:
-        raise TypeError(f"{problem}; {Need.SPLIT_MODEL.advice}")
-    assert isinstance(net, StagedNet)
-    return net
+STAGES = Need(
+    "networks in stages", _no_stages, "expected a StagedNet: give its parts to potluck.models.contract.StagedNet"
+)

@@ -17,7 +17,7 @@ from potluck.core.nets.weights import Weights, buffers_of, load, parameters_of
 from potluck.core.requests.fit import LocalTraining
 from potluck.core.roles import Client, Server
 from potluck.core.schema import Schema, like
-from potluck.models.contract import StagedNet, in_stages, linear_exit, place_shapes
+from potluck.models.contract import STAGES, StagedNet, in_stages, linear_exit, place_shapes
 from potluck.parts.exits import ExitBuilder, leading_names, leading_share
 from potluck.parts.width import level_within, warn_below
 
@@ -65,7 +65,7 @@ class DepthLevels(Method[D]):
 
     def needs(self) -> frozenset[Need]:
         """One net for all, of which leading blocks are nets."""
-        return frozenset({Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, Need.DEPTH_PREFIXES})
+        return frozenset({Need.ONE_ARCHITECTURE, Need.SPLIT_MODEL, STAGES, Need.DEPTH_PREFIXES})
 
     def whole(self, server: Server) -> StagedNet:
         """The net with all its exits, as it begins; warns of clients whose capacity lies below the smallest level."""

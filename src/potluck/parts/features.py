@@ -20,7 +20,7 @@ from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras, Observed
 from potluck.core.roles import Server
 from potluck.core.schema import Schema, UpTo, floats
-from potluck.models.contract import channel_axis, feature_shapes, split, staged
+from potluck.models.split import Passed, Split, feature_shapes, split
 from potluck.parts.losses import squared_distance
 
 FeaturePlace = Literal["s_in", "s_out"]
@@ -35,9 +35,8 @@ PairStore = dict[str, Observed]
 
 def observed(net: nn.Module, inputs: Tensor) -> Observed:
     """The pair of each example, computed by the current network."""
-    parts = split(net)
-    s_in = parts.extractor(inputs)
-    return {"s_in": s_in, "s_out": parts.intermediate(s_in)}
+    s_in, s_out, _ = split(net).passed(inputs)
+    return {"s_in": s_in, "s_out": s_out}
 
 
 def signature(shapes: Iterable[torch.Size]) -> str:
@@ -118,19 +117,23 @@ class ObservingLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """Of one batch; without mu and noise the loss is the task's, bit for bit."""
-        parts = split(net)
-        s_in = self._noisy(net, parts.extractor(batch.inputs))
-        s_out = self._noisy(net, parts.intermediate(s_in))
-        loss = self.criterion(parts.classifier(s_out), batch.targets)
+        s_in, s_out, outputs = self._passed(split(net), batch.inputs)
+        loss = self.criterion(outputs, batch.targets)
         if self.mu:
             loss = loss + self.mu / 2 * squared_distance(net, extras["anchor"])
         return loss, {"s_in": s_in, "s_out": s_out}
 
-    def _noisy(self, net: nn.Module, features: Tensor) -> Tensor:
+    def _passed(self, parts: Split, inputs: Tensor) -> Passed:
+        """What the parts give, each of the noisy features before it."""
         if not self.noise:
-            return features
+            return parts.passed(inputs)
+        s_in = self._noisy(parts, parts.extractor(inputs))
+        s_out = self._noisy(parts, parts.intermediate(s_in))
+        return Passed(s_in, s_out, parts.classifier(s_out))
+
+    def _noisy(self, parts: Split, features: Tensor) -> Tensor:
         multiple = self.noise if self.noise_multiplies == "deviation" else math.sqrt(self.noise)
-        channels = 1 + channel_axis(staged(net), features.dim() - 1)
+        channels = 1 + parts.channel_axis(features.dim() - 1)
         return features + multiple * _sigma(features.detach(), self.noise_sigma, channels) * torch.randn_like(features)
 
 

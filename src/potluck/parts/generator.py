@@ -16,7 +16,7 @@ from potluck.core.nets.weights import buffers_of, load
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras
 from potluck.core.roles import Replies, Server
-from potluck.models.contract import staged
+from potluck.models.split import split
 
 
 class Generator(nn.Module):
@@ -85,7 +85,7 @@ def check_heads(server: Server, buffers: str) -> None:
         ConfigError: a head keeps statistics, and buffers are not sent.
     """
     for name in sorted({member.architecture for member in server.roster.values()} if buffers != "average" else ()):
-        if buffers_of(staged(server.build(name)).head):
+        if buffers_of(split(server.build(name)).head):
             raise ConfigError(
                 f"the head of {name} keeps statistics, and sharing.buffers={buffers!r} does not send them to the"
                 " server, which teaches its generator with the head; expected 'average'"
@@ -97,8 +97,8 @@ def sent_heads(replies: Replies, server: Server) -> nn.ModuleList:
     nets = {name: server.build(name) for name in sorted({server.roster[i].architecture for i in replies})}
     heads = nn.ModuleList()
     for i, reply in replies.items():
-        net = staged(nets[server.roster[i].architecture])
+        net = nets[server.roster[i].architecture]
         sent = {**reply["weights"], **reply.get("buffers", {})}
-        own = {name: tensor for name, tensor in sent.items() if name.startswith(f"{net.head_name}.")}
-        heads.append(copy.deepcopy(staged(load(net, own, partial=True)).head))
+        own = {name: tensor for name, tensor in sent.items() if name.startswith(f"{split(net).head_name}.")}
+        heads.append(copy.deepcopy(split(load(net, own, partial=True)).head))
     return heads

@@ -6,20 +6,12 @@ need features of one width. The networks before the heads may differ in anything
 
 from torch import nn
 
-from potluck.core.needs import Need, Offer, split_problem
+from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import batch_norms
+from potluck.core.nets.splitting import split_problem
 from potluck.core.nets.weights import parameters_of, weights_of
 from potluck.core.roles import Server
-from potluck.models.contract import StagedNet, staged
-
-
-def head_of(net: nn.Module) -> nn.Module:
-    """The head of a staged network, from features (batch, width) to outputs; its tensors have names of their own.
-
-    Raises:
-        TypeError: `net` cannot be split.
-    """
-    return staged(net).head
+from potluck.models.split import Split, split
 
 
 def client_net(server: Server) -> nn.Module:
@@ -27,25 +19,37 @@ def client_net(server: Server) -> nn.Module:
     return server.build(next(iter(server.roster.values())).architecture)
 
 
-def _whole(offer: Offer) -> dict[str, StagedNet]:
+def _parts(offer: Offer) -> dict[str, Split]:
     """The nets that can be split; `Need.SPLIT_MODEL` names the others."""
-    return {name: staged(net) for name, net in offer.nets.items() if split_problem(net) is None}
+    return {name: split(net) for name, net in offer.nets.items() if split_problem(net) is None}
+
+
+def _heads(offer: Offer) -> dict[str, nn.Module]:
+    """The heads of those nets that have one to take out; `WHOLE_HEAD` names the others."""
+    return {name: parts.head for name, parts in _parts(offer).items() if parts.head_problem() is None}
+
+
+def _no_whole_head(offer: Offer) -> str | None:
+    problems = ((name, parts.head_problem()) for name, parts in _parts(offer).items())
+    return next((f"the head of {name} cannot be taken out: {problem}" for name, problem in problems if problem), None)
 
 
 def _different_widths(offer: Offer) -> str | None:
-    widths = {name: net.num_features for name, net in _whole(offer).items()}
+    widths = {name: parts.num_features for name, parts in _parts(offer).items()}
     if len(set(widths.values())) < 2:
         return None
     found = ", ".join(f"{name} {width}" for name, width in widths.items())
     return f"it compares features of one client with those of others, and their widths differ: {found}"
 
 
-def _head_shapes(net: StagedNet) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in weights_of(net.head).items()}
+def _shapes(head: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights_of(head).items()}
 
 
 def _different_heads(offer: Offer) -> str | None:
-    heads = {name: _head_shapes(net) for name, net in _whole(offer).items()}
+    if problem := _no_whole_head(offer):
+        return problem
+    heads = {name: _shapes(head) for name, head in _heads(offer).items()}
     for name, shapes in heads.items():
         first, expected = next(iter(heads.items()))
         if shapes != expected:
@@ -55,29 +59,31 @@ def _different_heads(offer: Offer) -> str | None:
 
 def _servers_other_head(offer: Offer) -> str | None:
     """Of a server's architecture that no client has; `_different_heads` compares those of clients."""
-    name, clients = offer.server_architecture, _whole(offer)
+    name, clients = offer.server_architecture, _heads(offer)
     if name in offer.nets:
         return None
     net = offer.build(name)
     if problem := split_problem(net):
         return f"the server's model gets the clients' head, but {name} has none: {problem}"
-    found = _head_shapes(staged(net))
-    other = next((theirs for theirs in clients if _head_shapes(clients[theirs]) != found), None)
+    if problem := split(net).head_problem():
+        return f"the server's model gets the clients' head, and that of {name} cannot be taken out: {problem}"
+    found = _shapes(split(net).head)
+    other = next((theirs for theirs in clients if _shapes(clients[theirs]) != found), None)
     return other and (
         f"the server's model gets the clients' head, but that of {name} has {found} and that of {other}"
-        f" {_head_shapes(clients[other])}"
+        f" {_shapes(clients[other])}"
     )
 
 
 def _normalising_heads(offer: Offer) -> str | None:
-    norms = {name: batch_norms(net.head) for name, net in _whole(offer).items()}
+    norms = {name: batch_norms(head) for name, head in _heads(offer).items()}
     return next(
         (f"the server trains the head, and that of {name} has BatchNorm" for name in norms if norms[name]), None
     )
 
 
 def _frozen_heads(offer: Offer) -> str | None:
-    frozen = (name for name, net in _whole(offer).items() if not parameters_of(net.head))
+    frozen = (name for name, head in _heads(offer).items() if not parameters_of(head))
     return next((f"the server trains the head, and that of {name} is frozen" for name in frozen), None)
 
 
@@ -85,6 +91,11 @@ COMMON_WIDTH = Need(
     "features of one width at all clients",
     _different_widths,
     "choose models whose heads read features of one width, or end their stages in a layer that makes it one",
+)
+WHOLE_HEAD = Need(
+    "heads that are one module, which reads a row of numbers",
+    _no_whole_head,
+    "end forward in one module, such as an nn.Linear of flat features, or use a method that takes no head out",
 )
 COMMON_HEAD = Need(
     "heads of one shape at all clients",

@@ -13,10 +13,11 @@ from torch import Size, nn
 from potluck.core.ground.fields import require
 from potluck.core.message import Message
 from potluck.core.method import Need
-from potluck.core.needs import Offer, split_problem
+from potluck.core.needs import Offer
+from potluck.core.nets.splitting import split_problem
 from potluck.core.nets.weights import learnt_of
 from potluck.core.roles import Client, Server
-from potluck.models.contract import staged
+from potluck.models.split import split
 from potluck.parts.sharing import Averaged, Averages, NamesOf
 
 
@@ -97,8 +98,4 @@ def last_layers(net: nn.Module, stages: int = 0) -> frozenset[str]:
     Raises:
         TypeError: `net` cannot be split.
     """
-    whole = staged(net)
-    parts = [whole.head, *list(whole.stages)[len(whole.stages) - stages :]]
-    tensors = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
-    named = (*net.named_parameters(), *net.named_buffers())
-    return frozenset(name for name, tensor in named if id(tensor) in tensors)
+    return split(net).last_names(stages)

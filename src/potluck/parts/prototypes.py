@@ -21,7 +21,7 @@ from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras, Observed, Request
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
-from potluck.models.contract import split
+from potluck.models.split import split
 from potluck.parts.features import feature_shape
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.means import Aggregate
@@ -127,9 +127,7 @@ class PrototypeLoss:
 
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """Of one batch of examples with classes."""
-        labels, parts = batch.targets, split(net)
-        h = parts.intermediate(parts.extractor(batch.inputs))
-        z = parts.classifier(h)
+        labels, (_, h, z) = batch.targets, split(net).passed(batch.inputs)
         gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
         return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
 
@@ -149,8 +147,7 @@ class ReplayLoss:
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """Of one batch of examples with classes; the pass of H_y leaves running statistics alone."""
         labels, parts = batch.targets, split(net)
-        h = parts.extractor(batch.inputs)
-        z = parts.classifier(parts.intermediate(h))
+        h, _, z = parts.passed(batch.inputs)
         task, gap = self.criterion(z, labels), distance(z, labels, extras["logits"])
         observed = {"features": h, "logits": z, "labels": labels}
         synthetic = extras["features"]
@@ -185,8 +182,7 @@ class NearestPrototype(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) to outputs (batch, classes)."""
-        parts = split(self.net)
-        h = parts.intermediate(parts.extractor(x))
+        h = split(self.net).features(x)
         gaps = (h[:, None] - self.means).square().mean(2)
         return (-gaps).masked_fill(~self.known, -torch.inf)
 

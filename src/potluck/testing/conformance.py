@@ -14,6 +14,8 @@ from potluck.testing.checks.clients import (
     works_with_odd_data,
 )
 from potluck.testing.checks.networks import (
+    cuts_any_network_alike,
+    cuts_networks,
     keeps_what_is_frozen,
     leaves_alone_what_nobody_covers,
     starts_as_every_method_does,
@@ -60,14 +62,19 @@ class Check:
 
 def checks_of(method: Subject) -> list[Check]:
     """Every check for a method: the contract's, its variants', and the limits that its documentation states."""
-    contract = [Check(check.__name__, partial(check, method)) for check in _CONTRACT]
+    contract = [Check(check.__name__, partial(check, method)) for check in (*_CONTRACT, *_of_cutting(method))]
     variants = [
-        Check(f"{name}: {check.__name__}", partial(check, method, assigned(variant)), name)
-        for name, variant in method.variants.items()
-        for check in _OF_VARIANTS
+        Check(f"{name}: {check.__name__}", partial(check, method, overrides), name)
+        for name, overrides in ((name, assigned(variant)) for name, variant in method.variants.items())
+        for check in (*_OF_VARIANTS, *_of_cutting(method, overrides))
     ]
     limits = [Check(f"limit: {limit.text}", limit.verify) for limit in limits_of(method)]
     return [*contract, *variants, *limits]
+
+
+def _of_cutting(method: Subject, overrides: Overrides = ()) -> tuple[Callable[[Subject, Overrides], None], ...]:
+    """The check of those that cut networks which need not be staged."""
+    return (cuts_any_network_alike,) if cuts_networks(method, overrides) else ()
 
 
 def check_method(method: Subject) -> None:

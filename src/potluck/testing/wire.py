@@ -28,7 +28,7 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.nets.weights import buffers_of, learnt_of, parameters_of
 from potluck.engine.rounds.engine import Engine
-from potluck.models.contract import feature_shapes
+from potluck.models.split import feature_shapes
 from potluck.parts.width import level_within
 from potluck.testing.limits import section
 from potluck.testing.worlds import quick

@@ -3,6 +3,7 @@ from torch import nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
+from potluck.core.nets.splitting import Splits
 
 
 def test_of_rounds_up():
@@ -30,7 +31,7 @@ def test_scale_depth_is_at_least_one_block(depth):
 
 
 def test_built_calls_a_builder_of_the_full_net_without_arguments():
-    assert isinstance(built(nn.ReLU, FULL, "net", Cuts(())), nn.ReLU)
+    assert isinstance(built(nn.ReLU, FULL, "net", Cuts(()), Splits((), True)), nn.ReLU)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,11 @@ def test_built_calls_a_builder_of_the_full_net_without_arguments():
 )
 def test_built_says_of_a_builder_without_a_scale_what_it_cannot_make(scale, named):
     with pytest.raises(ConfigError, match=f"^small: cannot be built at {named}, since its builder takes no `scale`; c"):
-        built(lambda: nn.ReLU(), scale, "small", Cuts((2,)))
+        built(lambda: nn.ReLU(), scale, "small", Cuts((2,)), Splits((2,), True))
 
 
 def test_built_hands_the_scale_to_a_builder_that_takes_anything():
-    assert built(lambda **options: nn.Linear(1, options["scale"].of(8)), Scale(0.5), "net", Cuts(())).out_features == 4
+    def build(**options):
+        return nn.Linear(1, options["scale"].of(8))
+
+    assert built(build, Scale(0.5), "net", Cuts(()), Splits((), True)).out_features == 4

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from potluck.core.nets.modes import mode
 from potluck.core.nets.scale import Cuts, Scale, built
 from potluck.core.nets.slicing import NoSlices, cut_of, incoherent, lies_in
+from potluck.core.nets.splitting import Splits
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
 from potluck.parts.submodels import put, select
@@ -174,7 +175,7 @@ def shapes(net):
 
 
 def narrow(build, shape, width):
-    return built(build, Scale(width), "own", Cuts(shape))
+    return built(build, Scale(width), "own", Cuts(shape), Splits(shape, True))
 
 
 def inputs(shape, count=3):
@@ -412,7 +413,7 @@ def test_cut_of__refuses_a_net_without_hidden_layers():
 
 def test_built__names_the_architecture_the_layer_and_the_way_out():
     with pytest.raises(NoSlices) as caught:
-        built(partial(Refused, Own()), Scale(0.5), "mine", Cuts((4,)))
+        built(partial(Refused, Own()), Scale(0.5), "mine", Cuts((4,)), Splits((4,), True))
     assert str(caught.value) == (
         "mine: cannot be built at width 0.5: layer between (Own) multiplies by a matrix of its own; expected an"
         " nn.Linear or an nn.Conv; choose another model, or give its builder a `scale`"
@@ -429,7 +430,7 @@ def test_cuts__are_worked_out_once_and_change_no_draw():
     cuts, found = Cuts(IMAGE), []
     for seed in (0, 1, 0):
         torch.manual_seed(seed)
-        found.append(built(build, Scale(0.5), "own", cuts).first.weight)
+        found.append(built(build, Scale(0.5), "own", cuts, Splits(IMAGE, True)).first.weight)
     assert len(calls) == 3 + 1
     assert torch.equal(found[0], found[2])
     assert not torch.equal(found[0], found[1])

@@ -27,7 +27,8 @@ from potluck.engine.executors.stacked import Stacked
 from potluck.engine.executors.workers import Workers, can_fork
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.engine import Engine
-from potluck.models.contract import Exit, StagedNet, split, with_exits
+from potluck.models.contract import Exit, StagedNet, with_exits
+from potluck.models.split import split
 
 EXACTLY = {"rtol": 0, "atol": 0}
 KEY = fold_in(0, "request")
@@ -141,7 +142,10 @@ def test_what_is_predicted_can_be_learnt_from():
 
 
 def test_parts_of_a_net_without_parts_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"^Linear has no parts, only outputs; expected a StagedNet"):
+    with pytest.raises(
+        TypeError,
+        match=r"^Linear cannot be split into extractor, .* a federation has built; give its",
+    ):
         asked(Predict(nn.Linear(2, 2), points(), parts="features"))
     with pytest.raises(ConfigError, match=r"^parts: expected .*found 'feature'; nearest: 'features'$"):
         Predict(staged(), points(), parts="feature")

@@ -65,15 +65,35 @@ def check(
 
 
 def inspect(
-    what: Annotated[str, typer.Argument(help="federation.", autocompletion=completion.of_inspected)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="federation; or a model: FILE.py:NAME, or one of `potluck list models`.",
+            autocompletion=completion.of_inspected,
+        ),
+    ],
     target: TargetArgument = None,
     overrides: OverridesArgument = None,
+    classes: Annotated[int, typer.Option(help="Classes of the task, of a model.")] = 10,
+    shape: Annotated[str, typer.Option(help="Of one input, of a model.")] = "3x32x32",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Inputs are whole numbers.")] = False,
+    cut: Annotated[
+        list[str] | None, typer.Option(help="Twice: what the extractor shall end with, and the head.")
+    ] = None,
 ) -> None:
-    """Draw which layers of which clients meet, where a method averages layers by name."""
-    from potluck.cli.meeting import print_meeting
+    """Draw which layers of which clients meet, where layers are averaged by name; or where a model can be cut."""
+    if what == "federation":
+        from potluck.cli.meeting import print_meeting
 
-    target, assignments = told_apart(target, overrides)
-    print_meeting(what, target, assignments)
+        target, assignments = told_apart(target, overrides)
+        print_meeting(target, assignments)
+        return
+    from potluck.cli.cutting import print_cuts
+    from potluck.cli.plan import shape_of
+
+    if target is not None:
+        raise typer.BadParameter(f"{target}: a model is inspected as it is; its options are --classes, --shape, --cut")
+    print_cuts(what, classes, shape_of(shape), cut or (), tokens=tokens)
 
 
 def plan(

@@ -9,6 +9,7 @@ from torch import nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.slicing import Cut, NoSlices, cut_of
+from potluck.core.nets.splitting import Splits
 
 _ROUNDING = 1e-9  # 0.07 * 100 is a little more than 7
 
@@ -79,7 +80,7 @@ class Cuts:
         return self._known[architecture, width]
 
 
-def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:
+def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts, splits: Splits) -> nn.Module:
     """What a builder makes at this scale, or the narrower net that is cut out of what it makes.
 
     Args:
@@ -87,11 +88,17 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
         scale: of the net.
         architecture: its name, for the error.
         cuts: of nets whose builders take no `scale`. Their narrower nets begin with values of the full net.
+        splits: of nets that do not say themselves how they are split; a builder's `cut` says where.
 
     Raises:
         ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one, or
             anything but a network.
     """
+    net = _made(builder, scale, architecture, cuts)
+    return splits.remember(net, (architecture, scale), getattr(builder, "cut", ()))
+
+
+def _made(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:
     if scale == FULL:
         return _network(builder(), architecture)
     if _takes_scale(builder):

@@ -1,5 +1,6 @@
 """Carries out the requests of `potluck.core.requests.beside_training`, on clients and on the server."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import singledispatch
 from typing import Any, cast
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import keep_statistics, measure_statistics, unlearnt
 from potluck.core.nets.modes import mode
+from potluck.core.nets.splitting import plan_of, split_problem
 from potluck.core.nets.weights import Weights
 from potluck.core.requests.beside_training import Gradient, NetPart, NormStatistics, Parted, Predict
 from potluck.core.requests.fit import Fit, Request
@@ -92,12 +94,15 @@ def _(request: NormStatistics, key: Key, computing: Numerics) -> int:
 
 
 def _parts(net: nn.Module, inputs: Tensor, names: tuple[NetPart, ...]) -> tuple[Tensor, ...]:
-    if not isinstance(net, Parted):
-        raise TypeError(
-            f"{type(net).__name__} has no parts, only outputs; expected a StagedNet:"
-            " give its parts to potluck.models.contract.StagedNet"
-        )
-    found = net.part_outputs(inputs)
+    found = net.part_outputs(inputs) if isinstance(net, Parted) else _by_plan(net, inputs)
     if unknown := [name for name in names if name not in found]:
         raise TypeError(f"{type(net).__name__} has no part {unknown[0]!r}; expected one of {', '.join(found)}")
     return tuple(found[name] for name in names)
+
+
+def _by_plan(net: nn.Module, inputs: Tensor) -> Mapping[NetPart, Tensor]:
+    """The parts of a net that does not say what they are."""
+    if (problem := split_problem(net)) is not None:
+        raise TypeError(f"{problem}; give its parts to potluck.models.contract.StagedNet")
+    extracted, features, outputs = plan_of(net).passed(net, inputs)
+    return {"extracted": extracted, "features": features, "outputs": outputs}

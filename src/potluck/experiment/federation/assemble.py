@@ -27,6 +27,7 @@ from potluck.data.federate import MatchedClasses, fingerprint, matching_test_par
 from potluck.experiment.federation.needs import check_needs
 from potluck.experiment.settings.schema import Experiment, FederationConfig, ModelSpec
 from potluck.models import get_model
+from potluck.models.contract import StagedNet
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,7 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) 
         ConfigError: it cannot be built, or does not fit in this machine's memory.
     """
     build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
+    vars(build)["cut"] = spec.cut
     _check_memory(build, where)
     try:
         with isolated(Key((where,))):
@@ -311,6 +313,8 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) 
         raise ConfigError(f"{where}: cannot be built: {explained(error)}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{where}: returned {type(net).__name__}; expected a torch.nn.Module: return the network")
+    if spec.cut and isinstance(net, StagedNet):
+        raise ConfigError(f"{where}: {type(net).__name__} is in stages, which say where it is cut; leave out `cut`")
     lazy = [name for name, tensor in (*net.named_parameters(), *net.named_buffers()) if is_lazy(tensor)]
     if lazy:
         raise ConfigError(

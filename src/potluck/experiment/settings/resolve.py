@@ -113,8 +113,20 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
         raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
     parameters = inspect.signature(get_model(name)).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
-    check_keys(options, known, "federation.models", f"{source}: {name}")
-    return ModelSpec(name, options)
+    check_keys(options, [*known, "cut"], "federation.models", f"{source}: {name}")
+    cut = () if "cut" in known else _cut(options.pop("cut", ()), name, source)
+    return ModelSpec(name, options, cut)
+
+
+def _cut(cut: Any, name: str, source: str) -> tuple[str, ...]:
+    """Where a model is cut, if its table says so."""
+    names = list[Any](cut) if isinstance(cut, (list, tuple)) else [cut]
+    if len(names) not in (0, 2) or not all(isinstance(one, str) for one in names):
+        raise ConfigError(
+            f"{source}: federation.models: {name}: cut: found {cut!r}; expected two names, of what the extractor ends"
+            f" with and of the head; to see them: potluck inspect {name}"
+        )
+    return tuple(names)
 
 
 def _table(tree: Tree, name: str, source: str) -> Tree:

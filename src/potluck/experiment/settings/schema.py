@@ -191,13 +191,23 @@ TABLES: Mapping[str, type[Any]] = {"federation": FederationConfig, "run": RunCon
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model by name with its options; the same text always means the same network."""
+    """A model by name with its options; the same text always means the same network.
+
+    Attributes:
+        cut: names of the module that the extractor ends with and of the head, for a network that is no staged one and
+            shall not be cut by its dataflow alone, see `potluck.core.nets.splitting.make_plan`.
+    """
 
     name: str
     options: Mapping[str, Any]
+    cut: tuple[str, ...] = ()
+
+    def table(self) -> Tree:
+        """The model as a configuration has it."""
+        return {**self.options, **({"cut": list(self.cut)} if self.cut else {}), "name": self.name}
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{key}={value}" for key, value in sorted(self.options.items()))
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(self.table().items()) if key != "name")
         return f"{self.name}({shown})" if shown else self.name
 
 

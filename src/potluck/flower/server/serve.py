@@ -262,7 +262,7 @@ def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
     """The experiment's tables for nodes, with the common model by name: a node need not know all models to find it."""
     tree = experiment.tree()
     common = next(spec for spec in experiment.named_models if str(spec) == base.server_architecture)
-    tree["federation"]["server_model"] = {**common.options, "name": common.name}
+    tree["federation"]["server_model"] = common.table()
     return tree
 
 

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from potluck.core.federation import Builder
 from potluck.core.message import Message
 from potluck.core.needs import Need
 from potluck.core.nets.weights import Weights, frozen_of, parameters_of, weights_of
@@ -15,9 +18,12 @@ from potluck.engine.client.session import Answer
 from potluck.engine.executors import Pending
 from potluck.engine.executors.sequential import Sequential
 from potluck.engine.executors.stacked import Stacked
-from potluck.testing.checks.subjects import Overrides, Subject, engine_for
+from potluck.engine.rounds.engine import Engine
+from potluck.models.contract import STAGES, StagedNet
+from potluck.parts.crosslayer import InCo
+from potluck.testing.checks.subjects import Overrides, Subject, all_bytes, engine_for
 from potluck.testing.hearing import Hearing
-from potluck.testing.worlds import World, quick, run_rounds
+from potluck.testing.worlds import World, quick, run_rounds, toy_federation
 
 _QUARTER = 0.25
 
@@ -61,6 +67,22 @@ def starts_as_every_method_does(method: Subject, overrides: Overrides = ()) -> N
                 assert alike or missing, f"client {id}: {name} begins otherwise than with other methods of this seed"
 
 
+def cuts_any_network_alike(method: Subject, overrides: Overrides = ()) -> None:
+    """A network that is cut by its dataflow gives the bytes of a staged one of the same layers."""
+    subject = quick(method, overrides)
+    staged = toy_federation(World(batchnorm=True).fit_for(subject))
+    plain = {name: partial(_unstaged, build) for name, build in staged.architectures.items()}
+    engines = [Engine(subject, federation) for federation in (staged, replace(staged, architectures=plain))]
+    expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
+    assert found == expected, "a network without stages gives another result than the same layers in a StagedNet"
+
+
+def cuts_networks(method: Subject, overrides: Overrides = ()) -> bool:
+    """Whether a method cuts networks in parts, and does so with those without stages as with staged ones."""
+    needs = quick(method, overrides).needs()
+    return Need.SPLIT_MODEL in needs and STAGES not in needs and not issubclass(method, InCo)
+
+
 def trains_no_more_than_fits(method: Subject) -> None:
     """Where the width is cut, a client trains a net of its capacity, and replies just the tensors that it was sent.
 
@@ -99,6 +121,25 @@ def leaves_alone_what_nobody_covers(method: Subject) -> None:
     for name, old in before.items():
         moved = int((after[name] != old).sum())
         assert moved <= trained[name], f"{moved} weights of {name} have changed, of which {trained[name]} were trained"
+
+
+class _Unstaged(nn.Module):
+    """The layers of a staged network under the names that they have there, and a forward of its own."""
+
+    def __init__(self, net: StagedNet) -> None:
+        super().__init__()
+        self.stages = net.stages
+        self.head = net.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (batch, features) to logits (batch, classes)."""
+        return self.head(self.stages(x))
+
+
+def _unstaged(build: Builder, **options: Any) -> nn.Module:
+    net = build(**options)
+    assert isinstance(net, StagedNet)
+    return _Unstaged(net)
 
 
 def _cuts_widths(method: Subject) -> bool:

@@ -1,0 +1,94 @@
+"""`potluck inspect MODEL`: into which parts a network is cut, and where it can be."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.scale import FULL, Cuts, built
+from potluck.core.nets.splitting import Plan, Splits, plan_of
+from potluck.experiment.federation.assemble import builder_of
+from potluck.experiment.settings.schema import ModelSpec
+from potluck.models.contract import StagedNet, place_names
+from potluck.models.split import split
+
+
+def print_cuts(
+    model: str, num_classes: int, input_shape: tuple[int, ...], cut: Sequence[str] = (), *, tokens: bool = False
+) -> None:
+    """Print the parts of a network, and the places where it can be cut.
+
+    Args:
+        model: a name that `federation.models` takes.
+        num_classes: of the task.
+        input_shape: of one example.
+        cut: names of what the extractor ends with and of the head, if they are chosen.
+        tokens: whether inputs are whole numbers.
+
+    Raises:
+        ConfigError: there is no such model, it cannot be built, or it cannot be cut there.
+    """
+    if len(cut) not in (0, 2):
+        raise ConfigError(f"--cut: found {len(cut)} of them; expected two: what the extractor ends with, and the head")
+    builder = builder_of(ModelSpec(model, {}, tuple(cut)), num_classes, input_shape)
+    with isolated(Key(("inspect",))):
+        net = built(builder, FULL, model, Cuts(input_shape), Splits(input_shape, not tokens))
+    console = Console(highlight=False)
+    weights = sum(weight.numel() for weight in net.parameters())
+    shape = " x ".join(map(str, input_shape))
+    console.print(escape(f"{model}: {type(net).__name__}, inputs of {shape}, {weights:,} weights"), soft_wrap=True)
+    console.print(_parts(net, input_shape))
+    if isinstance(net, StagedNet):
+        console.print(f"stages: {', '.join(place_names(net))}", soft_wrap=True)
+        return
+    _print_places(console, plan_of(net), model)
+
+
+def _parts(net: nn.Module, input_shape: tuple[int, ...]) -> Table:
+    """A row for each of the three parts."""
+    parts = split(net)
+    sizes = {name: weight.numel() for name, weight in net.named_parameters()}
+    last = parts.last_names() & sizes.keys()
+    inner = parts.intermediate_names - last
+    s_in, s_out = (_shown(shape) for shape in parts.feature_shapes(input_shape))
+    table = Table("part", "layers", "gives")
+    table.add_column("weights", justify="right")
+    for part, names, gives in (
+        ("extractor", sizes.keys() - inner - last, s_in),
+        ("intermediate", inner, s_out),
+        ("classifier", last, "outputs"),
+    ):
+        layers = dict.fromkeys(name.rpartition(".")[0] for name in sizes if name in names)
+        table.add_row(part, escape(_shortened(list(layers))), gives, f"{sum(sizes[name] for name in names):,}")
+    return table
+
+
+def _print_places(console: Console, plan: Plan, model: str) -> None:
+    """The places where a network can be cut, and how to choose."""
+    table = Table("place", "one example", "")
+    words = {plan.extractor: "the extractor ends", plan.features: "the head reads it"}
+    for place in plan.places:
+        stage = "a stage ends" if place in plan.stages else ""
+        table.add_row(escape(str(place)), _shown(place.shape), words.get(place, stage))
+    console.print(table)
+    console.print('"<fc" is what fc reads, "fc" what it puts out, "fc#2" what it puts out when it is called again')
+    for reason in plan.left_out:
+        console.print(escape(f"left out {reason}"), soft_wrap=True)
+    if problem := plan.head_problem():
+        console.print(escape(f"the head cannot be taken out: {problem}"), soft_wrap=True)
+    head = plan.features.path if plan.features.side == "in" else plan.features
+    console.print(escape(f"to choose: {{name = '{model}', cut = ['{plan.extractor}', '{head}']}}"), soft_wrap=True)
+
+
+def _shortened(layers: list[str]) -> str:
+    """The first and the last of many names."""
+    return ", ".join(layers) if len(layers) <= 4 else f"{layers[0]} to {layers[-1]}"
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) + (f" = {math.prod(shape):,}" if len(shape) > 1 else "")
