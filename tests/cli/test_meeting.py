@@ -47,11 +47,11 @@ def test_it_draws_unlike_models_that_meet_nowhere(potluck):
     assert shown.out.count("it shares nothing") == 3
 
 
-@pytest.mark.parametrize("line", ["inspect nothing", "inspect run fedavg"])
+@pytest.mark.parametrize("line", ["inspect nothing", "inspect run"])
 def test_what_else_it_is_asked_for_is_refused(potluck, line):
     shown = potluck(line)
     assert shown.code == 2
-    assert "expected federation" in shown.err
+    assert "unknown model" in shown.err
 
 
 def test_a_run_in_which_nobody_shares_anything_is_refused_on_one_line(potluck):

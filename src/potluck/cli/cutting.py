@@ -11,7 +11,7 @@ from torch import nn
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.scale import FULL, Cuts, built
-from potluck.core.nets.splitting import Plan, Splits, plan_of
+from potluck.core.nets.splitting import Plan, Splits, plan_of, split_problem
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
 from potluck.models.contract import StagedNet, place_names
@@ -38,6 +38,8 @@ def print_cuts(
     builder = builder_of(ModelSpec(model, {}, tuple(cut)), num_classes, input_shape)
     with isolated(Key(("inspect",))):
         net = built(builder, FULL, model, Cuts(input_shape), Splits(input_shape, not tokens))
+    if (problem := split_problem(net)) is not None:
+        raise ConfigError(f"{model}: {problem}")
     console = Console(highlight=False)
     weights = sum(weight.numel() for weight in net.parameters())
     shape = " x ".join(map(str, input_shape))

@@ -353,7 +353,7 @@ class Drawing(nn.Module):
         (nn.Sequential(nn.Flatten(), nn.Linear(432, 4)), r"no layer with weights reads all that its outputs are"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(432, 4), nn.Linear(4, 4)),
-            r"it has 1 place where all flows through one",
+            r"it has one layer with weights before its head",
         ),
         (Drawing(), r"differs in evaluation mode"),
     ],
@@ -388,3 +388,10 @@ def test_plan__is_one_for_all_nets_of_the_architecture(build):
     plan, other = plan_for(made(build)), made(build, seed=3).eval()
     assert copy.deepcopy(plan) is plan
     assert_close(in_parts(other, plan, images(2)), other(images(2)), rtol=1e-5, atol=1e-6)
+
+
+def test_plan__of_a_net_with_nothing_but_functions_before_its_head_ends_the_extractor_at_its_one_layer():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 4))
+    plan = plan_for(net)
+    assert (str(plan.extractor), str(plan.features), plan.head) == ("0", "<4", "4")
+    assert plan.names(plan.extractor, plan.features) == frozenset()

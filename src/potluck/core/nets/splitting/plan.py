@@ -99,7 +99,7 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> Plan:
 
     The head reads what the last layer with weights reads, if all flows through that, and else what is at the last place
     before weights. The extractor ends at the first place with a layer on both sides, or at the end of the small module
-    that this is in, such as a stem or an embedding.
+    that this is in, such as a stem or an embedding; if only the head has a layer behind it, at the first place.
 
     Args:
         net: any network from one tensor to one.
@@ -182,11 +182,10 @@ class _Places:
             raise CannotSplit(self._why_none("no layer with weights reads all that its outputs are computed from"))
         features = (read or weighted)[-1]
         inner = [place for place in self._stages() if place.count < features.count]
-        if not inner:
-            found = f"{len(weighted)} place{'s' * (len(weighted) > 1)} where all flows through one tensor"
-            reason = "no two of which have a layer before, between and behind them"
-            raise CannotSplit(self._why_none(f"it has {found}, {reason}"))
-        return self._plan(self._whole_module(inner), features, inputs)
+        before = [place for place in self.places if place.count < features.count]
+        if not before:
+            raise CannotSplit(self._why_none("it has one layer with weights before its head, and nothing between them"))
+        return self._plan(self._whole_module(inner) if inner else before[0], features, inputs)
 
     def as_chosen(self, cut: Sequence[str], inputs: Tensor) -> Plan:
         """With the extractor and the head that the user names."""

@@ -1,0 +1,109 @@
+"""`potluck inspect MODEL`, and `cut` in a model's table."""
+
+import pytest
+
+NETS = """
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(input_shape[0], 4, 3), nn.Conv2d(4, 6, 3)
+        self.middle, self.last = nn.Linear(24, 8), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        x = F.adaptive_avg_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        return self.last(F.relu(self.middle(x.flatten(1))))
+
+
+def line(num_classes, input_shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+@pytest.fixture
+def nets(tmp_path):
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path / "nets.py"
+
+
+def rows(shown):
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+
+
+def test_it_draws_the_parts_of_any_network_and_the_places_where_it_can_be_cut(potluck, nets):
+    shown = potluck(f"inspect {nets}:Net --shape 1x8x8 --classes 3")
+    assert shown.code == 0
+    assert "Net, inputs of 1 x 8 x 8, 489 weights" in shown.out
+    assert rows(shown.out) == [
+        ["extractor", "conv1", "4 x 6 x 6 = 144", "40"],
+        ["intermediate", "conv2, middle", "8", "422"],
+        ["classifier", "last", "outputs", "27"],
+        ["conv1", "4 x 6 x 6 = 144", ""],
+        ["<conv2", "4 x 6 x 6 = 144", "the extractor ends"],
+        ["conv2", "6 x 4 x 4 = 96", ""],
+        ["<middle", "24", "a stage ends"],
+        ["middle", "8", ""],
+        ["<last", "8", "the head reads it"],
+    ]
+    assert f"to choose: {{name = '{nets}:Net', cut = ['<conv2', 'last']}}" in shown.out
+
+
+def test_it_draws_the_parts_that_the_user_chooses(potluck, nets):
+    shown = potluck(f"inspect {nets}:Net --shape 1x8x8 --classes 3 --cut conv2 --cut middle")
+    assert [row[:2] for row in rows(shown.out)[:3]] == [
+        ["extractor", "conv1, conv2"],
+        ["intermediate", ""],
+        ["classifier", "middle, last"],
+    ]
+    assert "the head cannot be taken out: what is computed from <middle is not the output of one module" in shown.out
+
+
+def test_it_draws_a_staged_net_by_its_stages(potluck):
+    shown = potluck("inspect mlp2 --shape 8 --classes 3")
+    assert [row[0] for row in rows(shown.out)] == ["extractor", "intermediate", "classifier"]
+    assert "stages: stem, hidden1" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "{nets}:line --shape 1x8x8",
+            "Sequential cannot be split into extractor, intermediate layers and classifier: no",
+        ),
+        ("{nets}:Net --shape 1x8x8 --cut conv2", "--cut: found 1 of them; expected two"),
+        (
+            "{nets}:Net --shape 1x8x8 --cut conv3 --cut last",
+            "not everything flows through what 'conv3' puts out; expected",
+        ),
+        ("{nets}:Net --shape 1x8x8 --cut last --cut conv1", "not everything flows through what 'last' puts out"),
+        ("mlp2 --shape 8 --cut a --cut b", "StagedNet is in stages, which say where it is cut; leave out `cut`"),
+        ("{nets}:Net fedavg", "fedavg: a model is inspected as it is"),
+        ("nonet", "unknown model 'nonet'"),
+    ],
+)
+def test_it_says_in_one_line_what_cannot_be(potluck, nets, words, expected):
+    shown = potluck(f"inspect {words.format(nets=nets)}")
+    assert shown.code == 2
+    assert expected in " ".join(shown.err.split())
+
+
+@pytest.mark.slow
+def test_a_run_cuts_where_the_models_table_says(potluck, nets):
+    model = f"{{name='{nets}:Net', cut=['<middle', 'last']}}"
+    shown = potluck(f'inspect federation fedproto "federation.models=[{model}]" federation.dataset=digits')
+    assert shown.code == 0
+    shown = potluck(f'run fedproto "federation.models=[{model}]" run.rounds=1 federation.clients=2 --to runs')
+    assert shown.code == 0
+    assert "cut=['<middle', 'last']" in shown.out
+
+
+@pytest.mark.parametrize("cut", ["'conv1'", "['conv1']", "['conv1', 3]", "['a', 'b', 'c']"])
+def test_a_cut_in_a_models_table_is_two_names(potluck, nets, cut):
+    shown = potluck(f"run fedproto \"federation.models=[{{name='{nets}:Net', cut={cut}}}]\"")
+    assert shown.code == 2
+    assert "cut: found" in shown.err
+    assert "expected two names" in " ".join(shown.err.split())
