@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from potluck.models.contract import StagedNet
 
 _GROUP = "potluck.models"
+_NO_FAMILIES = ("contract", "libraries", "split")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -33,11 +34,13 @@ def list_models(pattern: str = "*") -> list[str]:
 def get_model(name: str) -> Callable[..., "StagedNet"]:
     """The function that builds the variant of this name, or what a Python file has: `path/to/nets.py:small`.
 
+    Of other libraries there are `timm:NAME` and `hf:CONFIG.json`, see `potluck.models.libraries`.
+
     A class or function of a file is called with those of `num_classes`, `input_shape` and `scale` that it takes by
     these names; what else it takes are options.
 
     Raises:
-        ConfigError: no family has such a variant, or the file no such function.
+        ConfigError: no family has such a variant, or the file no such function, or the library is not installed.
     """
     if name in (own := objects_given(_GROUP)):
         return own[name]
@@ -46,6 +49,11 @@ def get_model(name: str) -> Callable[..., "StagedNet"]:
 
         build = called_by_name(own_part(name, "a function that builds a network"), name)
         return cast("Callable[..., StagedNet]", build)  # any network, which those ask about that split it
+    if ":" in name:
+        from potluck.models.libraries import library_model  # loads torch
+
+        if (found := library_model(name)) is not None:
+            return cast("Callable[..., StagedNet]", found)
     variants = _variants()
     if name not in variants:
         raise unknown("model", name, variants, "potluck list models")
@@ -81,7 +89,7 @@ def _variants() -> dict[str, Callable[..., "StagedNet"]]:
 
 def _families() -> Iterator[ModuleType]:
     for name in module_names(__name__):
-        if name not in ("contract", "split"):
+        if name not in _NO_FAMILIES:
             yield importlib.import_module(f"{__name__}.{name}")
     for point in plugins(_GROUP).values():
         yield point.load()

@@ -51,7 +51,7 @@ _copies: ContextVar[Mapping[Path, Path] | None] = ContextVar("copies", default=N
 
 @contextmanager
 def standing_in(copies: Mapping[Path, Path]) -> Generator[None]:
-    """Inside the block, `load_file` of a path that has a copy runs the copy."""
+    """Inside the block, `standing_for` a path that has a copy is the copy."""
     token = _copies.set(copies)
     try:
         yield
@@ -77,13 +77,22 @@ def objects_given(group: str) -> Mapping[str, Any]:
     return (_given.get() or {}).get(group, {})
 
 
+def standing_for(path: Path) -> Path:
+    """The copy that stands in for a file of the user's, or the file itself.
+
+    Raises:
+        ConfigError: the owner of this node did not name it.
+    """
+    return (_copies.get() or {}).get(entered(path), path)
+
+
 def load_file(path: Path) -> ModuleType:
     """Import a Python file outside any package; its top-level code may import modules from its own folder.
 
     Raises:
         ConfigError: there is no such file, it cannot be imported, or the owner of this node did not name it.
     """
-    source = (_copies.get() or {}).get(entered(path), path)
+    source = standing_for(path)
     if not source.is_file() or path.suffix != ".py":
         found = "not Python" if source.is_file() else "no such file"
         raise ConfigError(f"{path}: {found}; expected a Python file")
@@ -111,6 +120,18 @@ def named_file(name: str) -> tuple[Path, str] | None:
     if path.endswith(".py"):
         return Path(path), inside
     return (Path(name), "") if name.endswith(".py") else None
+
+
+CONFIG_PREFIX = "hf:"
+"""Of the name of a network whose configuration is a file of transformers' form, or a folder with a config.json."""
+
+
+def config_file(name: str) -> Path | None:
+    """The file that `hf:CONFIG.json` or `hf:FOLDER` names; None for other names."""
+    if not name.startswith(CONFIG_PREFIX):
+        return None
+    place = Path(name.removeprefix(CONFIG_PREFIX))
+    return place if place.suffix == ".json" else place / "config.json"
 
 
 def own_part(name: str, expected: str, fits: Callable[[Any], bool] = callable) -> Any:

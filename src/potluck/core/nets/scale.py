@@ -4,6 +4,8 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from torch import nn
 
@@ -11,6 +13,9 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.nets.slicing import Cut, NoSlices, cut_of
 from potluck.core.nets.splitting import Splits
 
+B = TypeVar("B", bound=Callable[..., nn.Module])
+
+_COLLECTS = "collects_options"  # an attribute of builders
 _ROUNDING = 1e-9  # 0.07 * 100 is a little more than 7
 
 
@@ -129,4 +134,16 @@ def _network(made: object, architecture: str) -> nn.Module:
 
 def _takes_scale(builder: Callable[..., nn.Module]) -> bool:
     parameters = inspect.signature(builder).parameters
-    return "scale" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return "scale" in parameters or (anything and not collects_options(builder))
+
+
+def collects_options(builder: Callable[..., nn.Module]) -> bool:
+    """Whether a builder hands options of any name to another library, which knows no `scale`."""
+    return getattr(builder.func if isinstance(builder, partial) else builder, _COLLECTS, False)
+
+
+def collecting_options(builder: B) -> B:
+    """Mark a builder as one of which `collects_options` is true."""
+    setattr(builder, _COLLECTS, True)
+    return builder

@@ -37,7 +37,7 @@ from potluck.records import (
 )
 from potluck.seals import read_sealed
 
-_PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors")
+_PACKAGES = ("potluck", "torch", "numpy", "scikit-learn", "datasets", "safetensors", "timm", "transformers")
 
 
 def new_folder(parent: Path, experiment: Experiment) -> Path:

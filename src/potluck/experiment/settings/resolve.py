@@ -9,6 +9,7 @@ from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.fields import require
 from potluck.core.method import Method
 from potluck.core.needs import Need
+from potluck.core.nets.scale import collects_options
 from potluck.core.tasks.named import task_named
 from potluck.core.tasks.own_metrics import with_metrics
 from potluck.core.tasks.task import Task
@@ -111,9 +112,11 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
     name = model if isinstance(model, str) else options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
-    parameters = inspect.signature(get_model(name)).parameters.values()
+    build = get_model(name)
+    parameters = inspect.signature(build).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
-    check_keys(options, [*known, "cut"], "federation.models", f"{source}: {name}")
+    if not collects_options(build):  # else what it builds says what it does not know
+        check_keys(options, [*known, "cut"], "federation.models", f"{source}: {name}")
     cut = () if "cut" in known else _cut(options.pop("cut", ()), name, source)
     return ModelSpec(name, options, cut)
 

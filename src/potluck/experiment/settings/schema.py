@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from potluck.core.federation import ClientId
-from potluck.core.ground.discovery import named_file
+from potluck.core.ground.discovery import config_file, named_file
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.fields import Checked, above, at_least, at_most, below, require
 from potluck.core.ground.rng import fold_in
@@ -241,7 +241,7 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The user's Python files, as they were typed: of method, models, partition, data and metrics."""
+        """The user's files, as they were typed: of method, models, partition, data and metrics."""
         federation = self.federation
         parts = (
             self.method_name,
@@ -252,7 +252,9 @@ class Experiment:
             *(federation.data or ()),
             *(federation.metrics or ()),
         )
-        return tuple(dict.fromkeys(str(found[0]) for name in parts if (found := named_file(name))))
+        python = [str(found[0]) for name in parts if (found := named_file(name))]
+        configs = [str(found) for spec in self.named_models if (found := config_file(spec.name))]
+        return tuple(dict.fromkeys([*python, *configs]))
 
     def settings(self) -> Tree:
         """Every setting as nested tables; None for those not set."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.core.ground.discovery import named_file
+from potluck.core.ground.discovery import CONFIG_PREFIX, config_file, named_file
 from potluck.core.ground.errors import ConfigError
 from potluck.data.datasets import list_datasets
 
@@ -61,6 +61,8 @@ def _from_folder(value: Any, folder: Path) -> Any:
         return {**value, "name": _from_folder(value["name"], folder)}
     if not isinstance(value, str) or value in list_datasets():
         return value
+    if (config := config_file(value)) is not None:
+        return CONFIG_PREFIX + _from_folder(str(config), folder)
     file, inside = named_file(value) or (Path(value), "")
     there = folder / file
     if file.is_absolute() or folder == Path(".") or not there.exists():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.core.ground.discovery import named_file
+from potluck.core.ground.discovery import config_file, named_file
 from potluck.core.ground.errors import ConfigError, DataError
 from potluck.core.tasks.named import TASKS
 from potluck.data.dataset import Dataset
@@ -100,7 +100,7 @@ class NodeConfig:
     def named(self) -> list[Path]:
         """The files and folders of which the node's processes make code and data."""
         references = [str(place) for place in (self.data, self.model) if place is not None]
-        files = [found[0] if (found := named_file(name)) else None for name in references]
+        files = [found[0] if (found := named_file(name)) else config_file(name) for name in references]
         return [*self.code, *filter(None, [self.data, *files])]
 
     def as_config(self) -> dict[str, str | float]:

@@ -1,0 +1,199 @@
+"""`timm:NAME` and `hf:CONFIG.json`, on stand-ins for the two libraries: `make zoo` has the real ones."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from potluck.core.ground.access import only
+from potluck.core.ground.errors import ConfigError
+from potluck.core.nets.scale import Cuts, Scale, built
+from potluck.core.nets.splitting import Splits, plan_of
+from potluck.experiment.federation.assemble import builder_of
+from potluck.experiment.settings.presets import experiment_for
+from potluck.experiment.settings.schema import ModelSpec
+from potluck.flower.node.asked import asked
+from potluck.flower.node.config import NodeConfig
+from potluck.models import get_model
+
+TIMM = """
+from types import SimpleNamespace
+
+from torch import nn
+
+
+def list_models():
+    return ["convnet_a", "vit_b"]
+
+
+def get_pretrained_cfg(name):
+    return SimpleNamespace(fixed_input_size=name == "vit_b")
+
+
+def create_model(name, num_classes, in_chans, width=8, img_size=None, **options):
+    assert (img_size is not None) == (name == "vit_b"), img_size
+    if options:
+        raise TypeError(f"unexpected {sorted(options)}")
+    return nn.Sequential(
+        nn.Conv2d(in_chans, width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(width, num_classes),
+    )
+"""
+TRANSFORMERS = """
+from types import SimpleNamespace
+
+from torch import nn
+
+CONFIG_MAPPING = {"tiny": None}
+
+
+class AutoConfig:
+    @staticmethod
+    def for_model(kind, **fields):
+        return SimpleNamespace(kind=kind, **{"num_channels": 7, "image_size": 9, **fields})
+
+
+class TinyForImageClassification(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        assert config.image_size == 8
+        first, last = nn.Conv2d(config.num_channels, config.hidden, 3), nn.Conv2d(config.hidden, 4, 3)
+        self.body = nn.Sequential(first, nn.ReLU(), last)
+        self.classifier = nn.Linear(4, config.num_labels)
+
+    def forward(self, pixel_values):
+        return SimpleNamespace(logits=self.classifier(self.body(pixel_values).mean((2, 3))), loss=None)
+
+
+class AutoModelForImageClassification:
+    @staticmethod
+    def from_config(config):
+        return TinyForImageClassification(config)
+
+
+def not_a_network(config):
+    raise AssertionError("a configuration chooses no other function")
+"""
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(tmp_path, monkeypatch):
+    for name, text in (("timm", TIMM), ("transformers", TRANSFORMERS)):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield
+    for name in ("timm", "transformers"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration file of transformers' form."""
+
+    def write(folder="net", **fields):
+        place = tmp_path / folder / "config.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(json.dumps({"model_type": "tiny", "hidden": 5, **fields}))
+        return place
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["timm:convnet_a", "timm:vit_b"])
+def test_timm__a_net_is_built_for_the_task_and_is_cut_by_its_dataflow(name):
+    builder = builder_of(ModelSpec(name, {"width": 6}), 3, (1, 8, 8))
+    net = built(builder, Scale(), "net", Cuts((1, 8, 8)), Splits((1, 8, 8), real_inputs=True))
+    assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+    assert plan_of(net).features.shape == (6,)
+
+
+def test_timm__a_narrower_net_is_cut_out_of_the_full_one():
+    builder = builder_of(ModelSpec("timm:convnet_a", {"width": 6}), 3, (1, 8, 8))
+    narrow = built(builder, Scale(width=0.5), "net", Cuts((1, 8, 8)), Splits((1, 8, 8), real_inputs=True))
+    assert narrow[0].weight.shape == (3, 1, 3, 3)
+
+
+@pytest.mark.parametrize("place", ["net/config.json", "net"])
+@pytest.mark.parametrize("named", [{}, {"architectures": ["TinyForImageClassification"]}])
+def test_hf__a_net_is_built_from_its_configuration_for_the_task_and_gives_logits(tmp_path, config, place, named):
+    config(**named)
+    net = get_model(f"hf:{tmp_path / place}")(3, (2, 8, 8), hidden=4)
+    assert net(torch.zeros(2, 2, 8, 8)).shape == (2, 3)
+    assert net.net.body[0].weight.shape == (4, 2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "expected"),
+    [
+        ("timm:nonet", {}, (1, 8, 8), "timm has no 'nonet'; nearest: "),
+        ("timm:hf_hub:someone/net", {}, (1, 8, 8), "timm has no 'hf_hub:someone/net'"),
+        ("timm:convnet_a", {"pretrained": True}, (1, 8, 8), "weights are not downloaded"),
+        ("timm:convnet_a", {"checkpoint_path": "x.pth"}, (1, 8, 8), "checkpoint_path: found 'x.pth'; expected numbers"),
+        (
+            "timm:convnet_a",
+            {"pretrained_cfg": {"file": "x"}},
+            (1, 8, 8),
+            "pretrained_cfg: found {'file': 'x'}; e",
+        ),
+        ("timm:convnet_a", {"colour": 3}, (1, 8, 8), "TypeError: unexpected ['colour']"),
+        ("timm:convnet_a", {}, (64,), "input shape (64,); expected (channels, height, width)"),
+        ("hf:none/config.json", {}, (2, 8, 8), "none/config.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_built_is_said_in_one_line(name, options, shape, expected):
+    with pytest.raises(ConfigError) as found:
+        builder_of(ModelSpec(name, options), 3, shape)
+    assert expected in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({"model_type": "huge"}, "found 'huge'"), ({"model_type": None}, "found None")],
+)
+def test_hf__what_a_configuration_must_say(config, fields, expected):
+    with pytest.raises(ConfigError, match=f"model_type: {expected}; expected one of transformers"):
+        get_model(f"hf:{config(**fields)}")(3, (2, 8, 8))
+
+
+def test_hf__a_configuration_names_a_classifier_and_no_other_function(config):
+    place = config(architectures=["not_a_network"])
+    assert get_model(f"hf:{place}")(3, (2, 8, 8))(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"timm is not installed: pip install 'potluck\[timm\]'"):
+        get_model("timm:convnet_a")
+
+
+def test_an_experiment_names_them_with_options_and_keeps_the_configuration(tmp_path, config):
+    config()
+    (tmp_path / "one.toml").write_text(
+        "[federation]\ndataset = 'digits'\nmodels = ['hf:net', {name = 'timm:vit_b', width = 4, cut = ['0', '5']}]\n"
+    )
+    experiment = experiment_for(str(tmp_path / "one.toml"), [])
+    assert experiment.files == (str(tmp_path / "net/config.json"),)
+    assert [str(spec) for spec in experiment.models] == [
+        f"hf:{tmp_path / 'net/config.json'}", "timm:vit_b(cut=['0', '5'], width=4)"
+    ]  # fmt: skip
+
+
+def test_a_node_opens_no_configuration_but_its_owners(tmp_path, config):
+    mine, other = config("mine"), config("other")
+    node = NodeConfig(state=tmp_path, model=f"hf:{mine}")
+    assert node.named == [mine]
+    with only(node.named):
+        assert get_model(f"hf:{mine}")(3, (2, 8, 8))
+        with pytest.raises(ConfigError, match="is no file that this node's owner named"):
+            get_model(f"hf:{other}")(3, (2, 8, 8))
+
+
+@pytest.mark.parametrize("model", ["timm:convnet_a", "hf:/etc/config.json", {"name": "timm:vit_b", "width": 4}])
+def test_a_server_chooses_no_model_of_a_library_that_a_nodes_owner_has_not(tmp_path, model):
+    tree = {"federation": {"dataset": "digits", "models": [model]}, "method": {"name": "fedproto"}}
+    with pytest.raises(ConfigError, match="is not installed here"):
+        asked(tree, NodeConfig(state=tmp_path), 0, None)
