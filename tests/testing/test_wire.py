@@ -14,7 +14,7 @@ from potluck.engine.rounds.engine import Engine
 from potluck.methods import get_method, list_methods
 from potluck.testing.checks.statements import sends_what_it_documents
 from potluck.testing.limits import section
-from potluck.testing.wire import SYMBOLS, Place, documented, evaluated
+from potluck.testing.wire import SYMBOLS, WirePlace, documented, evaluated
 from potluck.testing.worlds import World, toy_federation
 
 
@@ -99,7 +99,7 @@ def test_a_section_that_is_false_or_unreadable_fails(sending, lines, complaint):
 def test_every_formula_of_every_method_is_evaluated(name):
     method = get_method(name)()
     engine = Engine(method, toy_federation(World().fit_for(method)))
-    place = Place(engine, engine.start(), engine.federation.sites[1])
+    place = WirePlace(engine, engine.start(), engine.federation.sites[1])
     formulas = [f for wire in documented(type(method)) for f in (*wire.down.values(), *wire.up.values())]
     assert all(evaluated(formula.removeprefix("at most "), place) >= 0 for formula in formulas)
     words = [line.split(" ", 1)[1].split("also:")[-1] for line in section(type(method), "Wire")]
@@ -109,7 +109,7 @@ def test_every_formula_of_every_method_is_evaluated(name):
 
 def test_symbols_are_what_they_say():
     engine = Engine(Sends(), toy_federation(World(labels=2, batchnorm=True)))
-    at = Place(engine, engine.start(), engine.federation.sites[1])  # two hidden stages; the server's model has one
+    at = WirePlace(engine, engine.start(), engine.federation.sites[1])  # two hidden stages; the server's model has one
     weights = (10 * 16 + 16) + 2 * (16 * 16 + 16) + 3 * 2 * 16 + 16 * 4 + 4
     buffers = 3 * (4 * 2 * 16 + 8)
     assert SYMBOLS["|w|"](at) == 4 * weights
@@ -119,5 +119,5 @@ def test_symbols_are_what_they_say():
     assert [SYMBOLS[name](at) for name in ("|s_in|", "|h|", "|z|", "flag", "integer", "float")] == [64, 64, 16, 1, 8, 4]
     assert [SYMBOLS[name](at) for name in ("classes", "present", "examples", "public", "differs")] == [4, 2, 48, 64, 1]
     assert (
-        evaluated("training.batch_size", Place(Engine(get_method("fedavg")(), engine.federation), None, at.site)) == 16
+        evaluated("training.batch_size", WirePlace(Engine(get_method("fedavg")(), engine.federation), None, at.site)) == 16
     )

@@ -70,7 +70,7 @@ def _parts(net: nn.Module, input_shape: tuple[int, ...]) -> Table:
     return table
 
 
-def _print_places(console: Console, plan: Plan, model: str) -> None:
+def _print_places(console: Console, plan: SplitPlan, model: str) -> None:
     """The places where a network can be cut, and how to choose."""
     table = Table("place", "one example", "")
     words = {plan.extractor: "the extractor ends", plan.features: "the head reads it"}

@@ -122,7 +122,7 @@ class FedET(fl.SharesWeights[State]):
 
     def needs(self) -> frozenset[fl.Need]:
         heads = (
-            {fl.Need.SPLIT_MODEL, fl.contract.STAGES, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
+            {fl.Need.SPLIT_MODEL, fl.heads.COMMON_HEAD, fl.heads.SERVERS_HEAD}
             if self.representation == "head"
             else set[fl.Need]()
         )
@@ -146,13 +146,19 @@ class FedET(fl.SharesWeights[State]):
             logits.append(server.predict(fl.Predict(net, public)))
             del reply  # before the next comes
         combined = {n: self.sharing.combine([head[n] for head in heads], [1.0] * len(heads)) for n in heads[0]}
-        model = fl.load(fl.load(server.build(), state.common), combined, partial=True)
+        model = fl.load(server.build(), state.common)
+        if combined:
+            fl.load(fl.split(model).head, combined, partial=True)
         labels, diverse = consensus(torch.stack(logits), self.unanimous)
         lesson = public.unaugmented().with_columns(labels=labels, diverse=diverse)
         report = server.fit(fl.Fit(model, TransferLoss(self.diversity), lesson, self.server_training))
         server.note(transfer_loss=report.loss)
         pool, back = means.over(state.weights, "weights", "buffers"), self._travelling(model)
-        return State({u: {**weights, **back} for u, weights in pool.items()}, fl.learnt_of(model))
+        owned = {f"{name}.{n}": tensor for name in self._head_names(server) for n, tensor in back.items()}
+        return State(
+            {u: weights | {n: owned[n] for n in weights if n in owned} for u, weights in pool.items()},
+            fl.learnt_of(model),
+        )
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -164,11 +170,19 @@ class FedET(fl.SharesWeights[State]):
         return fl.load(server.build(), state.common)
 
     def _travelling(self, net: nn.Module) -> fl.Weights:
-        """The layers of a model that travel, by their names in it."""
+        """The layers of a model that travel, by their names in its head."""
+        return {} if self.representation == "none" else fl.learnt_of(fl.split(net).head)
+
+    def _head_names(self, server: fl.Server) -> set[str]:
+        """What clients' models call the layers that travel."""
         if self.representation == "none":
-            return {}
-        whole = fl.staged(net)
-        return {f"{whole.head_name}.{name}": tensor for name, tensor in fl.learnt_of(whole.head).items()}
+            return set()
+        return {server.about(member.architecture, head_name) for member in server.roster.values()}
+
+
+def head_name(net: nn.Module, input_shape: tuple[int, ...]) -> str:
+    """What a model calls its head."""
+    return fl.split(net).head_name
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Documented:
 
 
 @dataclass(frozen=True)
-class Place:
+class WirePlace:
     """The context of a formula: one client of a run, with the method's state after the last round."""
 
     engine: Engine
@@ -82,7 +82,7 @@ class Place:
         return min(len(public or ()), getattr(self.engine.method, "public_examples", len(public or ())))
 
 
-SYMBOLS: dict[str, Callable[[Place], int]] = {
+SYMBOLS: dict[str, Callable[[WirePlace], int]] = {
     "|w|": lambda at: _bytes(parameters_of(at.own).values()),  # trained weights of the client's model
     "|b|": lambda at: _bytes(buffers_of(at.own).values()),  # its buffers
     "|bits|": lambda at: sum(
@@ -148,7 +148,7 @@ def _changes_nothing(method: type[Method[Any]], subject: Method[Any], overrides:
         return False
 
 
-def check_size(formula: str, sent: int, places: Iterable[Place]) -> str | None:
+def check_size(formula: str, sent: int, places: Iterable[WirePlace]) -> str | None:
     """What is wrong with the number of bytes sent by all clients together; None if nothing.
 
     Raises:
@@ -160,7 +160,7 @@ def check_size(formula: str, sent: int, places: Iterable[Place]) -> str | None:
     return None if fits else f"{sent} bytes, documented {formula}, that is {expected}"
 
 
-def evaluated(formula: str, place: Place) -> int:
+def evaluated(formula: str, place: WirePlace) -> int:
     """The bytes of one client's entry.
 
     Raises:
@@ -191,7 +191,7 @@ def _directions(lines: Iterable[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _value(symbol: str, formula: str, place: Place) -> int:
+def _value(symbol: str, formula: str, place: WirePlace) -> int:
     if symbol in SYMBOLS:
         return SYMBOLS[symbol](place)
     state = getattr(place.state, symbol.strip("|"), None) if symbol.startswith("|") else None

@@ -18,7 +18,7 @@ from potluck.testing.checks.subjects import Overrides, Subject, engine_for
 from potluck.testing.corruptions import corruptions
 from potluck.testing.hearing import Hearing
 from potluck.testing.limits import limits_of, section
-from potluck.testing.wire import Place, applying, check_size, documented
+from potluck.testing.wire import WirePlace, applying, check_size, documented
 from potluck.testing.worlds import CLASSES, World, assigned, quick, run_rounds
 
 _SECTIONS = ("Symbols", "Wire", "Limits", "Departures from the paper")
@@ -80,7 +80,7 @@ def sends_what_it_documents(method: Subject, overrides: Overrides = ()) -> None:
         ids = sorted(engine.federation.sites)
         state, first = engine.round(1, engine.start(), ids)
         state, second = engine.round(2, state, ids)
-        places = [Place(engine, state, site) for site in engine.federation.sites.values()]
+        places = [WirePlace(engine, state, site) for site in engine.federation.sites.values()]
         for direction, formulas in (("down", wire.down), ("up", wire.up)):
             seen = _sent(first.traffic, direction) | _sent(second.traffic, direction)
             fits = set(seen) <= set(formulas) if overrides else set(seen) == set(formulas)

@@ -3,12 +3,12 @@
 *Look*: the network runs twice, and it is noted which tensor every operation reads. A place, where a module puts out a
 tensor or is given one, cuts the network if no edge of the dataflow jumps over it. *Run*: from place to place runs the
 network's own `forward`; what lies before is answered with shapes. *Prove*: each place is tried, in evaluation and in
-training mode, against the whole network. *Plan*: of the proven places, where the extractor ends and what the head
+training mode, against the whole network. *SplitPlan*: of the proven places, where the extractor ends and what the head
 reads.
 """
 
 from potluck.core.nets.splitting.known import Splits, plan_of, split_problem
 from potluck.core.nets.splitting.look import CannotSplit, Place
-from potluck.core.nets.splitting.plan import Plan, make_plan
+from potluck.core.nets.splitting.plan import SplitPlan, make_plan
 
-__all__ = ["CannotSplit", "Place", "Plan", "Splits", "make_plan", "plan_of", "split_problem"]
+__all__ = ["CannotSplit", "Place", "SplitPlan", "Splits", "make_plan", "plan_of", "split_problem"]

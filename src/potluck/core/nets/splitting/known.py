@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from potluck.core.ground.rng import Key
 from potluck.core.nets.splitting.look import SIZES, CannotSplit
-from potluck.core.nets.splitting.plan import Plan, make_plan
+from potluck.core.nets.splitting.plan import SplitPlan, make_plan
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -51,7 +51,7 @@ class _Architecture:
         self._input_shape = input_shape
         self._real_inputs = real_inputs
         self._cut = tuple(cut)
-        self._found: Plan | CannotSplit | None = None
+        self._found: SplitPlan | CannotSplit | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Architecture":
         return self
@@ -59,7 +59,7 @@ class _Architecture:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Architecture, (self._input_shape, self._real_inputs, self._cut)  # another process looks for itself
 
-    def plan(self, net: nn.Module) -> Plan:
+    def plan(self, net: nn.Module) -> SplitPlan:
         """The plan, by looking at this net if there is none yet."""
         if self._found is None:
             try:
@@ -80,7 +80,7 @@ class _Architecture:
         return torch.randint(min(rows, default=2), shape, generator=draws).to(device)
 
 
-def plan_of(net: nn.Module) -> Plan:
+def plan_of(net: nn.Module) -> SplitPlan:
     """The plan of a net that a federation has built.
 
     Raises:

@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module.
 
     Attributes:
@@ -52,7 +52,7 @@ class Call:
     path: str
     number: int
     start: int
-    parent: "Call | None"
+    parent: "ModuleCall | None"
     end: int = -1
     follows: bool = True
     form: Any = None
@@ -96,10 +96,10 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenTensor:
     """A tensor at a module call, and how many operations come before it; see `Place`."""
 
-    call: Call
+    call: ModuleCall
     side: Literal["out", "in"]
     leaf: int
     count: int
@@ -109,7 +109,7 @@ class Seen:
 
 
 @dataclass
-class Look:
+class Watched:
     """What one forward pass showed.
 
     Attributes:
@@ -121,13 +121,13 @@ class Look:
     """
 
     flow: Flow
-    calls: list[Call]
-    seen: list[Seen]
+    calls: list[ModuleCall]
+    seen: list[SeenTensor]
     outputs: Tensor
     end: int
 
 
-def look(net: nn.Module, inputs: Tensor) -> Look:
+def watch_pass(net: nn.Module, inputs: Tensor) -> Watched:
     """Watch one forward pass of a net, which keeps the tensors that it computes.
 
     Args:
@@ -152,7 +152,7 @@ def look(net: nn.Module, inputs: Tensor) -> Look:
         raise CannotSplit(f"it puts out {type(outputs).__name__}; expected a tensor")
     if (end := watching.flow.node(outputs)) is None:
         raise CannotSplit("its outputs do not depend on its inputs")
-    return Look(watching.flow, watching.calls, watching.seen, outputs, end)
+    return Watched(watching.flow, watching.calls, watching.seen, outputs, end)
 
 
 class _Watching:
@@ -160,11 +160,11 @@ class _Watching:
 
     def __init__(self, net: nn.Module, flow: Flow) -> None:
         self.flow = flow
-        self.calls: list[Call] = []
-        self.seen: list[Seen] = []
+        self.calls: list[ModuleCall] = []
+        self.seen: list[SeenTensor] = []
         self._net = net
         self._paths = {module: path for path, module in net.named_modules()}
-        self._open: list[Call] = []
+        self._open: list[ModuleCall] = []
         self._numbers = dict[nn.Module, int]()
         self._ticks = itertools.count()
 
@@ -172,7 +172,7 @@ class _Watching:
         if module is self._net or module not in self._paths:
             return
         self._numbers[module] = number = self._numbers.get(module, 0) + 1
-        call = Call(self._paths[module], number, next(self._ticks), self._open[-1] if self._open else None)
+        call = ModuleCall(self._paths[module], number, next(self._ticks), self._open[-1] if self._open else None)
         self._open.append(call)
         self.calls.append(call)
         self._note(call, "in", call.start, args)
@@ -187,13 +187,13 @@ class _Watching:
         call.follows = all(self.flow.node(x) is not None for x in leaves if isinstance(x, Tensor))
         self._note(call, "out", call.end, output)
 
-    def _note(self, call: Call, side: Literal["out", "in"], moment: int, tree: Any) -> None:
+    def _note(self, call: ModuleCall, side: Literal["out", "in"], moment: int, tree: Any) -> None:
         for leaf, x in enumerate(pytree.tree_leaves(tree)):
             if isinstance(x, Tensor) and (node := self.flow.node(x)) is not None:
-                self.seen.append(Seen(call, side, leaf, len(self.flow), moment, node, x))
+                self.seen.append(SeenTensor(call, side, leaf, len(self.flow), moment, node, x))
 
 
-def places_of(small: Look, large: Look) -> list[list[Place]]:
+def cutting_places(small: Watched, large: Watched) -> list[list[Place]]:
     """The places that cut a net, in order; those of one tensor together, the outermost module's output first.
 
     Args:
@@ -221,19 +221,19 @@ def _last_readers(flow: Flow, alive: list[bool]) -> dict[int, int]:
     return {source: node for node, sources in enumerate(flow.sources) if alive[node] for source in sources}
 
 
-def _jumped(one: Seen, last: dict[int, int]) -> bool:
+def _jumped(one: SeenTensor, last: dict[int, int]) -> bool:
     """Whether something that was made before is still read behind a tensor."""
     return any(node < one.count <= reader and node != one.node for node, reader in last.items())
 
 
-def _rows(one: Seen, other: Seen) -> bool:
+def _rows(one: SeenTensor, other: SeenTensor) -> bool:
     """Whether a tensor has one row for each example, of a shape that does not depend on how many there are."""
     a, b = one.tensor, other.tensor
     rows = a.dim() > 1 and (a.shape[0], b.shape[0]) == SIZES
     return rows and a.is_floating_point() and a.shape[1:] == b.shape[1:]
 
 
-def _place(seen: Seen, flow: Flow) -> Place:
+def _place(seen: SeenTensor, flow: Flow) -> Place:
     return Place(
         path=seen.call.path,
         side=seen.side,
@@ -248,12 +248,12 @@ def _place(seen: Seen, flow: Flow) -> Place:
     )
 
 
-def happening(calls: tuple[Call, ...], place: Place) -> Iterator[Call]:
+def happening(calls: tuple[ModuleCall, ...], place: Place) -> Iterator[ModuleCall]:
     """The calls before a place that are still made when what lies before it is skipped, in order.
 
     All but those inside a call that is skipped as a whole.
     """
-    skipped = set[Call]()
+    skipped = set[ModuleCall]()
     for call in calls:
         if call.parent in skipped:
             skipped.add(call)

@@ -17,7 +17,7 @@ from potluck.core.ground.errors import explained
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
 from potluck.core.nets.modes import mode
-from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, Look, Place, look, places_of
+from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, Place, Watched, cutting_places, watch_pass
 from potluck.core.nets.splitting.prove import prove
 from potluck.core.nets.splitting.run import Course
 
@@ -26,7 +26,7 @@ _CHANNELS_FIRST = (*BATCH_NORMS, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SplitPlan:
     """Where the nets of one architecture are cut.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
     uses: tuple[tuple[int, str], ...]
     left_out: tuple[str, ...] = ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Plan":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SplitPlan":
         return self  # it is the architecture's, and nothing of a net's
 
     def names(self, start: Place | None, stop: Place | None) -> frozenset[str]:
@@ -94,7 +94,7 @@ class Plan:
         return math.prod(self.features.shape)
 
 
-def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> Plan:
+def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitPlan:
     """Look at a net and find where its architecture can be cut. The net stays as it is.
 
     The head reads what the last layer with weights reads, if all flows through that, and else what is at the last place
@@ -120,20 +120,20 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> Plan:
         raise CannotSplit(f"its forward cannot be followed: {explained(error)}") from error
 
 
-def _plan(net: nn.Module, inputs: Tensor, cut: Sequence[str]) -> Plan:
-    small, large = (look(net, inputs[:size].clone()) for size in SIZES)
+def _plan(net: nn.Module, inputs: Tensor, cut: Sequence[str]) -> SplitPlan:
+    small, large = (watch_pass(net, inputs[:size].clone()) for size in SIZES)
     if (len(small.outputs), len(large.outputs)) != SIZES:
         raise CannotSplit("its outputs do not have one row for each example")
     for call, other in zip(small.calls, large.calls, strict=False):
         call.larger = other.leaves
-    candidates = _preferred(places_of(small, large), cut, reads := _reads_last(net, small))
+    candidates = _preferred(cutting_places(small, large), cut, reads := _reads_last(net, small))
     course = Course(small.calls, Form(tuple(inputs.shape[1:]), inputs.dtype))
     proven, left_out = prove(net, course, candidates, inputs[: SIZES[0]])
     found = _Places(net, small, course, proven, left_out)
     return found.as_chosen(cut, inputs) if cut else found.by_rule(reads, inputs)
 
 
-def _reads_last(net: nn.Module, seen: Look) -> tuple[str, int] | None:
+def _reads_last(net: nn.Module, seen: Watched) -> tuple[str, int] | None:
     """Name and call of the last layer that has weights of its own and is no norm."""
     norms = set(norms_of(net))
     layers = {
@@ -160,21 +160,21 @@ class _Places:
     """The proven places of a net, among which those of a plan are chosen."""
 
     net: nn.Module
-    seen: Look
+    seen: Watched
     course: Course
     places: tuple[Place, ...]
     left_out: tuple[str, ...]
 
     @cached_property
     def uses(self) -> tuple[tuple[int, str], ...]:
-        """See `Plan`; what a layer has and does not read, as a BatchNorm its count of batches, goes with the rest."""
+        """See `SplitPlan`; what a layer has and does not read, as a BatchNorm its batch count, goes with the rest."""
         found, read = list(self.seen.flow.uses), {name for _, name in self.seen.flow.uses}
         for path, layer in self.net.named_modules():
             own = {f"{path}.{name}".lstrip(".") for name in (*layer._parameters, *layer._buffers)}
             found += [(count, name) for name in own - read for count in {c for c, other in found if other in own}]
         return tuple(sorted(found))
 
-    def by_rule(self, reads: tuple[str, int] | None, inputs: Tensor) -> Plan:
+    def by_rule(self, reads: tuple[str, int] | None, inputs: Tensor) -> SplitPlan:
         """See `make_plan`."""
         weighted = [place for place in self.places if _names(self.uses, place, None)]
         read = [place for place in weighted if place.side == "in" and (place.path, place.call) == reads]
@@ -187,7 +187,7 @@ class _Places:
             raise CannotSplit(self._why_none("it has one layer with weights before its head, and nothing between them"))
         return self._plan(self._whole_module(inner) if inner else before[0], features, inputs)
 
-    def as_chosen(self, cut: Sequence[str], inputs: Tensor) -> Plan:
+    def as_chosen(self, cut: Sequence[str], inputs: Tensor) -> SplitPlan:
         """With the extractor and the head that the user names."""
         if len(cut) != 2:
             raise CannotSplit(f"cut: found {len(cut)} names; expected two: what the extractor ends with, and the head")
@@ -204,8 +204,8 @@ class _Places:
             raise CannotSplit(f"cut: not everything flows through what {name!r} {what}; expected one of: {names}")
         return known[-1]
 
-    def _plan(self, extractor: Place, features: Place, inputs: Tensor) -> Plan:
-        return Plan(
+    def _plan(self, extractor: Place, features: Place, inputs: Tensor) -> SplitPlan:
+        return SplitPlan(
             course=self.course,
             places=self.places,
             stages=self._stages(),

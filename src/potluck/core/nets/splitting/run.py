@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from potluck.core.nets.splitting.look import SIZES, Call, CannotSplit, Form, Place, happening
+from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, ModuleCall, Place, happening
 
 _META = torch.device("meta")
 
@@ -29,10 +29,10 @@ class Course:
         inputs: one example's form, without the batch.
     """
 
-    def __init__(self, calls: Sequence[Call], inputs: Form) -> None:
+    def __init__(self, calls: Sequence[ModuleCall], inputs: Form) -> None:
         self.calls = tuple(calls)
         self.inputs = inputs
-        self._before = dict[Place, dict[str, list[Call]]]()
+        self._before = dict[Place, dict[str, list[ModuleCall]]]()
 
     def at(
         self, net: nn.Module, inputs: Tensor, *places: Place, keep: Callable[[Place, Tensor], Tensor] | None = None
@@ -85,7 +85,7 @@ class Course:
         before = sum(call.path == stop.path and call.end <= start.moment for call in self.calls)
         return before - sum(not call.follows for call in self._calls_before(start).get(stop.path, ()))
 
-    def _calls_before(self, place: Place) -> dict[str, list[Call]]:
+    def _calls_before(self, place: Place) -> dict[str, list[ModuleCall]]:
         """By module, the calls that are made before a place when what lies before it is skipped."""
         if place not in self._before:
             found = self._before[place] = {}
@@ -180,7 +180,7 @@ class _Answers:
         self._put = put
 
     @contextmanager
-    def given(self, before: Mapping[str, list[Call]]) -> Generator[None]:
+    def given(self, before: Mapping[str, list[ModuleCall]]) -> Generator[None]:
         """Inside the block, these calls are answered."""
         paths = [*before, *([self._start.path] if self._start.side == "in" else [])]
         modules = {path: self._net.get_submodule(path) for path in paths}
@@ -192,7 +192,7 @@ class _Answers:
             for module in modules.values():
                 module.__dict__.pop("_call_impl", None)  # the class's own comes back
 
-    def _answering(self, module: nn.Module, path: str, calls: Sequence[Call]) -> Callable[..., Any]:
+    def _answering(self, module: nn.Module, path: str, calls: Sequence[ModuleCall]) -> Callable[..., Any]:
         """What takes the place of calling a module."""
         start, left = self._start, iter(calls)
         reads_it = iter([True] if start.side == "in" and path == start.path else [])
@@ -206,7 +206,7 @@ class _Answers:
 
         return answer
 
-    def _answer(self, module: nn.Module, call: Call, args: Any, kwargs: Any) -> Any:
+    def _answer(self, module: nn.Module, call: ModuleCall, args: Any, kwargs: Any) -> Any:
         """What a call before the place puts out, or with the tensor in it if the place is that."""
         if call.follows:
             output = pytree.tree_unflatten(_formed(call, self._batch, self._device), call.form)
@@ -222,7 +222,7 @@ def _with_leaf(tree: Any, position: int, tensor: Tensor) -> Any:
     return pytree.tree_unflatten(leaves, form)
 
 
-def _formed(call: Call, batch: int, device: torch.device) -> list[Any]:
+def _formed(call: ModuleCall, batch: int, device: torch.device) -> list[Any]:
     """What a call puts out on a batch of this size, without its numbers."""
     return [
         torch.zeros(_grown(leaf.shape, larger.shape, batch), dtype=leaf.dtype, device=device)
@@ -243,14 +243,14 @@ def _watched(net: nn.Module, place: Place, act: Callable[[Tensor], Any], hidden:
     """Inside the block, the tensor at a place is handed over; `hidden` calls of its module are not made."""
     module, calls = net.get_submodule(place.path), itertools.count(1 + hidden)
 
-    def look(tree: Any) -> None:
+    def hand_over(tree: Any) -> None:
         if next(calls) == place.call:
             act(pytree.tree_leaves(tree)[place.leaf])
 
     if place.side == "in":
-        handle = module.register_forward_pre_hook(lambda module, args: look(args))
+        handle = module.register_forward_pre_hook(lambda module, args: hand_over(args))
     else:
-        handle = module.register_forward_hook(lambda module, args, output: look(output))
+        handle = module.register_forward_hook(lambda module, args, output: hand_over(output))
     try:
         yield
     finally:
