@@ -6,7 +6,7 @@
 The first makes an environment with timm and transformers, and calls the second there. No net has weights from anywhere:
 all are drawn. CHECKOUT is a copy of https://github.com/TsingZ0/HtFLlib, which is read and not changed; without it,
 HtFLlib's nets and torchvision's are left out. What a net gave goes to results/any_module.json when it is done; --only
-tries these nets again, --show none. All write results/any_module.md; what is not tried again stays as it was.
+tries these nets or groups again, --show none. All write results/any_module.md; what is not tried again stays as it was.
 """
 
 import argparse
@@ -101,9 +101,8 @@ def shown(gap: float | str) -> str:
 
 
 def said(reason: str) -> str:
-    """A reason inside a table: without the folders of files, and with nothing that Markdown reads."""
-    short = re.sub(r"\S*/([\w.-]+\.py), line", r"\1, line", reason)
-    return re.sub(r"([<|*_\[\]])", r"\\\1", short)
+    """A reason inside a table: with nothing that Markdown reads."""
+    return re.sub(r"([<|*_\[\]])", r"\\\1", reason)
 
 
 def line(row: Row) -> str:
@@ -124,7 +123,8 @@ def page(found: dict[str, Any]) -> str:
     machine, commits = found["machine"], sorted({one["commit"] for one in found["rows"]})
     libraries = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     about = (
-        f"{machine['cpu']}, one thread, {machine['system']}, Python {machine['python']}, {libraries}; commit"
+        f"{machine['cpu']}, one thread beside other work (load {machine['load_average_before'][0]:.1f} on"
+        f" {machine['cores']} cores), {machine['system']}, Python {machine['python']}, {libraries}; commit"
         f" {', '.join(commits)}"
     )
     text = (
@@ -148,7 +148,7 @@ def main() -> None:
     """Try, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--htfllib", type=Path, metavar="CHECKOUT", help="a copy of HtFLlib, whose nets to try, too")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these nets alone")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these nets or groups alone")
     parser.add_argument("--show", action="store_true", help="try nothing, and write the table of what was observed")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of any_module.json and any_module.md")
     options = parser.parse_args()
@@ -159,9 +159,10 @@ def main() -> None:
     found: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {"rows": []}
     if not options.show:
         found |= {"machine": machine, "versions": versions()}
+        tried(next(own.cases()))  # torch imports much when it is first used
         known = {(one["group"], one["name"]): one for one in found["rows"]}
         for case in cases(options.htfllib):
-            if options.only and case.name not in options.only:
+            if options.only and not {case.name, case.group} & set(options.only):
                 continue
             row = tried(case)
             known[case.group, case.name] = {**asdict(row), "commit": machine["commit"]}

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -94,10 +95,15 @@ def tried(case: Case) -> Row:
         row.gaps = {name: gap if math.isfinite(gap) else "unlike" for name, gap in gaps.items()}
         row.outcome = "split"
     except CannotSplit as problem:
-        row.outcome, row.reason = "refused", str(problem)
+        row.outcome, row.reason = "refused", _short(str(problem))
     except Exception as error:  # whatever it is, it is this net's row
-        row.reason = explained(error)
+        row.reason = _short(explained(error))
     return row
+
+
+def _short(reason: str) -> str:
+    """A reason without the folders of the file that it names."""
+    return re.sub(r"\S*/([\w.-]+\.py), line", r"\1, line", reason)
 
 
 def _describe(row: Row, net: nn.Module) -> None:

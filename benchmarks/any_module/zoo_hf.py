@@ -133,6 +133,7 @@ WAVES = {
     "num_feat_extract_layers": 3,
 }
 MASKED = {"mask_time_prob": 0.3, "mask_time_length": 2}
+DEEP = {"num_hidden_layers": 12}  # each left out at random in one of ten steps
 STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
 
 MODELS = [
@@ -181,6 +182,7 @@ MODELS = [
     ),
     Model("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", WAVES, "sound"),
     Model("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", {**WAVES, **MASKED}, "sound", note="masked in time"),
+    Model("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", {**WAVES, **DEEP}, "sound", note="12 layers"),
     Model("HubertConfig", "HubertForSequenceClassification", WAVES, "sound"),
     Model(
         "ASTConfig",
