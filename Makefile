@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all slow slow-all lint docs evidence check package clean
+.PHONY: demo test test-all slow slow-all lint docs evidence zoo check package clean
 
 demo: .venv/installed
 	$(BIN)/potluck run
@@ -31,13 +31,16 @@ docs: .venv/installed-dev
 evidence: .venv/installed-dev
 	$(BIN)/python -m evidence
 
+zoo: .venv-zoo/installed
+	OMP_NUM_THREADS=1 .venv-zoo/bin/python benchmarks/any_module/run.py
+
 check: lint docs test slow
 
 package: .venv/installed-dev
 	$(BIN)/python .ci/package.py
 
 clean:
-	rm -rf .venv docs/_build
+	rm -rf .venv .venv-zoo docs/_build
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -46,4 +49,9 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv-zoo/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-zoo
+	$(subst .venv/,.venv-zoo/,$(INSTALL)) -e '.[timm,hf]'
 	touch $@
