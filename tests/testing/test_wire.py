@@ -119,5 +119,6 @@ def test_symbols_are_what_they_say():
     assert [SYMBOLS[name](at) for name in ("|s_in|", "|h|", "|z|", "flag", "integer", "float")] == [64, 64, 16, 1, 8, 4]
     assert [SYMBOLS[name](at) for name in ("classes", "present", "examples", "public", "differs")] == [4, 2, 48, 64, 1]
     assert (
-        evaluated("training.batch_size", WirePlace(Engine(get_method("fedavg")(), engine.federation), None, at.site)) == 16
+        evaluated("training.batch_size", WirePlace(Engine(get_method("fedavg")(), engine.federation), None, at.site))
+        == 16
     )

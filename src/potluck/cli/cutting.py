@@ -11,7 +11,7 @@ from torch import nn
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.scale import FULL, Cuts, built
-from potluck.core.nets.splitting import Plan, Splits, plan_of, split_problem
+from potluck.core.nets.splitting import SplitPlan, Splits, plan_of, split_problem
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
 from potluck.models.contract import StagedNet, place_names

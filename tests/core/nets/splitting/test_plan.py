@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from potluck.core.nets.splitting import CannotSplit, make_plan
+from potluck.core.nets.splitting.plan import EXAMPLES
 
 EXACTLY = {"rtol": 0, "atol": 0}
 IMAGES = (3, 12, 12)
@@ -163,7 +164,7 @@ def images(count=5, seed=1):
 
 
 def plan_for(net):
-    return make_plan(net, images(3))
+    return make_plan(net, images(EXAMPLES))
 
 
 def in_parts(net, plan, x):
@@ -224,10 +225,10 @@ def test_plan__ends_the_extractor_at_the_first_layers_end_and_takes_what_the_las
 def test_plan__ends_where_the_user_says(cut, found):
     if found is None:
         with pytest.raises(CannotSplit, match=r"what 'fc1#1' reads; expected one of: conv1, <conv2, conv2, <fc1, fc1"):
-            make_plan(made(Tutorial), images(3), cut)
+            make_plan(made(Tutorial), images(EXAMPLES), cut)
         return
     net = made(Tutorial).eval()
-    plan = make_plan(net, images(3), cut)
+    plan = make_plan(net, images(EXAMPLES), cut)
     assert (str(plan.extractor), str(plan.features), plan.head) == (*found, None)
     assert plan.names(None, plan.extractor) == {"conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias"}
     assert_close(in_parts(net, plan, images()), net(images()), **EXACTLY)
@@ -235,7 +236,7 @@ def test_plan__ends_where_the_user_says(cut, found):
 
 def test_plan__refuses_an_extractor_behind_the_head():
     with pytest.raises(CannotSplit, match="cut: fc1 does not come before conv2"):
-        make_plan(made(Tutorial), images(3), ["fc1", "conv2"])
+        make_plan(made(Tutorial), images(EXAMPLES), ["fc1", "conv2"])
 
 
 def test_plan__looking_at_a_net_leaves_it_and_all_draws_alone():
@@ -395,3 +396,128 @@ def test_plan__of_a_net_with_nothing_but_functions_before_its_head_ends_the_extr
     plan = plan_for(net)
     assert (str(plan.extractor), str(plan.features), plan.head) == ("0", "<4", "4")
     assert plan.names(plan.extractor, plan.features) == frozenset()
+
+
+class Vectors(nn.Module):
+    """A net of images as vectors, whose middle a subclass says."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.first, self.second = nn.Linear(432, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.middle(self.stem(x.flatten(1)).relu()).relu())
+
+
+class Beginning(Vectors):
+    """A branch has no weight yet, and is computed from what a local variable hands on."""
+
+    def __init__(self):
+        super().__init__()
+        self.skip, self.alpha = nn.Identity(), nn.Parameter(torch.zeros(()))
+
+    def middle(self, x):
+        x = x + self.first(x)
+        return self.skip(x) + self.alpha * self.second(x)
+
+
+class Experts(Vectors):
+    """Each example goes through one of two layers."""
+
+    def middle(self, x):
+        y, mine = torch.zeros_like(x), x[:, 0] > 0.1
+        y[mine], y[~mine] = self.first(x[mine]), self.second(x[~mine])
+        return y + x
+
+
+class Dropping(Vectors):
+    """Leaves out layers at random, in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+    def middle(self, x):
+        for layer in self.layers:
+            if not self.training or torch.rand(()) > 0.3:
+                x = layer(x)
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.parametrize("build", [Beginning, Experts, Dropping])
+@pytest.mark.parametrize("seed", range(3))
+def test_plan__holds_for_other_weights_other_examples_and_other_draws(build, seed):
+    net = made(build, seed)
+    plan = plan_for(net)
+    assert str(plan.features) == "<head"
+    assert not any(place.path.startswith(("skip", "first", "layers")) for place in plan.places if build is not Dropping)
+    assert not any(place.path.startswith("layers") for place in plan.places)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight += torch.randn_like(weight)
+    *tensors, outputs = plan.course.at(net.eval(), images(7, seed=5), *plan.places)
+    for place, x in zip(plan.places, tensors, strict=True):
+        assert_close(plan.course.run(net, x, place), outputs, rtol=1e-5, atol=1e-5)
+    for _ in range(10):
+        plan.course.at(net.train(), images(7), *plan.places)
+
+
+class Masked(nn.Module):
+    """A transformer that is told which rows count."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+        self.embed, self.layers, self.out = nn.Linear(36, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        mask = torch.arange(12).expand(len(x), -1) > 9
+        return self.out(self.layers(self.embed(x.transpose(1, 2).flatten(2)), src_key_padding_mask=mask).mean(1))
+
+
+def test_plan__experts_of_whom_one_gets_all_examples_that_are_looked_at_are_refused_and_not_taken_for_a_layer():
+    with pytest.raises(CannotSplit, match="it has one layer with weights before its head"):
+        plan_for(made(Experts, seed=3))
+
+
+def test_plan__of_a_transformer_with_a_mask_is_made_without_torchs_other_way_to_attention():
+    net = made(Masked).eval()
+    plan = plan_for(net)
+    assert (str(plan.extractor), str(plan.features)) == ("embed", "<out")
+    assert_close(in_parts(net, plan, images()), plan.course.at(net, images())[-1], **EXACTLY)
+    assert_close(in_parts(net, plan, images()), net(images()), rtol=1e-5, atol=1e-6)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class TwoInTraining(Vectors):
+    """Puts out something besides, in training."""
+
+    def forward(self, x):
+        x = self.second(self.first(self.stem(x.flatten(1))))
+        return (self.head(x), x) if self.training else self.head(x)
+
+
+def uncopied():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(432, 4), nn.Linear(4, 4))
+    net[1].held = (net[1].weight * 2,)  # torch copies no tensor that is computed from others
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        (TwoInTraining(), r"^it puts out tuple in training mode; expected a tensor$"),
+        (uncopied(), r"^its forward cannot be followed: RuntimeError: Only Tensors created explicitly"),
+    ],
+)
+def test_plan__says_of_other_nets_why_there_is_none(net, expected):
+    with pytest.raises(CannotSplit, match=expected):
+        plan_for(net)
+
+
+@pytest.mark.parametrize("of", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_plan__a_parametrised_last_layer_is_a_head_like_any_other(of):
+    net = made(lambda: nn.Sequential(nn.Flatten(), nn.Linear(432, 4), nn.Linear(4, 4), nn.ReLU(), of(nn.Linear(4, 4))))
+    plan = plan_for(net)
+    assert (str(plan.features), plan.head) == ("<4", "4")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.ground.rng import Key
-from potluck.core.nets.splitting.look import SIZES, CannotSplit
-from potluck.core.nets.splitting.plan import SplitPlan, make_plan
+from potluck.core.nets.splitting.look import CannotSplit
+from potluck.core.nets.splitting.plan import EXAMPLES, SplitPlan, make_plan
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -72,7 +72,7 @@ class _Architecture:
 
     def _examples(self, net: nn.Module) -> Tensor:
         """Made-up inputs (batch, ...): real numbers, or whole ones that every embedding has a row for."""
-        shape, draws = (SIZES[1], *self._input_shape), Key(("splitting",)).generator()
+        shape, draws = (EXAMPLES, *self._input_shape), Key(("splitting",)).generator()
         device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
         rows = [module.num_embeddings for module in net.modules() if isinstance(module, nn.Embedding)]
         if self._real_inputs or (self._real_inputs is None and not rows):

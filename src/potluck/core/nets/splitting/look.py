@@ -42,8 +42,9 @@ class ModuleCall:
         start: when it begins, in begins and ends of calls.
         parent: the call inside which it happens; None in the net's own forward.
         end: when it ends.
-        follows: whether all tensors that it puts out depend on the inputs; else it computes something that is needed
-            whatever the inputs are, such as a table of positions.
+        follows: whether all tensors that it puts out depend on the inputs, and on how many there are alone in their
+            shapes. Else it has to be made: it computes something that is needed whatever the inputs are, such as a
+            table of positions, or picks some of the examples.
         form: of what it puts out, see `torch.utils._pytree`.
         leaves: a `Form` for each tensor that it puts out on the smaller batch, and all else as it is.
         larger: the same of the larger batch.
@@ -58,6 +59,20 @@ class ModuleCall:
     form: Any = None
     leaves: list[Any] = field(default_factory=list[Any])
     larger: list[Any] = field(default_factory=list[Any])
+
+    def compare(self, other: "ModuleCall") -> None:
+        """Take note of the same call on the larger batch."""
+        self.larger = other.leaves
+        pairs = [(a.shape, b.shape) for a, b in zip(self.leaves, other.leaves, strict=True) if isinstance(a, Form)]
+        self.follows = self.follows and other.follows and all(_grows_evenly(*pair) for pair in pairs)
+
+
+def _grows_evenly(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    """Whether each dimension is the same on both batches, or as many times as large as the batch is."""
+    first, second = SIZES
+    return len(small) == len(large) and all(
+        a == b or (a * second == b * first and a % first == 0) for a, b in zip(small, large, strict=True)
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from potluck.core.ground.errors import explained
 from potluck.core.ground.rng import Key, isolated
@@ -19,7 +20,10 @@ from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, Place, Watched, cutting_places, watch_pass
 from potluck.core.nets.splitting.prove import prove
-from potluck.core.nets.splitting.run import Course
+from potluck.core.nets.splitting.run import Course, plain_attention
+
+EXAMPLES = max(SIZES) + 4
+"""How many inputs a plan is made with."""
 
 _CHANNELS_LAST = {nn.Linear, nn.LayerNorm, nn.Embedding, nn.RMSNorm}
 _CHANNELS_FIRST = (*BATCH_NORMS, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -103,17 +107,16 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitP
 
     Args:
         net: any network from one tensor to one.
-        inputs: (batch, ...), at least three.
+        inputs: (batch, ...), `EXAMPLES` of them: some to look at, and others to prove with.
         cut: instead, the name of the module that the extractor ends with, and that of the head; or of places, such as
             "<conv2" for what that reads.
 
     Raises:
         CannotSplit: there are no such places; the text says why.
     """
-    net = copy.deepcopy(net)
     try:
-        with mode(net, training=False), isolated(Key(("splitting",))):
-            return _plan(net, inputs, cut)
+        with isolated(Key(("splitting",))), plain_attention():
+            return _plan(copy.deepcopy(net), inputs, cut)
     except CannotSplit:
         raise
     except Exception as error:  # of the user's own forward
@@ -121,14 +124,15 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitP
 
 
 def _plan(net: nn.Module, inputs: Tensor, cut: Sequence[str]) -> SplitPlan:
-    small, large = (watch_pass(net, inputs[:size].clone()) for size in SIZES)
+    with mode(net, training=False):
+        small, large = (watch_pass(net, inputs[:size].clone()) for size in SIZES)
     if (len(small.outputs), len(large.outputs)) != SIZES:
         raise CannotSplit("its outputs do not have one row for each example")
     for call, other in zip(small.calls, large.calls, strict=False):
-        call.larger = other.leaves
+        call.compare(other)
     candidates = _preferred(cutting_places(small, large), cut, reads := _reads_last(net, small))
     course = Course(small.calls, Form(tuple(inputs.shape[1:]), inputs.dtype))
-    proven, left_out = prove(net, course, candidates, inputs[: SIZES[0]])
+    proven, left_out = prove(net, course, candidates, inputs[max(SIZES) :])
     found = _Places(net, small, course, proven, left_out)
     return found.as_chosen(cut, inputs) if cut else found.by_rule(reads, inputs)
 
@@ -139,9 +143,13 @@ def _reads_last(net: nn.Module, seen: Watched) -> tuple[str, int] | None:
     layers = {
         path
         for path, module in net.named_modules()
-        if module not in norms and next(module.parameters(recurse=False), None) is not None
+        if module not in norms and "parametrizations" not in path.split(".") and _has_weights(module)
     }
     return next(((call.path, call.number) for call in reversed(seen.calls) if call.path in layers), None)
+
+
+def _has_weights(layer: nn.Module) -> bool:
+    return is_parametrized(layer) or next(layer.parameters(recurse=False), None) is not None
 
 
 def _preferred(candidates: list[list[Place]], cut: Sequence[str], reads: tuple[str, int] | None) -> list[list[Place]]:

@@ -1,7 +1,7 @@
 """Places are proven: what a part of the net gives must be what the whole net has there, in both modes."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.ground.errors import explained
-from potluck.core.nets.modes import mode
-from potluck.core.nets.splitting.look import Place
+from potluck.core.nets.modes import to_training
+from potluck.core.nets.splitting.look import CannotSplit, Place
 from potluck.core.nets.splitting.run import Course
 
 _MOST = 3  # places of one tensor that are tried
-_NEAR = {"rtol": 1e-4, "atol": 1e-5}
+_PASSES = 4
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 
 
 class Proven(NamedTuple):
@@ -33,16 +34,16 @@ def prove(net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]],
         candidates: places in order, those of one tensor together, the preferred one first.
         inputs: (batch, ...), at least two.
     """
+    candidates = _always_reached(net, course, candidates, inputs)
     passes = [_pass(net, course, [places[0] for places in candidates], inputs, training) for training in (False, True)]
-    kept, left_out, following, until = list[Place](), list[str](), None, len(candidates)
-    for position in reversed(range(len(candidates))):
-        places = candidates[position][:_MOST]
+    kept, left_out, following, expected = list[Place](), list[str](), None, None
+    for places in reversed(candidates):
         reasons = list[str]()
-        for place in (*places, replace(places[0], by_value=True)):
-            problem = next(filter(None, (one.problem(place, position, following, until) for one in passes)), None)
-            if problem is None:
+        for place in (*places[:_MOST], replace(places[0], by_value=True)):
+            problems = (one.problem(place, places[0], following, expected) for one in passes)
+            if (problem := next(filter(None, problems), None)) is None:
                 kept.append(place)
-                following, until = place, position
+                following, expected = place, places[0]
                 break
             reasons.append(problem)
         else:
@@ -52,35 +53,62 @@ def prove(net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]],
 
 @dataclass(frozen=True)
 class _Pass:
-    """The whole net once, in one mode: its tensors at the candidates and its outputs, and the draws that are left."""
+    """The whole net once, in one mode: its tensors at the candidates and its outputs, and the draws that were left."""
 
     net: nn.Module
     course: Course
-    training: bool
-    tensors: tuple[Tensor, ...]
-    draws: tuple[Tensor, ...]
+    tensors: Mapping[Place, Tensor]
+    draws: Mapping[Place, Tensor]
+    outputs: Tensor
 
-    def problem(self, place: Place, position: int, following: Place | None, until: int) -> str | None:
-        """What goes wrong from a place to the next one; None if nothing does."""
-        expected = self.tensors[until]
-        torch.default_generator.set_state(self.draws[position])
+    def problem(self, place: Place, first: Place, following: Place | None, expected: Place | None) -> str | None:
+        """What goes wrong from a place to the next one; None if nothing does.
+
+        Args:
+            place: from where.
+            first: the candidate of the same tensor at which it was noted.
+            following: up to where.
+            expected: the candidate at which that tensor was noted.
+        """
+        torch.default_generator.set_state(self.draws[first])
         try:
-            with torch.no_grad(), mode(self.net, training=self.training):
-                found = self.course.run(self.net, self.tensors[position].clone(), place, following)
+            with torch.no_grad():
+                found = self.course.run(self.net, self.tensors[first].clone(), place, following)
+            wanted = self.outputs if expected is None else self.tensors[expected]
+            if found.shape == wanted.shape and torch.allclose(found, wanted, rtol=_RELATIVE, atol=_ABSOLUTE):
+                return None
         except Exception as error:  # of the user's own forward, on shapes without numbers
             return explained(error)
-        if found.shape == expected.shape and torch.allclose(found, expected, **_NEAR, equal_nan=True):
-            return None
-        return f"what is computed from it differs in {'training' if self.training else 'evaluation'} mode"
+        return f"what is computed from it differs in {'training' if self.net.training else 'evaluation'} mode"
 
 
 def _pass(net: nn.Module, course: Course, places: Sequence[Place], inputs: Tensor, training: bool) -> _Pass:
-    net, draws = copy.deepcopy(net), dict[Place, Tensor]()  # running statistics that training moves are its own
+    draws = dict[Place, Tensor]()
+    net = copy.deepcopy(net)  # running statistics that training moves are its own
+    net = to_training(net) if training else net.eval()
 
     def note(place: Place, x: Tensor) -> Tensor:
         draws[place] = torch.default_generator.get_state()
         return x.clone()
 
-    with torch.no_grad(), mode(net, training=training):
-        tensors = course.at(net, inputs, *places, keep=note)
-    return _Pass(net, course, training, tensors, tuple(draws[place] for place in places))
+    with torch.no_grad():
+        tensors, outputs = course.seen(net, inputs, places, note)
+    if not isinstance(outputs, Tensor):
+        when = "training" if training else "evaluation"
+        raise CannotSplit(f"it puts out {type(outputs).__name__} in {when} mode; expected a tensor")
+    return _Pass(net, course, tensors, draws, outputs)
+
+
+def _always_reached(
+    net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]], inputs: Tensor
+) -> list[Sequence[Place]]:
+    """The candidates that several passes in training mode all come to.
+
+    A net that leaves out layers at random comes to some of them by chance, so with one that it leaves out go those of
+    the modules beside it.
+    """
+    places, left_out = [places[0] for places in candidates], set[str]()
+    for _ in range(_PASSES):
+        reached = _pass(net, course, places, inputs, training=True).tensors
+        left_out |= {place.path.rpartition(".")[0] or place.path for place in places if place not in reached}
+    return [of for of in candidates if not any(f"{of[0].path}.".startswith(f"{name}.") for name in left_out)]

@@ -34,22 +34,34 @@ class Course:
         self.inputs = inputs
         self._before = dict[Place, dict[str, list[ModuleCall]]]()
 
-    def at(
-        self, net: nn.Module, inputs: Tensor, *places: Place, keep: Callable[[Place, Tensor], Tensor] | None = None
-    ) -> tuple[Tensor, ...]:
-        """The tensors at these places and the net's outputs, all of one ordinary pass.
+    def seen(
+        self, net: nn.Module, inputs: Tensor, places: Sequence[Place], keep: Callable[[Place, Tensor], Tensor]
+    ) -> tuple[dict[Place, Tensor], Any]:
+        """What an ordinary pass has at those of these places that it reaches, and what it puts out.
 
         Args:
             net: of this architecture.
             inputs: (batch, ...).
             places: where.
-            keep: what is kept of the tensor at a place, called when it is there; by default the tensor itself.
+            keep: what is kept of the tensor at a place, called when it is there.
         """
-        found, keep = dict[Place, Tensor](), keep or _own
-        with ExitStack() as hooks:
+        found = dict[Place, Tensor]()
+        with ExitStack() as running:
+            running.enter_context(plain_attention())
             for place in places:
-                hooks.enter_context(_watched(net, place, lambda x, at=place: found.setdefault(at, keep(at, x))))
+                running.enter_context(_watched(net, place, lambda x, at=place: found.setdefault(at, keep(at, x))))
             outputs = net(inputs)
+        return found, outputs
+
+    def at(self, net: nn.Module, inputs: Tensor, *places: Place) -> tuple[Tensor, ...]:
+        """The tensors at these places and the net's outputs, all of one ordinary pass.
+
+        Raises:
+            CannotSplit: the pass does not come to one of them.
+        """
+        found, outputs = self.seen(net, inputs, places, _own)
+        if missing := [place for place in places if place not in found]:
+            raise CannotSplit(f"{missing[0]} was not reached")
         return (*(found[place] for place in places), outputs)
 
     def run(self, net: nn.Module, x: Tensor, start: Place | None = None, stop: Place | None = None) -> Tensor:
@@ -65,6 +77,7 @@ class Course:
             CannotSplit: `stop` is not reached, or something behind `start` is computed from what lies before it.
         """
         with ExitStack() as running:
+            running.enter_context(plain_attention())
             hidden = 0
             inputs = x if start is None else running.enter_context(self._resumed(net, x, start))
             if stop is not None:
@@ -107,7 +120,7 @@ class Course:
             if not start.by_value:
                 running.enter_context(ghosts)
             running.enter_context(answers.given(self._calls_before(start)))
-            yield torch.ones((len(x), *self.inputs.shape), dtype=self.inputs.dtype, device=where)
+            yield _made_up((len(x), *self.inputs.shape), self.inputs.dtype, where)
 
 
 class _Reached(Exception):
@@ -225,11 +238,28 @@ def _with_leaf(tree: Any, position: int, tensor: Tensor) -> Any:
 def _formed(call: ModuleCall, batch: int, device: torch.device) -> list[Any]:
     """What a call puts out on a batch of this size, without its numbers."""
     return [
-        torch.zeros(_grown(leaf.shape, larger.shape, batch), dtype=leaf.dtype, device=device)
-        if isinstance(leaf, Form)
-        else leaf
+        _made_up(_grown(leaf.shape, larger.shape, batch), leaf.dtype, device) if isinstance(leaf, Form) else leaf
         for leaf, larger in zip(call.leaves, call.larger, strict=True)
     ]
+
+
+def _made_up(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that must not matter: with one of them in it, a sum or product is NaN, and a proof fails."""
+    return torch.full(tuple(shape), torch.nan if dtype.is_floating_point else 1, dtype=dtype, device=device)
+
+
+@contextmanager
+def plain_attention() -> Generator[None]:
+    """Inside the block, transformers of torch compute in evaluation mode as they do in training.
+
+    Their other way has inner tensors of a kind that cannot be followed, and other last digits.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _grown(small: tuple[int, ...], large: tuple[int, ...], batch: int) -> list[int]:
