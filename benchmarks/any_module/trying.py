@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.ground.errors import explained
-from potluck.core.nets.splitting import CannotSplit, Plan, Splits, plan_of
+from potluck.core.nets.splitting import CannotSplit, SplitPlan, Splits, plan_of
 from potluck.models.split import split
 
 BATCH = 5  # other than the batches on which a net is looked at
@@ -109,7 +109,7 @@ def _short(reason: str) -> str:
 def _describe(row: Row, net: nn.Module) -> None:
     started = time.perf_counter()
     try:
-        plan: Plan = plan_of(net)
+        plan: SplitPlan = plan_of(net)
     finally:
         row.seconds = round(time.perf_counter() - started, 2)
     row.places, row.stages = len(plan.places), len(plan.stages)
