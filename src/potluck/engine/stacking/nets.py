@@ -19,6 +19,7 @@ from potluck.core.ground.rng import Key
 from potluck.core.nets.batchnorm import takes_batch_statistics
 from potluck.core.nets.calling import call_with
 from potluck.core.nets.modes import mode
+from potluck.core.nets.splitting import NotPlanned, split_problem, unplanned
 from potluck.core.nets.weights import Weights
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras, Fit, FitReport, LocalTraining, Objective, Observed
@@ -188,7 +189,17 @@ class _Stack:
         if self._end_to_end and (criterion := task_criterion(objective.plain)):
             return losses_end_to_end(criterion, outputs_end_to_end(net, weights, batch.inputs), batch.targets), {}
         tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
-        return _vmapped(objective, tensors | {f"frozen.{name}": tensor for name, tensor in read.items()}, batch, extras)
+        tensors |= {f"frozen.{name}": tensor for name, tensor in read.items()}
+        nets = unplanned(objective)
+        before = {name: buffer.clone() for name, buffer in buffers.items()} if nets else {}
+        try:
+            return _vmapped(objective, tensors, batch, extras)
+        except NotPlanned:  # the objective cuts a net that nobody has cut before
+            for name, buffer in before.items():
+                buffers[name].copy_(buffer)
+            for net in nets:
+                split_problem(net)
+            return _vmapped(objective, tensors, batch, extras)
 
     def _combined(self, gradients: list[Weights], active: int) -> Weights:
         """One gradient for each client, clipped."""

@@ -68,13 +68,17 @@ def starts_as_every_method_does(method: Subject, overrides: Overrides = ()) -> N
 
 
 def cuts_any_network_alike(method: Subject, overrides: Overrides = ()) -> None:
-    """A network that is cut by its dataflow gives the bytes of a staged one of the same layers."""
-    subject = quick(method, overrides)
-    staged = toy_federation(World(batchnorm=True).fit_for(subject))
-    plain = {name: partial(_unstaged, build) for name, build in staged.architectures.items()}
-    engines = [Engine(subject, federation) for federation in (staged, replace(staged, architectures=plain))]
-    expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
-    assert found == expected, "a network without stages gives another result than the same layers in a StagedNet"
+    """A network that is cut by its dataflow gives the bytes of a staged one of the same layers, stacked too."""
+    for executor in (Sequential, Stacked):
+        subject = quick(method, overrides)
+        staged = toy_federation(World(batchnorm=True).fit_for(subject))
+        plain = replace(
+            staged, architectures={n: partial(_unstaged, build) for n, build in staged.architectures.items()}
+        )
+        engines = [Engine(subject, federation, executor=executor()) for federation in (staged, plain)]
+        expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
+        how = "stacked" if executor is Stacked else "one by one"
+        assert found == expected, f"{how}, a network without stages gives another result than its layers in a StagedNet"
 
 
 def cuts_networks(method: Subject, overrides: Overrides = ()) -> bool:

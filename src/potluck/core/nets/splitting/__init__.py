@@ -7,8 +7,18 @@ training mode, against the whole network. *SplitPlan*: of the proven places, whe
 reads.
 """
 
-from potluck.core.nets.splitting.known import Splits, plan_of, split_problem
+from potluck.core.nets.splitting.known import NotPlanned, Splits, plan_of, split_problem, unplanned
 from potluck.core.nets.splitting.look import CannotSplit, Place
 from potluck.core.nets.splitting.plan import SplitPlan, make_plan
 
-__all__ = ["CannotSplit", "Place", "SplitPlan", "Splits", "make_plan", "plan_of", "split_problem"]
+__all__ = [
+    "CannotSplit",
+    "NotPlanned",
+    "Place",
+    "SplitPlan",
+    "Splits",
+    "make_plan",
+    "plan_of",
+    "split_problem",
+    "unplanned",
+]

@@ -59,9 +59,21 @@ class _Architecture:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Architecture, (self._input_shape, self._real_inputs, self._cut)  # another process looks for itself
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a plan, or it is known why there is none."""
+        return self._found is not None
+
     def plan(self, net: nn.Module) -> SplitPlan:
-        """The plan, by looking at this net if there is none yet."""
+        """The plan, by looking at this net if there is none yet.
+
+        Raises:
+            CannotSplit: there is none.
+            NotPlanned: nobody has asked before, and the net's weights are now several clients'.
+        """
         if self._found is None:
+            if getattr(torch._C, "_functorch").peek_interpreter_stack() is not None:  # noqa: B009, has no stub
+                raise NotPlanned(f"{type(net).__name__} has no plan yet, which cannot be made in torch.func.vmap")
             try:
                 self._found = make_plan(net, self._examples(net), self._cut)
             except CannotSplit as problem:
@@ -78,6 +90,16 @@ class _Architecture:
         if self._real_inputs or (self._real_inputs is None and not rows):
             return torch.randn(shape, generator=draws).to(device)
         return torch.randint(min(rows, default=2), shape, generator=draws).to(device)
+
+
+class NotPlanned(RuntimeError):
+    """A plan is first asked for inside a transformation of `torch.func`, where no net can be looked at."""
+
+
+def unplanned(net: nn.Module) -> list[nn.Module]:
+    """The nets among a module's own ones whose plan nobody has asked for yet."""
+    known = ((module, getattr(module, _RECORD, None)) for module in net.modules())
+    return [module for module, record in known if isinstance(record, _Architecture) and not record.is_known]
 
 
 def plan_of(net: nn.Module) -> SplitPlan:
