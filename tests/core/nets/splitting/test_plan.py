@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -521,3 +522,21 @@ def test_plan__a_parametrised_last_layer_is_a_head_like_any_other(of):
     net = made(lambda: nn.Sequential(nn.Flatten(), nn.Linear(432, 4), nn.Linear(4, 4), nn.ReLU(), of(nn.Linear(4, 4))))
     plan = plan_for(net)
     assert (str(plan.features), plan.head) == ("<4", "4")
+
+
+def test_plan__a_place_that_a_pass_does_not_come_to_is_said_and_no_number_made_up_gets_out():
+    class Shortened(Vectors):
+        shortened = False
+
+        def middle(self, x):
+            return x if self.shortened else self.second(self.first(x).relu())
+
+    net = made(Shortened).eval()
+    plan = plan_for(net)
+    place = next(place for place in plan.places if str(place) == "first")
+    net.shortened = True
+    for of in (place, replace(place, by_value=True)):
+        with pytest.raises(CannotSplit, match="first was not reached"):
+            plan.course.run(net, torch.zeros(5, 4), of)
+    with pytest.raises(CannotSplit, match="first was not reached"):
+        plan.course.at(net, images(), place)

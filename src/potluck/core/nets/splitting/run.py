@@ -121,6 +121,8 @@ class Course:
                 running.enter_context(ghosts)
             running.enter_context(answers.given(self._calls_before(start)))
             yield _made_up((len(x), *self.inputs.shape), self.inputs.dtype, where)
+            if ghosts.are_made:
+                raise CannotSplit(f"{start} was not reached")
 
 
 class _Reached(Exception):
@@ -143,18 +145,18 @@ class _Ghosts(TorchFunctionMode):
 
     def __init__(self, net: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self._on = True
+        self.are_made = True
         self._device = device
         self._buffers = {id(buffer) for buffer in net.buffers()}
 
     def end(self) -> None:
         """From now on, operations are what they are."""
-        self._on = False
+        self.are_made = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if not self._on:
+        if not self.are_made:
             return func(*args, **kwargs)
         if args and id(args[0]) in self._buffers and name.endswith("_") and not name.endswith("__"):
             return args[0]  # such as the number of batches that a BatchNorm has seen
