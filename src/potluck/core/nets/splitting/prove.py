@@ -107,8 +107,9 @@ def _always_reached(
     A net that leaves out layers at random comes to some of them by chance, so with one that it leaves out go those of
     the modules beside it.
     """
-    places, left_out = [places[0] for places in candidates], set[str]()
+    places, left_out, net = [places[0] for places in candidates], set[str](), to_training(copy.deepcopy(net))
     for _ in range(_PASSES):
-        reached = _pass(net, course, places, inputs, training=True).tensors
+        with torch.no_grad():
+            reached, _ = course.seen(net, inputs, places, lambda place, x: x)
         left_out |= {place.path.rpartition(".")[0] or place.path for place in places if place not in reached}
     return [of for of in candidates if not any(f"{of[0].path}.".startswith(f"{name}.") for name in left_out)]
