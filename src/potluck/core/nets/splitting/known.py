@@ -51,7 +51,7 @@ class _Architecture:
         self._input_shape = input_shape
         self._real_inputs = real_inputs
         self._cut = tuple(cut)
-        self._found: SplitPlan | CannotSplit | None = None
+        self._found: SplitPlan | str | None = None  # or why there is none
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Architecture":
         return self
@@ -77,19 +77,18 @@ class _Architecture:
             try:
                 self._found = make_plan(net, self._examples(net), self._cut)
             except CannotSplit as problem:
-                self._found = problem
-        if isinstance(self._found, CannotSplit):
-            raise self._found
+                self._found = str(problem)  # an error would hold all that was computed
+        if isinstance(self._found, str):
+            raise CannotSplit(self._found)
         return self._found
 
     def _examples(self, net: nn.Module) -> Tensor:
         """Made-up inputs (batch, ...): real numbers, or whole ones that every embedding has a row for."""
         shape, draws = (EXAMPLES, *self._input_shape), Key(("splitting",)).generator()
-        device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
         rows = [module.num_embeddings for module in net.modules() if isinstance(module, nn.Embedding)]
         if self._real_inputs or (self._real_inputs is None and not rows):
-            return torch.randn(shape, generator=draws).to(device)
-        return torch.randint(min(rows, default=2), shape, generator=draws).to(device)
+            return torch.randn(shape, generator=draws)
+        return torch.randint(min(rows, default=2), shape, generator=draws)
 
 
 class NotPlanned(RuntimeError):

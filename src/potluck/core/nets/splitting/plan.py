@@ -116,7 +116,7 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitP
     """
     try:
         with isolated(Key(("splitting",))), plain_attention():
-            return _plan(copy.deepcopy(net), inputs, cut)
+            return _plan(copy.deepcopy(net).cpu(), inputs, cut)  # whose generator the proofs set
     except CannotSplit:
         raise
     except Exception as error:  # of the user's own forward
