@@ -1,6 +1,8 @@
 """Networks on a device, one made of the processor: the processor's bits, no mixing, no copy back in a step."""
 
 import gc
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from potluck.engine.rounds.engine import Engine
 from potluck.engine.stacking.nets import train_stacked
 from potluck.experiment.results.evaluate import evaluate
 from potluck.methods import get_method, list_methods
+from potluck.testing.checks.networks import unstaged
 from potluck.testing.pretend import PretendDevice, can_pretend, register
 from potluck.testing.worlds import World, assigned, quick, run_rounds, toy_federation
 
@@ -159,11 +162,13 @@ def test_resident_moves_a_tensor_once_for_all_who_share_it_and_lets_it_go_with_t
 # Whole rounds
 
 
-def rounds(name, executor, computing, chosen=(), number=2):
+def rounds(name, executor, computing, chosen=(), number=2, staged=True):
     method = quick(get_method(name), chosen)
-    engine = Engine(
-        method, toy_federation(World(batchnorm=True).fit_for(method)), executor=executor, computing=computing
-    )
+    federation = toy_federation(World(batchnorm=True).fit_for(method))
+    if not staged:
+        architectures = {name: partial(unstaged, build) for name, build in federation.architectures.items()}
+        federation = replace(federation, architectures=architectures)
+    engine = Engine(method, federation, executor=executor, computing=computing)
     state = run_rounds(engine, number)
     return evaluate(engine, state), [engine.store.read(id) for id in engine.federation.sites]
 
@@ -184,6 +189,15 @@ def test_every_method_gives_the_processors_bits_on_a_device(device, name, execut
     before = device.counted.computed
     assert rounds(name, executor(), on_device()) == rounds(name, executor(), PLAIN)
     assert device.counted.computed > before
+
+
+@pretends
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", [Sequential, Stacked])
+@pytest.mark.parametrize("name", ["fedin", "fedmlb", "fedproto"])
+def test_networks_that_are_cut_by_their_dataflow_give_the_processors_bits_on_a_device(device, name, executor):
+    here, there = (rounds(name, executor(), where, staged=False) for where in (PLAIN, on_device()))
+    assert here == there
 
 
 @pretends

@@ -73,7 +73,7 @@ def cuts_any_network_alike(method: Subject, overrides: Overrides = ()) -> None:
         subject = quick(method, overrides)
         staged = toy_federation(World(batchnorm=True).fit_for(subject))
         plain = replace(
-            staged, architectures={n: partial(_unstaged, build) for n, build in staged.architectures.items()}
+            staged, architectures={n: partial(unstaged, build) for n, build in staged.architectures.items()}
         )
         engines = [Engine(subject, federation, executor=executor()) for federation in (staged, plain)]
         expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
@@ -127,7 +127,7 @@ def leaves_alone_what_nobody_covers(method: Subject) -> None:
         assert moved <= trained[name], f"{moved} weights of {name} have changed, of which {trained[name]} were trained"
 
 
-class _Unstaged(nn.Module):
+class Unstaged(nn.Module):
     """The layers of a staged network under the names that they have there, and a forward of its own."""
 
     def __init__(self, net: StagedNet) -> None:
@@ -140,10 +140,11 @@ class _Unstaged(nn.Module):
         return self.head(self.stages(x))
 
 
-def _unstaged(build: Builder, **options: Any) -> nn.Module:
+def unstaged(build: Builder, **options: Any) -> nn.Module:
+    """The net of a builder of staged ones, without its stages."""
     net = build(**options)
     assert isinstance(net, StagedNet)
-    return _Unstaged(net)
+    return Unstaged(net)
 
 
 def _cuts_widths(method: Subject) -> bool:
