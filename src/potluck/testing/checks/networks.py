@@ -133,11 +133,12 @@ class Unstaged(nn.Module):
     def __init__(self, net: StagedNet) -> None:
         super().__init__()
         self.stages = net.stages
+        self.pool = net.own_pool
         self.head = net.head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (batch, features) to logits (batch, classes)."""
-        return self.head(self.stages(x))
+        """Inputs (batch, ...) to logits (batch, classes)."""
+        return self.head(self.pool(self.stages(x)))
 
 
 def unstaged(build: Builder, **options: Any) -> nn.Module:
