@@ -25,6 +25,7 @@ LONG = (
     "resumes_to_the_same_bytes",
     "gives_the_same_bytes_on_workers",
     "agrees_when_stacked",
+    "cuts_any_network_alike",
     "keeps_what_is_frozen",
     "is_deterministic",
     "works_with_newcomers",
