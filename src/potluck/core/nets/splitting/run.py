@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree as pytree
 
 from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, ModuleCall, Place, happening
@@ -146,12 +146,26 @@ class _Ghosts(TorchFunctionMode):
     def __init__(self, net: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.are_made = True
+        self._is_inside = False
         self._device = device
         self._buffers = {id(buffer) for buffer in net.buffers()}
 
     def end(self) -> None:
-        """From now on, operations are what they are."""
+        """From now on, operations are what they are, and no longer pass here, which would cost some time each."""
         self.are_made = False
+        if _get_current_function_mode() is self:
+            self.__exit__(None, None, None)
+
+    def __exit__(self, *error: Any) -> None:
+        """Once, whether at the end of the block or before."""
+        if self._is_inside:
+            self._is_inside = False
+            super().__exit__(*error)
+
+    def __enter__(self) -> "_Ghosts":
+        self._is_inside = True
+        super().__enter__()
+        return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
