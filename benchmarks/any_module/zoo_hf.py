@@ -134,6 +134,14 @@ WAVES = {
 }
 MASKED = {"mask_time_prob": 0.3, "mask_time_length": 2}
 DEEP = {"num_hidden_layers": 12}  # each left out at random in one of ten steps
+SERIES = {
+    "num_input_channels": 2,
+    "num_targets": CLASSES,
+    "context_length": 64,
+    "patch_length": 8,
+    "patch_stride": 8,
+    "d_model": 32,
+}
 STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
 
 MODELS = [
@@ -200,12 +208,7 @@ MODELS = [
         "PatchTSTConfig",
         "PatchTSTForClassification",
         {
-            "num_input_channels": 2,
-            "num_targets": CLASSES,
-            "context_length": 64,
-            "patch_length": 8,
-            "patch_stride": 8,
-            "d_model": 32,
+            **SERIES,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "ffn_dim": 64,
@@ -218,12 +221,7 @@ MODELS = [
         "PatchTSMixerConfig",
         "PatchTSMixerForTimeSeriesClassification",
         {
-            "num_input_channels": 2,
-            "num_targets": CLASSES,
-            "context_length": 64,
-            "patch_length": 8,
-            "patch_stride": 8,
-            "d_model": 32,
+            **SERIES,
             "num_layers": 2,
         },
         "series",

@@ -197,3 +197,22 @@ def test_a_server_chooses_no_model_of_a_library_that_a_nodes_owner_has_not(tmp_p
     tree = {"federation": {"dataset": "digits", "models": [model]}, "method": {"name": "fedproto"}}
     with pytest.raises(ConfigError, match="is not installed here"):
         asked(tree, NodeConfig(state=tmp_path), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [(["<layer1.0", "fc#2"], None), (["../secret", "fc"], "found '../secret'"), (["fc", 3], "found 3")],
+)
+def test_a_server_says_where_a_nodes_model_is_cut_by_names_of_modules_alone(tmp_path, cut, expected):
+    node = NodeConfig(state=tmp_path, model="timm:vit_b")
+    tree = {
+        "federation": {"dataset": "digits", "models": ["mlp2"], "server_model": {"name": "timm:vit_b", "cut": cut}},
+        "method": {"name": "fedproto"},
+    }
+    if expected is None:
+        server = asked(tree, node, 0, None).server_model
+        assert server is not None
+        assert server.cut == tuple(cut)
+        return
+    with pytest.raises(ConfigError, match=f"cut: expected a module's name, {expected}"):
+        asked(tree, node, 0, None)

@@ -127,3 +127,11 @@ def test_split__a_staged_network_is_cut_by_its_stages_whatever_its_dataflow():
     Splits((4,), real_inputs=True).remember(net, ("staged",))
     x = torch.randn(3, 4)
     assert_close(split(net).extractor(x), net.stages[1](net.stages[0](x)), **EXACTLY)
+
+
+def test_split__a_users_class_with_a_cut_of_its_own_is_cut_by_its_dataflow():
+    class Cutting(Plain):
+        def cut(self):
+            """Nothing that Potluck asks for."""
+
+    assert Need.SPLIT_MODEL.problem(offer(a=Cutting)) is None

@@ -14,7 +14,7 @@ from potluck.core.nets.scale import FULL, Cuts, built
 from potluck.core.nets.splitting import SplitPlan, Splits, plan_of, split_problem
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
-from potluck.models.contract import StagedNet, place_names
+from potluck.models.contract import StagedNet, places
 from potluck.models.split import split
 
 
@@ -46,7 +46,7 @@ def print_cuts(
     console.print(escape(f"{model}: {type(net).__name__}, inputs of {shape}, {weights:,} weights"), soft_wrap=True)
     console.print(_parts(net, input_shape))
     if isinstance(net, StagedNet):
-        console.print(f"stages: {', '.join(place_names(net))}", soft_wrap=True)
+        console.print(f"stages: {', '.join(places(net))}", soft_wrap=True)
         return
     _print_places(console, plan_of(net), model)
 

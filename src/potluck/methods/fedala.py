@@ -98,7 +98,7 @@ class FedALA(fl.Averages):
 
     def _own(self, client: fl.Client) -> fl.Weights:
         """Theta_i of the layers that adapt; nothing before the client's first training."""
-        names = fl.personal.last_layers(client.model, self.adaptive_layers - 1)
+        names = fl.split(client.model).last_names(self.adaptive_layers - 1)
         return {n: w for n, w in fl.parameters_of(client.model).items() if n in names and "started" in client.state}
 
     def _learnt(self, client: fl.Client, own: fl.Weights) -> Generator[fl.Request, Any, fl.Weights]:

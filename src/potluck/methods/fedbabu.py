@@ -70,7 +70,7 @@ class FedBABU(fl.Averages):
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         self.sharing.receive(client, message)
-        net, head = client.model, fl.personal.last_layers(client.model)
+        net, head = client.model, fl.split(client.model).last_names()
         body = tuple(name for name in fl.parameters_of(net) if name not in head)
         yield fl.Fit(net, client.objective, client.train, self.training, trainable=body)
         trained = fl.parameters_of(net)
@@ -79,7 +79,7 @@ class FedBABU(fl.Averages):
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> Generator[fl.Request, Any, nn.Module]:
         net, epochs = self.sharing.deploy(client, message), self.tuning_epochs if client.round else 0
-        names = None if self.tuned == "all" else fl.personal.last_layers(net)
+        names = None if self.tuned == "all" else fl.split(net).last_names()
         return (yield from fl.adapting.adapted(client, client.train, self.tuning_lr, epochs, self.tuning_batch, names))
 
     def global_model(self, state: fl.sharing.Averaged, server: fl.Server) -> nn.Module | None:
@@ -88,4 +88,4 @@ class FedBABU(fl.Averages):
 
 def head_names(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:
     """The names of the head's tensors."""
-    return fl.personal.last_layers(net)
+    return fl.split(net).last_names()

@@ -53,7 +53,7 @@ class FedPer(fl.personal.KeepsLayers):
         return super().needs() | {fl.Need.SPLIT_MODEL}
 
     def own(self, net: nn.Module) -> frozenset[str]:
-        return fl.personal.last_layers(net, self.personal_layers - 1)
+        return fl.split(net).last_names(self.personal_layers - 1)
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

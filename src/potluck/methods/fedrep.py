@@ -58,7 +58,7 @@ class FedRep(fl.personal.KeepsLayers):
         return super().needs() | {fl.Need.SPLIT_MODEL}
 
     def own(self, net: nn.Module) -> frozenset[str]:
-        return fl.personal.last_layers(net)
+        return fl.split(net).last_names()
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

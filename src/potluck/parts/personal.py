@@ -17,7 +17,6 @@ from potluck.core.needs import Offer
 from potluck.core.nets.splitting import split_problem
 from potluck.core.nets.weights import learnt_of
 from potluck.core.roles import Client, Server
-from potluck.models.split import split
 from potluck.parts.sharing import Averaged, Averages, NamesOf
 
 
@@ -86,16 +85,3 @@ class KeepsLayers(Averages):
         if len(offer.assigned) < 2 or any(count > 1 for count in owners.values()):
             return None
         return "no client has a layer in common with another beside those that stay, so each would train alone"
-
-
-def last_layers(net: nn.Module, stages: int = 0) -> frozenset[str]:
-    """The names of the parameters and buffers of a network's head, and of its last stages.
-
-    Args:
-        net: a network that can be split.
-        stages: how many.
-
-    Raises:
-        TypeError: `net` cannot be split.
-    """
-    return split(net).last_names(stages)

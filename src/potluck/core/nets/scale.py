@@ -15,7 +15,7 @@ from potluck.core.nets.splitting import Splits
 
 B = TypeVar("B", bound=Callable[..., nn.Module])
 
-_COLLECTS = "collects_options"  # an attribute of builders
+_COLLECTS, _CUT = "_potluck_collects", "_potluck_cut"  # attributes of builders
 _ROUNDING = 1e-9  # 0.07 * 100 is a little more than 7
 
 
@@ -93,14 +93,14 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
         scale: of the net.
         architecture: its name, for the error.
         cuts: of nets whose builders take no `scale`. Their narrower nets begin with values of the full net.
-        splits: of nets that do not say themselves how they are split; a builder's `cut` says where.
+        splits: of nets that do not say themselves how they are split; see `cutting_at`.
 
     Raises:
         ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one, or
             anything but a network.
     """
     net = _made(builder, scale, architecture, cuts)
-    return splits.remember(net, (architecture, scale), getattr(builder, "cut", ()))
+    return splits.remember(net, (architecture, scale), getattr(builder, _CUT, ()))
 
 
 def _made(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:
@@ -141,6 +141,12 @@ def _takes_scale(builder: Callable[..., nn.Module]) -> bool:
 def collects_options(builder: Callable[..., nn.Module]) -> bool:
     """Whether a builder hands options of any name to another library, which knows no `scale`."""
     return getattr(builder.func if isinstance(builder, partial) else builder, _COLLECTS, False)
+
+
+def cutting_at(builder: B, cut: tuple[str, ...]) -> B:
+    """Mark a builder with where its nets are cut, see `potluck.core.nets.splitting.make_plan`."""
+    setattr(builder, _CUT, cut)
+    return builder
 
 
 def collecting_options(builder: B) -> B:

@@ -19,7 +19,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Extras, Objective, Request, check_frozen
 
 NetPart = Literal["extracted", "features", "exits", "outputs"]
-"""Outputs of parts of a staged net: of its extractor; of its last stage (the input of its head); of all its exits,
+"""Outputs of parts of a net: of its extractor; of its last stage (the input of its head); of a staged net's exits,
 (n, exits, ...), the net's own last; of the whole net."""
 
 
@@ -42,7 +42,7 @@ class Predict(Request, Checked):
     Attributes:
         net: its mode and buffers are unchanged afterwards.
         examples: the inputs.
-        parts: what to return, see `NetPart`; anything but "outputs" needs a staged net.
+        parts: what to return, see `NetPart`; anything but "outputs" needs a net that can be split.
         batch_size: examples in one forward pass.
     """
 

@@ -19,6 +19,7 @@ from potluck.core.ground.errors import ConfigError, DataError, PotluckError, exp
 from potluck.core.ground.machine import check_fits
 from potluck.core.ground.rng import Key, fold_in, isolated
 from potluck.core.needs import Offer
+from potluck.core.nets.scale import cutting_at
 from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
@@ -302,7 +303,7 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) 
         ConfigError: it cannot be built, or does not fit in this machine's memory.
     """
     build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
-    vars(build)["cut"] = spec.cut
+    cutting_at(build, spec.cut)
     _check_memory(build, where)
     try:
         with isolated(Key((where,))):

@@ -1,8 +1,9 @@
 """What a server asks of a node: installed parts by name, and settings in which no path has a place.
 
 A server's tables are a stranger's text. Names are those of installed parts, or of files that the node's owner has
-allowed; of the data only the owner says where they lie. Every other value, under whatever key, is a number or a word.
-Should a path get through all the same, `potluck.core.ground.access` and `potluck.flower.node.confined` keep it shut.
+allowed; of the data only the owner says where they lie. Every other value, under whatever key, is a number or a word,
+and in a model's `cut` the name of a module. Should a path get through all the same, `potluck.core.ground.access` and
+`potluck.flower.node.confined` keep it shut.
 """
 
 import os
@@ -25,6 +26,7 @@ from potluck.methods import list_methods
 from potluck.models import list_models
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MODULE = re.compile(r"<?\w[\w.]{0,199}(#\d{1,6})?")  # a module of a network, or a place at it
 _LOCAL_PUBLIC = ("none", "holdout")
 _TABLES = ("federation", "method", "run")
 _JOIN_WITH_DATA = "a node's owner chooses its data: potluck join --data ..."
@@ -129,8 +131,19 @@ def _part(asked: Any, kind: str, installed: Collection[str], config: NodeConfig)
     name = table.get("name")
     if name not in installed and (kind != "model" or name is None or name != config.model):
         _allowed(name, kind, config)
-    options = _settings(table, {"name"}, f"federation, {kind} {_shown(name)}")
+    where = f"federation, {kind} {_shown(name)}"
+    cut = {"cut"} & table.keys() if kind == "model" else set[str]()
+    options = _settings(table, {"name", *cut}, where)
+    if cut:
+        options["cut"] = [_module(one, where) for one in _list(table["cut"], "cut")]
     return {**options, "name": name} if isinstance(asked, dict) else name
+
+
+def _module(name: Any, where: str) -> str:
+    """The name of a module of a network, with which nothing is done but to compare it."""
+    if not isinstance(name, str) or not _MODULE.fullmatch(name):
+        raise ConfigError(f"the server's {where[:80]}: cut: expected a module's name, found {_shown(name)}")
+    return name
 
 
 def _allowed(name: Any, kind: str, config: NodeConfig) -> str:

@@ -3,7 +3,8 @@
 Up to a place: the net runs, and a hook ends it there. From a place: modules that the net calls before it are not called
 but answered with ghosts, tensors on the meta device that have a shape and no numbers; operations between them run on
 ghosts, too; and at the place the given tensor is put in. So what is behind the place is the net's own Python, in its
-own mode, with its own draws, and what is before it draws nothing, changes no buffer and costs no arithmetic.
+own mode, with its own draws, and what is before it draws nothing, changes no buffer and costs no arithmetic; but for
+calls whose output does not follow from the inputs, which are made.
 """
 
 import itertools
