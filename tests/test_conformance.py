@@ -26,6 +26,7 @@ LONG = (
     "gives_the_same_bytes_on_workers",
     "agrees_when_stacked",
     "cuts_any_network_alike",
+    "reads_named_inputs_alike",
     "keeps_what_is_frozen",
     "is_deterministic",
     "works_with_newcomers",

@@ -15,6 +15,10 @@ from potluck.core.ground.fields import at_least as at_least
 from potluck.core.ground.fields import at_most as at_most
 from potluck.core.ground.fields import below as below
 from potluck.core.ground.fields import require as require
+from potluck.core.ground.inputs import Inputs as Inputs
+from potluck.core.ground.inputs import InputShape as InputShape
+from potluck.core.ground.inputs import one_shape as one_shape
+from potluck.core.ground.inputs import rows_of as rows_of
 from potluck.core.ground.rng import Key as Key
 from potluck.core.ground.rng import fold_in as fold_in
 from potluck.core.ground.rng import isolated as isolated

@@ -8,6 +8,7 @@ import torch
 
 from potluck.core.ground.access import only
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import Form, sized, zeros
 from potluck.core.nets.scale import Cuts, Scale, built
 from potluck.core.nets.splitting import Splits, plan_of
 from potluck.experiment.federation.assemble import builder_of
@@ -102,10 +103,15 @@ def config(tmp_path):
     return write
 
 
+def as_used(name, shape, **options):
+    """A net for three classes, as a federation builds it."""
+    builder = builder_of(ModelSpec(name, options), 3, shape)
+    return built(builder, Scale(), "net", Cuts(shape), Splits(shape, real_inputs=True))
+
+
 @pytest.mark.parametrize("name", ["timm:convnet_a", "timm:vit_b"])
 def test_timm__a_net_is_built_for_the_task_and_is_cut_by_its_dataflow(name):
-    builder = builder_of(ModelSpec(name, {"width": 6}), 3, (1, 8, 8))
-    net = built(builder, Scale(), "net", Cuts((1, 8, 8)), Splits((1, 8, 8), real_inputs=True))
+    net = as_used(name, (1, 8, 8), width=6)
     assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
     assert plan_of(net).features.shape == (6,)
 
@@ -120,9 +126,18 @@ def test_timm__a_narrower_net_is_cut_out_of_the_full_one():
 @pytest.mark.parametrize("named", [{}, {"architectures": ["TinyForImageClassification"]}])
 def test_hf__a_net_is_built_from_its_configuration_for_the_task_and_gives_logits(tmp_path, config, place, named):
     config(**named)
-    net = get_model(f"hf:{tmp_path / place}")(3, (2, 8, 8), hidden=4)
+    net = as_used(f"hf:{tmp_path / place}", (2, 8, 8), hidden=4)
     assert net(torch.zeros(2, 2, 8, 8)).shape == (2, 3)
-    assert net.net.body[0].weight.shape == (4, 2, 3, 3)
+    assert net.body[0].weight.shape == (4, 2, 3, 3)
+
+
+@pytest.mark.parametrize("also", [{}, {"age": Form((1,), torch.float32)}])
+def test_hf__an_image_among_named_inputs_is_read_by_its_name(config, also):
+    shape = {"pixel_values": Form((2, 8, 8), torch.float32), **also}
+    net = as_used(f"hf:{config()}", shape)
+    inputs = sized(shape, 4, zeros)
+    assert net(inputs).shape == (4, 3)
+    assert torch.equal(net(inputs), net(inputs["pixel_values"]))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +154,7 @@ def test_hf__a_net_is_built_from_its_configuration_for_the_task_and_gives_logits
             "pretrained_cfg: found {'file': 'x'}; e",
         ),
         ("timm:convnet_a", {"colour": 3}, (1, 8, 8), "TypeError: unexpected ['colour']"),
-        ("timm:convnet_a", {}, (64,), "input shape (64,); expected (channels, height, width)"),
+        ("timm:convnet_a", {}, (64,), "inputs (64,); expected (channels, height, width)"),
         ("hf:none/config.json", {}, (2, 8, 8), "none/config.json cannot be read"),
     ],
 )
@@ -161,7 +176,7 @@ def test_hf__what_a_configuration_must_say(config, fields, expected):
 
 def test_hf__a_configuration_names_a_classifier_and_no_other_function(config):
     place = config(architectures=["not_a_network"])
-    assert get_model(f"hf:{place}")(3, (2, 8, 8))(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
+    assert as_used(f"hf:{place}", (2, 8, 8))(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
 
 
 def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch):

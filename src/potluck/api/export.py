@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from potluck._version import __version__
 from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import ConfigError, StorageError, explained
+from potluck.core.ground.inputs import Inputs, rows_of
 from potluck.core.ground.rng import Key
 from potluck.core.nets.scale import Scale
 from potluck.core.requests.examples import Examples
@@ -118,7 +119,7 @@ def export(
     return Exported(path, format, facts)
 
 
-def _inputs(examples: Examples) -> Tensor:
+def _inputs(examples: Examples) -> Inputs:
     """A few prepared inputs; at least three, while a program is traced on two."""
     count = min(len(examples), _TRIED)
     return examples.batch(torch.arange(max(count, 3)) % count).inputs
@@ -137,9 +138,16 @@ def _facts(trained: Trained, client: ClientId | None, net: nn.Module, examples: 
         "task": federation.task.name,
         "outputs": federation.num_classes,
         "classes": list(trained.classes),
-        "input": {"shape": list(inputs.shape[1:]), "type": str(inputs.dtype).removeprefix("torch.")},
+        "input": _form(inputs),
         "preprocessing": _preparation(examples),
     }
+
+
+def _form(inputs: Inputs) -> dict[str, Any]:
+    """Shape and type of one input, or of each by name."""
+    if isinstance(inputs, Mapping):
+        return {name: _form(tensor) for name, tensor in inputs.items()}
+    return {"shape": list(inputs.shape[1:]), "type": str(inputs.dtype).removeprefix("torch.")}
 
 
 def _preparation(examples: Examples) -> list[Any]:
@@ -165,7 +173,7 @@ class _Writing:
     """
 
     net: nn.Module
-    inputs: Tensor
+    inputs: Inputs
     facts: dict[str, Any]
     who: str
 
@@ -194,14 +202,14 @@ class _Writing:
         """A program of TorchScript, which programs in C++ read too."""
         with _quiet():
             try:
-                traced = torch.jit.trace(self.net, self.inputs[:2], check_trace=False)
+                traced = torch.jit.trace(self.net, (rows_of(self.inputs, slice(2)),), check_trace=False)
             except Exception as error:
                 raise self._refusal("torchscript", error) from error
             torch.jit.save(traced, place, _extra_files={PROVENANCE: json.dumps(self.facts)})
             self._compare(torch.jit.load(place), "the traced program")
 
     def as_onnx(self, place: Path) -> None:
-        """A program of ONNX, with the input `input` and the output `output`.
+        """A program of ONNX, with the input `input`, or the inputs by their names, and the output `output`.
 
         Raises:
             ConfigError: a package is missing, or an operator of the network does not exist in ONNX.
@@ -215,7 +223,7 @@ class _Writing:
         with _quiet(), _without_monitor():
             try:
                 made: Any = torch.onnx.export(
-                    program, dynamo=True, verbose=False, input_names=["input"], output_names=["output"]
+                    program, dynamo=True, verbose=False, input_names=list(self._named), output_names=["output"]
                 )
             except Exception as error:
                 raise self._refusal("onnx", error) from error
@@ -225,9 +233,13 @@ class _Writing:
                 entry.key, entry.value = name, value if isinstance(value, str) else json.dumps(value)
             place.write_bytes(proto.SerializeToString())
             session = onnxruntime.InferenceSession(place)
-            self._compare(
-                lambda inputs: torch.from_numpy(session.run(None, {"input": inputs.numpy()})[0]), "the ONNX program"
-            )
+            given = {name: tensor.numpy() for name, tensor in self._named.items()}
+            self._compare(lambda inputs: torch.from_numpy(session.run(None, given)[0]), "the ONNX program")
+
+    @property
+    def _named(self) -> Mapping[str, Tensor]:
+        """The inputs by name; one alone is called `input`."""
+        return self.inputs if isinstance(self.inputs, Mapping) else {"input": self.inputs}
 
     def scale_in(self, federation: Federation, client: ClientId | None) -> Scale:
         """At which scale the architecture, with these weights, predicts as this network does.
@@ -252,7 +264,7 @@ class _Writing:
     def _described(self) -> str:
         return f"{type(self.net).__name__}, which is not {self.facts['architecture']} as it is built"
 
-    def _outputs(self, net: Callable[[Tensor], Tensor]) -> Tensor:
+    def _outputs(self, net: Callable[[Any], Tensor]) -> Tensor:
         with torch.no_grad():
             return net(self.inputs)
 
@@ -265,11 +277,13 @@ class _Writing:
         with _quiet(), torch.no_grad():
             try:
                 batch = torch.export.Dim("batch", min=1)
-                return torch.export.export(self.net, (self.inputs[:2],), dynamic_shapes=({0: batch},))
+                growing = {name: {0: batch} for name in self._named}
+                shapes = growing if isinstance(self.inputs, Mapping) else growing["input"]
+                return torch.export.export(self.net, (rows_of(self.inputs, slice(2)),), dynamic_shapes=(shapes,))
             except Exception as error:
                 raise self._refusal("exported", error) from error
 
-    def _compare(self, program: Callable[[Tensor], Tensor], what: str) -> None:
+    def _compare(self, program: Callable[[Any], Tensor], what: str) -> None:
         expected = self._outputs(self.net)
         try:
             found = self._outputs(program)

@@ -16,6 +16,7 @@ from potluck.cli.prose import reflowed
 from potluck.core.families import FAMILIES
 from potluck.core.ground.discovery import matching, named_file
 from potluck.core.ground.errors import ConfigError, nearest
+from potluck.core.ground.inputs import shown
 from potluck.core.method import Method
 from potluck.core.tasks.named import TASKS
 from potluck.core.tasks.own_metrics import own_metric
@@ -250,4 +251,4 @@ def dataset_line(description: Description) -> str:
     """A data set's input shape, and its classes, or its task and the width of an output."""
     width, task = description.num_classes, description.task
     outputs = f"{width} classes" if task.has_classes else f"{task.name}, {width} output{'s' if width != 1 else ''}"
-    return f"inputs {description.input_shape}, {outputs}"
+    return f"inputs {shown(description.input_shape)}, {outputs}"

@@ -9,6 +9,7 @@ from rich.table import Table
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import InputShape
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.scale import FULL, Cuts, built
 from potluck.core.nets.splitting import SplitPlan, Splits, plan_of, split_problem
@@ -19,7 +20,7 @@ from potluck.models.split import split
 
 
 def print_cuts(
-    model: str, num_classes: int, input_shape: tuple[int, ...], cut: Sequence[str] = (), *, tokens: bool = False
+    model: str, num_classes: int, input_shape: InputShape, cut: Sequence[str] = (), *, tokens: bool = False
 ) -> None:
     """Print the parts of a network, and the places where it can be cut.
 
@@ -51,7 +52,7 @@ def print_cuts(
     _print_places(console, plan_of(net), model)
 
 
-def _parts(net: nn.Module, input_shape: tuple[int, ...]) -> Table:
+def _parts(net: nn.Module, input_shape: InputShape) -> Table:
     """A row for each of the three parts."""
     parts = split(net)
     sizes = {name: weight.numel() for name, weight in net.named_parameters()}

@@ -9,6 +9,7 @@ import torch
 from torch import Size, nn
 
 from potluck.core.ground.errors import ConfigError, nearest
+from potluck.core.ground.inputs import InputShape
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
@@ -153,14 +154,14 @@ class Federation:
             return to_training(built(self.architectures[name], scale, name, self.cuts, self.splits))
 
     @cached_property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one prepared input; empty where no client's data are known."""
+    def input_shape(self) -> InputShape:
+        """Shape of one prepared input, or of each of the named ones; empty where no client's data are known."""
         return next((site.train.input_shape for site in self.sites.values()), ())
 
     @cached_property
     def real_inputs(self) -> bool:
         """Whether prepared inputs are real numbers, the public ones too, as far as they are here."""
-        return all(examples.input_type.is_floating_point for examples in self._known_inputs(self.public))
+        return all(examples.has_real_inputs for examples in self._known_inputs(self.public))
 
     @cached_property
     def cuts(self) -> Cuts:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from potluck.core.federation import Builder, ClientId, Federation
+from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.meeting import meetings
 from potluck.core.nets.modes import to_training
@@ -34,7 +35,7 @@ class Offer:
         real_inputs: whether prepared inputs are real numbers, and not whole ones such as tokens.
         unvalidated: clients without a validation part.
         task: what outputs mean.
-        input_shape: of one prepared input.
+        input_shape: of one prepared input, or of each of the named ones.
     """
 
     architectures: Mapping[str, Builder]
@@ -43,7 +44,7 @@ class Offer:
     public: bool
     unvalidated: tuple[ClientId, ...]
     task: Task = CLASSIFICATION
-    input_shape: tuple[int, ...] = ()
+    input_shape: InputShape = ()
     public_labels: bool = False
     real_inputs: bool = True
 
@@ -118,6 +119,7 @@ class Need:
     CLASSES: ClassVar["Need"]
     ONE_OUTPUT: ClassVar["Need"]
     REAL_INPUTS: ClassVar["Need"]
+    ONE_INPUT: ClassVar["Need"]
 
     def __str__(self) -> str:
         return self.text
@@ -246,7 +248,15 @@ def _one_output(offer: Offer) -> str | None:
 
 
 def _real_inputs(offer: Offer) -> str | None:
+    if isinstance(offer.input_shape, Mapping):
+        return f"it makes inputs of one tensor, and those here have names: {shown(offer.input_shape)}"
     return None if offer.real_inputs else "it makes inputs of real numbers, and those here are whole numbers"
+
+
+def _one_input(offer: Offer) -> str | None:
+    if not isinstance(offer.input_shape, Mapping):
+        return None
+    return f"it reckons with inputs of one tensor, and those here have names: {shown(offer.input_shape)}"
 
 
 _ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin"
@@ -297,7 +307,8 @@ Need.VALIDATION = Need(
 Need.CLASSES = Need("a task with one class for each example", _classes, _ANY_TASK)
 Need.ONE_OUTPUT = Need("a task with one output for each example, not one for each position", _one_output, _ANY_TASK)
 Need.REAL_INPUTS = Need(
-    "inputs of real numbers",
+    "inputs of one tensor of real numbers",
     _real_inputs,
     "expected inputs of floating point; use a method that makes no inputs, such as fedavg or fedgen",
 )
+Need.ONE_INPUT = Need("inputs of one tensor", _one_input, "use a method that takes any inputs, such as fedavg or fedin")

@@ -10,6 +10,7 @@ from torch import nn
 
 from potluck.core.federation import ClientId, Criterion, Roster
 from potluck.core.ground.errors import ConfigError, DivergenceError, EntryError, PotluckError
+from potluck.core.ground.inputs import InputShape
 from potluck.core.ground.notes import Notes
 from potluck.core.ground.rng import Key
 from potluck.core.ground.text import last_lines, one_line
@@ -148,7 +149,7 @@ class Server:
         rng: generator for this round's draws on the server.
         public: the public examples, if the federation has any; unlabelled unless `Need.PUBLIC_LABELS` is met.
         num_classes: the width of an output: of a classification, its classes.
-        input_shape: shape of one prepared input.
+        input_shape: shape of one prepared input, or of each of the named ones; see `fl.one_shape`.
         criterion: the task's loss.
         notes: numbers reported in this round.
     """
@@ -157,7 +158,7 @@ class Server:
     rng: torch.Generator
     public: Examples | None
     num_classes: int
-    input_shape: tuple[int, ...]
+    input_shape: InputShape
     criterion: Criterion
     _build: Callable[..., nn.Module]
     _carry_out: Callable[[Request, Key], Any]
@@ -205,7 +206,7 @@ class Server:
         """The task's loss as an objective for `Fit`."""
         return Supervised(self.criterion)
 
-    def about(self, architecture: str | None, question: Callable[[nn.Module, tuple[int, ...]], T]) -> T:
+    def about(self, architecture: str | None, question: Callable[[nn.Module, InputShape], T]) -> T:
         """The result of a named function of an architecture's net and its input shape; computed once in a run."""
         if (architecture, question) not in self._known:
             self._known[architecture, question] = question(self.build(architecture), self.input_shape)

@@ -1,13 +1,16 @@
 """A data set in memory, and its description before it is loaded."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import DataError
+from potluck.core.ground.inputs import Inputs, InputShape, by_name, count_of
 from potluck.core.requests.examples import Examples, Preprocess
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
@@ -22,7 +25,7 @@ class Description:
 
     Attributes:
         name: the name in runs and records.
-        input_shape: of one prepared input.
+        input_shape: of one prepared input, or of each of the named ones with its type.
         num_classes: the width of an output; in a classification, labels lie in 0 .. num_classes - 1.
         classes: their names in order; None if classes have only numbers.
         task: what targets mean.
@@ -32,7 +35,7 @@ class Description:
     """
 
     name: str
-    input_shape: tuple[int, ...]
+    input_shape: InputShape
     num_classes: int
     classes: tuple[str, ...] | None = None
     task: Task = CLASSIFICATION
@@ -52,29 +55,33 @@ class Dataset:
 
     Attributes:
         name: the name in runs and records.
-        train_inputs: uint8 images (n, channels, height, width), float features (n, ...), or int64 tokens (n, t).
+        train_inputs: uint8 images (n, channels, height, width), float features (n, ...), or int64 tokens (n, t); or
+            several such tensors by name.
         train_targets: target of each training input as the task has it; in a classification its class, int64 (n,).
-        test_inputs: as `train_inputs`, with inputs of the same shape.
+        test_inputs: as `train_inputs`, with inputs of the same shape and, if named, the same names.
         test_targets: as `train_targets`.
         num_classes: the width of an output; in a classification, targets lie in 0 .. num_classes - 1.
         preprocess: prepares a batch for a model; with a generator it also augments, without one it only normalises.
             None returns inputs as stored.
         classes: names of the classes in order; None if they have only numbers.
         task: the meaning of targets, and the metrics.
+        owners: whose each example is, as a number of 0 or more: of the training part int64 (n,), and of the test part;
+            None if nobody knows. A partition by owner divides by it.
 
     Raises:
         DataError: the tensors do not fit together, a target does not suit the task, or an input is not finite.
     """
 
     name: str
-    train_inputs: Tensor
+    train_inputs: Inputs
     train_targets: Tensor
-    test_inputs: Tensor
+    test_inputs: Inputs
     test_targets: Tensor
     num_classes: int
     preprocess: Preprocess | None = None
     classes: tuple[str, ...] | None = None
     task: Task = CLASSIFICATION
+    owners: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         _check_classes(self.name, self.num_classes, self.classes)
@@ -83,17 +90,9 @@ class Dataset:
             ("test", self.test_inputs, self.test_targets),
         ):
             _check_part(f"{self.name}: {part} part", inputs, targets, self.num_classes, self.task)
-        train_shape, test_shape = tuple(self.train_inputs.shape[1:]), tuple(self.test_inputs.shape[1:])
-        if train_shape != test_shape:
-            raise DataError(
-                f"{self.name}: training inputs have shape {train_shape} but test inputs {test_shape}; "
-                "bring all to one shape"
-            )
-        if self.train_inputs.dtype != self.test_inputs.dtype:
-            raise DataError(
-                f"{self.name}: training inputs are {self.train_inputs.dtype} but test inputs {self.test_inputs.dtype}; "
-                "store both in one type"
-            )
+        _check_alike(self.name, by_name(self.train_inputs), by_name(self.test_inputs))
+        if self.owners is not None:
+            _check_owners(self.name, self.owners, (len(self.train_targets), len(self.test_targets)))
 
     @property
     def train(self) -> Examples:
@@ -106,8 +105,8 @@ class Dataset:
         return Examples(self.test_inputs, self.test_targets, self.preprocess)
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one prepared input."""
+    def input_shape(self) -> InputShape:
+        """Shape of one prepared input, or of each of the named ones with its type."""
         return self.test.input_shape
 
     @property
@@ -117,8 +116,10 @@ class Dataset:
 
     @property
     def checksum(self) -> str:
-        """Hex digest of the four tensors: equal if and only if the stored data are."""
-        return arrays_digest(self.train_inputs, self.train_targets, self.test_inputs, self.test_targets)
+        """Hex digest of names and tensors: equal if and only if the stored data are."""
+        train, test, owners = by_name(self.train_inputs), by_name(self.test_inputs), self.owners or ()
+        found = arrays_digest(*train.values(), self.train_targets, *test.values(), self.test_targets, *owners)
+        return digest(" ".join((found, *train)).encode()) if isinstance(self.train_inputs, Mapping) else found
 
 
 class Source(Protocol):
@@ -155,20 +156,58 @@ def _check_classes(where: str, number: int, names: tuple[str, ...] | None) -> No
         raise DataError(f"{where}: two classes are called {twice!r}; give each its own name")
 
 
-def _check_part(where: str, inputs: Tensor, targets: Tensor, num_classes: int, task: Task) -> None:
+def _check_part(where: str, inputs: Inputs, targets: Tensor, num_classes: int, task: Task) -> None:
     """Check that there are inputs and that each has a target of the task."""
-    if inputs.dim() < 2:
-        raise DataError(f"{where}: inputs of shape {tuple(inputs.shape)}; expected one row an example, (n, ...)")
-    if len(inputs) == 0:
+    if isinstance(inputs, Mapping) and not inputs:
+        raise DataError(f"{where}: found inputs without a name; expected at least one tensor by name")
+    named = {f" {name!r}" * bool(name): tensor for name, tensor in by_name(inputs).items()}
+    count = count_of(inputs) if all(tensor.dim() for tensor in named.values()) else 0
+    for name, tensor in named.items():
+        if tensor.dim() < 2:
+            found = tuple(tensor.shape)
+            raise DataError(f"{where}: inputs{name} of shape {found}; expected one row an example, (n, ...)")
+        if len(tensor) != count:
+            raise DataError(f"{where}: {len(tensor)} inputs{name} and {count} of another name; give as many of each")
+    if count == 0:
         raise DataError(f"{where}: no examples; give at least one")
     if task.has_classes:
-        _check_labels(where, targets, len(inputs), num_classes)
-    elif targets.dim() == 0 or len(targets) != len(inputs):
-        raise DataError(f"{where}: {len(inputs)} inputs and targets of shape {tuple(targets.shape)}; give one an input")
+        _check_labels(where, targets, count, num_classes)
+    elif targets.dim() == 0 or len(targets) != count:
+        raise DataError(f"{where}: {count} inputs and targets of shape {tuple(targets.shape)}; give one an input")
     else:
         task.check_targets(targets, num_classes, f"{where}: its targets")
-    if inputs.is_floating_point():
-        _check_finite(where, inputs)
+    for name, tensor in named.items():
+        if tensor.is_floating_point():
+            _check_finite(f"{where}{name and f': inputs{name}'}", tensor)
+
+
+def _check_alike(where: str, train: Mapping[str, Tensor], test: Mapping[str, Tensor]) -> None:
+    """Check that the inputs of both parts have the same names, shapes and types."""
+    if train.keys() != test.keys():
+        names = [", ".join(map(repr, part)) for part in (train, test)]
+        raise DataError(f"{where}: training inputs are called {names[0]} but test inputs {names[1]}; call them alike")
+    for name, found in train.items():
+        other, of = test[name], f" {name!r}" * bool(name)
+        shapes = tuple(found.shape[1:]), tuple(other.shape[1:])
+        if shapes[0] != shapes[1]:
+            raise DataError(
+                f"{where}: training inputs{of} have shape {shapes[0]} but test inputs {shapes[1]}; "
+                "bring all to one shape"
+            )
+        if found.dtype != other.dtype:
+            raise DataError(
+                f"{where}: training inputs{of} are {found.dtype} but test inputs {other.dtype}; store both in one type"
+            )
+
+
+def _check_owners(where: str, owners: tuple[Tensor, Tensor], counts: tuple[int, int]) -> None:
+    """Check that each example of both parts has an owner."""
+    for part, found, count in zip(("training", "test"), owners, counts, strict=True):
+        if found.dtype != torch.int64 or found.shape != (count,) or int(found.min()) < 0:
+            raise DataError(
+                f"{where}: {part} part: owners of shape {tuple(found.shape)}, {found.dtype}; expected {count} whole"
+                " numbers of 0 or more, int64"
+            )
 
 
 def _check_labels(where: str, targets: Tensor, count: int, num_classes: int) -> None:

@@ -1,6 +1,6 @@
 """Batched image operations. Every random draw comes from the generator that is passed in."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from potluck.core.ground.fields import Checked, above, at_least
+from potluck.core.ground.inputs import Inputs, by_name
 from potluck.core.requests.examples import Preprocess
 
 _TOGETHER = 2**24  # numbers that shrinking holds at once, beside the images
@@ -63,6 +64,21 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class ByName:
+    """A preprocessing for each of the named inputs that has one; the others stay as they are.
+
+    Attributes:
+        steps: by the input's name.
+    """
+
+    steps: Mapping[str, Pipeline]
+
+    def __call__(self, inputs: Mapping[str, Tensor], rng: torch.Generator | None) -> dict[str, Tensor]:
+        """Prepared inputs (batch, ...) by name."""
+        return {name: self.steps[name](x, rng) if name in self.steps else x for name, x in inputs.items()}
+
+
+@dataclass(frozen=True)
 class Then:
     """A preprocessing that is none of ours, and a fixed step after it."""
 
@@ -82,6 +98,14 @@ class _Fixed:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self.preprocess(inputs, None)
+
+
+def plain(inputs: Inputs) -> Pipeline | ByName | None:
+    """Preprocessing of data that is in no paper: images are scaled to 0 .. 1, all else unchanged."""
+    scaled = {name: Pipeline(prepare=(Normalise(),)) for name, x in by_name(inputs).items() if x.dtype == torch.uint8}
+    if not scaled:
+        return None
+    return ByName(scaled) if isinstance(inputs, Mapping) else scaled[""]
 
 
 def without_augmentation(preprocess: Preprocess | None) -> Pipeline:

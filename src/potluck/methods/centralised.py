@@ -87,7 +87,7 @@ class Centralised(fl.Method[State]):
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         targets = fl.schema.integers(member.examples, least=0, most=server.num_classes - 1)
-        return fl.Schema(inputs=fl.schema.floats(member.examples, *server.input_shape), targets=targets)
+        return fl.Schema(inputs=fl.schema.floats(member.examples, *fl.one_shape(server.input_shape)), targets=targets)
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         return fl.Message(weights=state.weights[server.roster[client_id].architecture])

@@ -86,6 +86,6 @@ class FedBABU(fl.Averages):
         return None if self.tuning_epochs else super().global_model(state, server)
 
 
-def head_names(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:
+def head_names(net: nn.Module, input_shape: fl.InputShape) -> frozenset[str]:
     """The names of the head's tensors."""
     return fl.split(net).last_names()

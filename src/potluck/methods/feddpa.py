@@ -180,11 +180,11 @@ class FisherLoss:
         """Of one batch of examples with classes."""
         named = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
 
-        def of_one(weights: fl.Weights, inputs: Tensor, target: Tensor) -> Tensor:
-            return self.criterion(fl.call_with(net, weights, inputs[None]), target[None])
+        def of_one(weights: fl.Weights, inputs: fl.Inputs, target: Tensor) -> Tensor:
+            return self.criterion(fl.call_with(net, weights, fl.rows_of(inputs, None)), target[None])
 
         # In float32 whatever the run's precision, see departure 3; under autocast vmap mixes types at a BatchNorm.
-        with fl.mode(net, training=False), fl.precision.unmixed(batch.inputs.device):
+        with fl.mode(net, training=False), fl.precision.unmixed(batch.targets.device):
             weights = {name: weight.detach() for name, weight in named.items()}
             each: fl.Weights = vmap(grad(of_one), (None, 0, 0))(weights, batch.inputs, batch.targets)
         fisher = {name: gradients.detach().square().mean(0) for name, gradients in each.items()}

@@ -114,7 +114,7 @@ class FeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
 
     def needs(self) -> frozenset[fl.Need]:
         classes = {fl.Need.CLASSES} if self.models > 1 else set[fl.Need]()
-        return super().needs() | classes | {fl.Need.SPLIT_MODEL, fl.contract.STAGES}
+        return super().needs() | classes | {fl.Need.SPLIT_MODEL, fl.contract.STAGES, fl.Need.ONE_INPUT}
 
     def init(self, server: fl.Server) -> State:
         self.check_budgets(server)

@@ -180,7 +180,7 @@ class FedET(fl.SharesWeights[State]):
         return {server.about(member.architecture, head_name) for member in server.roster.values()}
 
 
-def head_name(net: nn.Module, input_shape: tuple[int, ...]) -> str:
+def head_name(net: nn.Module, input_shape: fl.InputShape) -> str:
     """What a model calls its head."""
     return fl.split(net).head_name
 

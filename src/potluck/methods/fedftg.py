@@ -171,7 +171,7 @@ class FedFTG(fl.SharesWeights[State]):
         server.note(distillation_loss=float(server.fit(fit).kept["loss"].mean()))
 
     def _generator(self, server: fl.Server) -> nn.Module:
-        shape, classes = server.input_shape, server.num_classes
+        shape, classes = fl.one_shape(server.input_shape), server.num_classes
         return server.module("generator", lambda: fl.inputs.InputGenerator(classes, self.noise, shape, self.width))
 
 

@@ -43,6 +43,7 @@ Departures from the paper
     7. Every optimiser is new each round by default, and all constants are those of methods here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -155,13 +156,15 @@ class OwnLoss:
     criterion: fl.Criterion
 
     def __call__(self, net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
-        """Of the batch's columns "inputs" and "targets"."""
+        """Of the batch's columns "inputs", or "inputs" and a name, and "targets"."""
+        named = {key.removeprefix("inputs"): x for key, x in batch.columns.items() if key.startswith("inputs")}
         with fl.batchnorm.keep_statistics(net):
-            return self.criterion(net(batch.columns["inputs"]), batch.columns["targets"])
+            return self.criterion(net(named.get("", named)), batch.columns["targets"])
 
 
 def _beside(seeds: fl.Examples, client: fl.Client) -> fl.Examples:
     """The seeds, each with one of the client's examples as columns, all of which occur equally often but for one."""
     order = torch.randperm(len(client.train), generator=client.rng)
     own = client.train.batch(order.repeat(len(seeds) // len(order) + 1)[: len(seeds)])
-    return seeds.with_columns(inputs=own.inputs, targets=own.targets)
+    inputs = own.inputs if isinstance(own.inputs, Mapping) else {"": own.inputs}
+    return seeds.with_columns(targets=own.targets, **{f"inputs{name}": x for name, x in inputs.items()})

@@ -207,7 +207,8 @@ class FedKTL(fl.Method[State]):
     def _new_generator(self, server: fl.Server) -> fl.Weights:
         """G, trained on the public data."""
         encoder = server.module(
-            "encoder", partial(fl.cvae.perceptron, math.prod(server.input_shape), self.hidden, 2 * self.latent)
+            "encoder",
+            partial(fl.cvae.perceptron, math.prod(fl.one_shape(server.input_shape)), self.hidden, 2 * self.latent),
         )
         coder = nn.ModuleDict({"encoder": encoder, "decoder": self._decoder(server)})
         report = server.fit(
@@ -223,7 +224,7 @@ class FedKTL(fl.Method[State]):
 
     def _decoder(self, server: fl.Server, weights: fl.Weights | None = None) -> nn.Module:
         """G with these weights, or a new one."""
-        shape = server.input_shape
+        shape = fl.one_shape(server.input_shape)
         net = server.module("generator", partial(fl.cvae.perceptron, self.latent, self.hidden, math.prod(shape), shape))
         return net if weights is None else fl.load(net, weights)
 

@@ -149,13 +149,14 @@ class FedMK(fl.Method[State]):
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         n = fl.schema.UpTo(self.per_class * server.num_classes)
         return fl.Schema(
-            inputs=fl.schema.floats(n, *server.input_shape), labels=fl.schema.Labels(n, server.num_classes)
+            inputs=fl.schema.floats(n, *fl.one_shape(server.input_shape)),
+            labels=fl.schema.Labels(n, server.num_classes),
         )
 
     @fl.on_client
     def condense(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         labels = client.train.labels.unique().repeat_interleave(self.per_class)
-        inputs = torch.randn(len(labels), *client.train.input_shape, generator=client.rng)
+        inputs = torch.randn(len(labels), *fl.one_shape(client.train.input_shape), generator=client.rng)
         for label in labels.unique():
             if (found := message["inputs"][message["labels"] == label]).numel():
                 inputs[labels == label] = found
@@ -183,7 +184,7 @@ class FedMK(fl.Method[State]):
         weights = state.weights[server.roster[id].architecture]
         others = [state.knowledge[i] for i in sorted(state.knowledge, key=int) if i != str(id)]
         own = [state.knowledge[str(id)]] if str(id) in state.knowledge else []
-        inputs, labels = [torch.empty(0, *server.input_shape)], [torch.empty(0, dtype=torch.int64)]
+        inputs, labels = [torch.empty(0, *fl.one_shape(server.input_shape))], [torch.empty(0, dtype=torch.int64)]
         for label in range(server.num_classes if self.initial == "shared" else 0):
             if holders := holding(label, others) or holding(label, own):
                 drawn = holders[int(torch.randint(len(holders), (1,), generator=server.rng))]
@@ -192,7 +193,7 @@ class FedMK(fl.Method[State]):
         return fl.Message(weights=weights, inputs=torch.cat(inputs), labels=torch.cat(labels))
 
     def _generator(self, server: fl.Server) -> nn.Module:
-        shape, classes = server.input_shape, server.num_classes
+        shape, classes = fl.one_shape(server.input_shape), server.num_classes
         return server.module("generator", lambda: fl.inputs.InputGenerator(classes, self.noise, shape, self.width))
 
 

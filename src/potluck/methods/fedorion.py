@@ -183,7 +183,7 @@ class FedORION(fl.CommonModel):
         size = self.server_training.batch_size
         examples = sum(member.examples for member in server.roster.values())
         batches = ceil(examples / size) if self.noise_batches is None else self.noise_batches
-        return fl.noise.noise_examples(self.noise, batches * size, server.input_shape)
+        return fl.noise.noise_examples(self.noise, batches * size, fl.one_shape(server.input_shape))
 
     def inference_message(self, state: fl.common.Common, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
         return fl.Message(common=state.common if self.common_alone(server.roster[client_id], server) else None)

@@ -216,7 +216,7 @@ def smallest_of_largest(sizes: Tensor, density: float) -> Tensor:
     return sizes.kthvalue(len(sizes) - count + 1).values
 
 
-def maskable(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
+def maskable(net: nn.Module, input_shape: fl.InputShape = ()) -> tuple[str, ...]:
     """Names of the trained weights that are not those of norms."""
     of_norms = {id(parameter) for norm in fl.batchnorm.norms_of(net) for parameter in norm.parameters()}
     return tuple(name for name, p in net.named_parameters() if p.requires_grad and id(p) not in of_norms)

@@ -141,7 +141,7 @@ class HypeMeFed(fl.depth.DepthLevels[State]):
         inputs = [factors(as_matrix(model[source]), self.rank) for model in models]
         return fl.Examples(torch.stack(inputs), torch.stack([as_matrix(model[target]) for model in models]))
 
-    def sources(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, str]:
+    def sources(self, net: nn.Module, input_shape: fl.InputShape) -> dict[str, str]:
         """By the name of each matrix that some level lacks, that of the one which it is generated from."""
         weights = {name: tensor for name, tensor in fl.parameters_of(net).items() if tensor.dim() > 1}
         row, levels = block_names(fl.contract.in_stages(net)), self.names(net, input_shape).values()

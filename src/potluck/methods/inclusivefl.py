@@ -201,7 +201,7 @@ def momentum(g: fl.Weights, own: Rows, larger: fl.Weights, theirs: Rows) -> fl.W
     return found
 
 
-def rows(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Rows:
+def rows(net: nn.Module, input_shape: fl.InputShape = ()) -> Rows:
     """A net's rows: the blocks of each stage made of `Blocks`, and all its other stages but its stem and last norms."""
     found, counted = Rows(), fl.contract.blocks(fl.staged(net))
     for name, stage in fl.staged(net).named_stages().items():
@@ -217,6 +217,6 @@ def tops(found: Rows) -> list[str]:
     return [row[-1] for row in found.values()]
 
 
-def apart(net: nn.Module, input_shape: tuple[int, ...] = ()) -> tuple[str, ...]:
+def apart(net: nn.Module, input_shape: fl.InputShape = ()) -> tuple[str, ...]:
     """What the names begin with of the layers that a size may keep to itself: its top blocks and its head."""
     return (*tops(rows(net)), f"{fl.staged(net).head_name}.")

@@ -82,6 +82,7 @@ class MFeDepth(fl.depthwise.DepthWise, fl.SharesWeights[State]):
             fl.Need.SPLIT_MODEL,
             fl.contract.STAGES,
             fl.Need.ONE_OUTPUT,
+            fl.Need.ONE_INPUT,
             *([fl.Need.CLASSES] if self.models > 1 else []),
         }
 

@@ -98,7 +98,7 @@ class MetaLoss:
         w = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
 
         def f(weights: Mapping[str, Tensor], part: slice) -> Tensor:
-            return self.criterion(fl.call_with(net, weights, batch.inputs[part]), batch.targets[part])
+            return self.criterion(fl.call_with(net, weights, fl.rows_of(batch.inputs, part)), batch.targets[part])
 
         stepped = fl.weights.plus(w, slope(f(w, first), w, keep=self.rule == "exact"), -self.alpha)
         loss = f(stepped, second)

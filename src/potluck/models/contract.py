@@ -7,13 +7,16 @@ giving its parts to `StagedNet`; a method that only moves weights takes any `nn.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import Inputs, InputShape
 from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import batch_norms, norms_of
+from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.slicing import cut_by
 from potluck.core.nets.tracing import Unfollowed, trace
@@ -160,7 +163,7 @@ class StagedNet(nn.Module):
         """
         return self._passed(x)[2]
 
-    def part_outputs(self, x: Tensor) -> dict[NetPart, Tensor]:
+    def part_outputs(self, x: Inputs) -> dict[NetPart, Tensor]:
         """Of inputs (batch, ...) what the parts give.
 
         What the extractor gives; the features (batch, num_features); the outputs of all exits (batch, exits, ...), the
@@ -175,7 +178,7 @@ class StagedNet(nn.Module):
             "outputs": outputs,
         }
 
-    def _passed(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _passed(self, x: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """What the extractor gives, the features, and all outputs."""
         extracted, found = x, dict[str, Tensor]()
         for number, (name, stage) in enumerate(self.named_stages().items(), start=1):
@@ -279,22 +282,16 @@ def with_exits(net: StagedNet, exits: Mapping[str, nn.Module]) -> StagedNet:
     )
 
 
-def place_shapes(net: StagedNet, input_shape: tuple[int, ...]) -> dict[str, Size]:
+def place_shapes(net: StagedNet, input_shape: InputShape) -> dict[str, Size]:
     """By place, the shape of one example's output there; nets that embed read tokens."""
     found: dict[str, Size] = {}
     with mode(net, training=False), torch.no_grad():
-        x = blank_example(net, input_shape)
+        x = blank_inputs(net, input_shape, 1)
         for name, stage in net.named_stages().items():
             for place, module in _walk(name, stage):
                 x = module(x)
                 found[place] = x.shape[1:]
     return found
-
-
-def blank_example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """One example of zeros, (1, ...); tokens for nets that embed."""
-    tokens = any(isinstance(module, nn.Embedding) for module in net.modules())
-    return torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else None)
 
 
 def linear_exit(net: StagedNet, features: Size, outputs: int, *, track: bool = True) -> Exit:
@@ -343,7 +340,7 @@ def of_depth(
     net: StagedNet,
     depth: int | None,
     outputs: int,
-    input_shape: tuple[int, ...],
+    input_shape: InputShape,
     build: Callable[[StagedNet, Size, int], Exit] = linear_exit,
 ) -> StagedNet:
     """The leading blocks of a net, with an exit behind the last of them; the net itself if that is all of them.
@@ -440,7 +437,7 @@ def classifier_names(net: nn.Module) -> frozenset[str]:
     return frozenset(names[id(p)] for p in last if p.dim() and len(p) == rows)
 
 
-def classifier_of(net: nn.Module, input_shape: tuple[int, ...]) -> frozenset[str]:
+def classifier_of(net: nn.Module, input_shape: InputShape) -> frozenset[str]:
     """`classifier_names` of a staged net that can be split; of any other, parameters whose rows are its outputs.
 
     Raises:

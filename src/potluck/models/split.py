@@ -4,15 +4,17 @@ Methods cut networks through `split` alone, so that they need not know which of 
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import Inputs, InputShape
+from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import CannotSplit, plan_of
-from potluck.models.contract import StagedNet, blank_example, channel_axis, staged
+from potluck.models.contract import StagedNet, channel_axis, staged
 
 
 class Passed(NamedTuple):
@@ -39,7 +41,7 @@ class Split(ABC):
     num_features: int
 
     @abstractmethod
-    def extractor(self, x: Tensor) -> Tensor:
+    def extractor(self, x: Inputs) -> Tensor:
         """Inputs to s_in."""
 
     @abstractmethod
@@ -51,15 +53,15 @@ class Split(ABC):
         """Of s_out the network's outputs."""
 
     @abstractmethod
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Inputs) -> Tensor:
         """Of inputs what the classifier reads."""
 
     @abstractmethod
-    def passed(self, x: Tensor) -> Passed:
+    def passed(self, x: Inputs) -> Passed:
         """What all three give of inputs, in one pass; quicker than one after the other."""
 
     @abstractmethod
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    def levels(self, x: Inputs) -> tuple[list[Tensor], Tensor]:
         """Of inputs what each stage puts out, in order, and the outputs."""
 
     @abstractmethod
@@ -98,7 +100,7 @@ class Split(ABC):
         """Names of the parameters and buffers of the classifier, and of so many stages before it."""
 
     @abstractmethod
-    def feature_shapes(self, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
+    def feature_shapes(self, input_shape: InputShape) -> tuple[Size, Size]:
         """Shapes of one example's s_in and s_out."""
 
     @abstractmethod
@@ -114,7 +116,7 @@ class _OfStages(Split):
         self._extractor, self._behind = net.stages[: net.extractor_stages], net.stages[net.extractor_stages :]
         self.num_features = net.num_features
 
-    def extractor(self, x: Tensor) -> Tensor:
+    def extractor(self, x: Inputs) -> Tensor:
         return self._extractor(x)
 
     def intermediate(self, s_in: Tensor) -> Tensor:
@@ -123,20 +125,20 @@ class _OfStages(Split):
     def classifier(self, s_out: Tensor) -> Tensor:
         return self._net.head(s_out)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Inputs) -> Tensor:
         return self.intermediate(self.extractor(x))
 
-    def passed(self, x: Tensor) -> Passed:
+    def passed(self, x: Inputs) -> Passed:
         s_in = self.extractor(x)
         s_out = self.intermediate(s_in)
         return Passed(s_in, s_out, self.classifier(s_out))
 
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        found = list[Tensor]()
+    def levels(self, x: Inputs) -> tuple[list[Tensor], Tensor]:
+        found, reached = list[Tensor](), cast(Any, x)
         for stage in self._net.stages:
-            x = stage(x)
-            found.append(x)
-        return found, self.resumed(x, len(found))
+            reached = stage(reached)
+            found.append(reached)
+        return found, self.resumed(reached, len(found))
 
     def resumed(self, h: Tensor, stages: int) -> Tensor:
         return self._net.head(self._net.pool(self._net.stages[stages:](h)))
@@ -160,9 +162,9 @@ class _OfStages(Split):
         last = list(self._net.stages)[len(self._net.stages) - stages :]
         return _names_in(self._net, self._net.head, *last, buffers=True)
 
-    def feature_shapes(self, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
+    def feature_shapes(self, input_shape: InputShape) -> tuple[Size, Size]:
         with mode(self._net, training=False), torch.no_grad():
-            s_in = self.extractor(blank_example(self._net, input_shape))
+            s_in = self.extractor(blank_inputs(self._net, input_shape, 1))
             found, stated = self.intermediate(s_in).shape[1:], self.num_features
         if len(found) == 1 and found[0] != stated:
             raise ConfigError(f"num_features {stated}: the head is given {found[0]} features by the pooling before it")
@@ -180,7 +182,7 @@ class _OfPlan(Split):
         self._plan = plan_of(net)
         self.num_features = self._plan.width
 
-    def extractor(self, x: Tensor) -> Tensor:
+    def extractor(self, x: Inputs) -> Tensor:
         return self._plan.course.run(self._net, x, stop=self._plan.extractor)
 
     def intermediate(self, s_in: Tensor) -> Tensor:
@@ -192,13 +194,13 @@ class _OfPlan(Split):
             return self._net.get_submodule(self._plan.head)(whole)
         return self._plan.course.run(self._net, whole, self._plan.features)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Inputs) -> Tensor:
         return self._plan.as_rows(self._plan.course.run(self._net, x, stop=self._plan.features))
 
-    def passed(self, x: Tensor) -> Passed:
+    def passed(self, x: Inputs) -> Passed:
         return Passed(*self._plan.passed(self._net, x))
 
-    def levels(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    def levels(self, x: Inputs) -> tuple[list[Tensor], Tensor]:
         *found, outputs = self._plan.course.at(self._net, x, *self._plan.levels)
         return found, outputs
 
@@ -227,7 +229,7 @@ class _OfPlan(Split):
     def last_names(self, stages: int = 0) -> frozenset[str]:
         return self._plan.names([None, *self._plan.levels][-1 - stages], None)
 
-    def feature_shapes(self, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
+    def feature_shapes(self, input_shape: InputShape) -> tuple[Size, Size]:
         s_out = (self.num_features,) if self._plan.flat else self._plan.features.shape
         return Size(self._plan.extractor.shape), Size(s_out)
 
@@ -248,7 +250,7 @@ def split(net: nn.Module) -> Split:
     return _OfPlan(net)
 
 
-def feature_shapes(net: nn.Module, input_shape: tuple[int, ...]) -> tuple[Size, Size]:
+def feature_shapes(net: nn.Module, input_shape: InputShape) -> tuple[Size, Size]:
     """Shapes of one example's features before and after the intermediate layers; staged nets that embed read tokens.
 
     Raises:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import Size, nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import InputShape
 from potluck.core.nets.slicing import Channels, NoSlices, channels_to, cut_by
 from potluck.core.nets.weights import tensors_of
 
@@ -31,7 +32,7 @@ class Narrowing:
         """The cut to this net's shapes."""
         return cls(tuple((name, tensor.shape) for name, tensor in tensors_of(narrow).items()), narrow)
 
-    def __call__(self, net: nn.Module, input_shape: tuple[int, ...]) -> Channels:
+    def __call__(self, net: nn.Module, input_shape: InputShape) -> Channels:
         """The net's channels.
 
         Raises:

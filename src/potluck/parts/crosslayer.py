@@ -15,6 +15,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from potluck.core.ground.fields import Checked, above, at_least, require
+from potluck.core.ground.inputs import InputShape
 from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import BATCH_NORMS
 from potluck.core.nets.weights import Weights
@@ -27,7 +28,7 @@ EPSILON = 1e-7  # what the authors' code adds to what it divides by
 LayerKind = tuple[type[nn.Module], Size]
 
 
-def across_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, str]:
+def across_blocks(net: nn.Module, input_shape: InputShape = ()) -> dict[str, str]:
     """By name, the weights that are mixed, and with which: the last of its type and shape in the first block with one.
 
     In a ResNet these are the convolutions of all blocks of a stage but the first, and the second convolution of that
@@ -41,7 +42,7 @@ def across_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str
     return pairs
 
 
-def inside_blocks(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, str]:
+def inside_blocks(net: nn.Module, input_shape: InputShape = ()) -> dict[str, str]:
     """By name, the weights that are mixed, and with which: the first of its type and shape in the same block.
 
     In a transformer that is the second norm of each block, and its first, as in the authors' code.
@@ -117,7 +118,7 @@ class CrossLayer(Checked):
         return {**after, **{deep: before[deep] + self.mixed(moves[deep], moves[shallow]) for deep, shallow in both}}
 
     @property
-    def _question(self) -> Callable[[nn.Module, tuple[int, ...]], dict[str, str]]:
+    def _question(self) -> Callable[[nn.Module, InputShape], dict[str, str]]:
         return across_blocks if self.pairs == "across" else inside_blocks
 
     def _nothing_in(self, offer: Offer) -> str | None:

@@ -11,6 +11,7 @@ from torch import Size, nn
 
 from potluck.core.federation import ClientId, Member
 from potluck.core.ground.fields import above, at_most, require
+from potluck.core.ground.inputs import InputShape
 from potluck.core.message import Message
 from potluck.core.method import Method, Need
 from potluck.core.nets.weights import Weights, buffers_of, load, parameters_of
@@ -106,6 +107,6 @@ class DepthLevels(Method[D]):
         build = self.exit_behind([*place_shapes(in_stages(full), data.input_shape).values()])
         return leading_share(party, in_stages(full), data.input_shape, level, self.levels, build)
 
-    def names(self, net: nn.Module, input_shape: tuple[int, ...]) -> dict[float, tuple[str, ...]]:
+    def names(self, net: nn.Module, input_shape: InputShape) -> dict[float, tuple[str, ...]]:
         """By level, what the names of its tensors begin with."""
         return {level: leading_names(in_stages(net), level) for level in self.levels}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from potluck.core.federation import ClientId, Criterion, Member
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.fields import Checked, above, at_least
+from potluck.core.ground.inputs import InputShape
 from potluck.core.message import Message
 from potluck.core.nets.batchnorm import batch_norms, keep_statistics, measure_statistics
 from potluck.core.nets.weights import Weights, frozen_of, load, parameters_of
@@ -84,7 +85,7 @@ class DepthWise(Checked):
 
     default_capacities: ClassVar[tuple[float, ...]] = SCENARIOS["fair"]
 
-    def estimate(self, net: StagedNet, input_shape: tuple[int, ...]) -> MemoryModel:
+    def estimate(self, net: StagedNet, input_shape: InputShape) -> MemoryModel:
         """The memory estimate for training this net, with the batches and the optimiser of `training`, and the pull."""
         pull = 2 if self.mu else 0  # what was sent, and the way to it, which is kept for the backward pass
         copies = parameter_copies(self.training) + pull

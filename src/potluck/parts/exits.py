@@ -13,6 +13,7 @@ from itertools import pairwise
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
+from potluck.core.ground.inputs import InputShape
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.roles import Client, Server
 from potluck.models.contract import (
@@ -60,7 +61,7 @@ def blocks_within(net: StagedNet, share: float) -> int:
 def leading_share(
     party: Server | Client,
     net: StagedNet,
-    input_shape: tuple[int, ...],
+    input_shape: InputShape,
     share: float,
     exits_behind: Sequence[float],
     build: ExitBuilder = linear_exit,

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor, nn
 
+from potluck.core.ground.inputs import InputShape, one_shape
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import keep_statistics
 from potluck.core.nets.modes import mode
@@ -105,7 +106,7 @@ class MemoryModel:
 
     @classmethod
     def of(
-        cls, net: StagedNet, input_shape: Sequence[int], batch_size: int = BATCH_SIZE, copies: int = 1
+        cls, net: StagedNet, input_shape: InputShape, batch_size: int = BATCH_SIZE, copies: int = 1
     ) -> "MemoryModel":
         """Run two examples through the net, as in training, and count.
 
@@ -117,7 +118,8 @@ class MemoryModel:
         """
         named = [*net.named_stages().items(), ("head", nn.Sequential(net.pool, net.head))]
         parts: list[Part] = []
-        x = torch.zeros(2, *input_shape)
+        shape = one_shape(input_shape)
+        x = torch.zeros(2, *shape)
         with isolated(Key(("memory",))), mode(net, training=True), keep_statistics(net):  # Dropout draws
             for name, module in named:
                 x, written, kept = _watched(module, x)
@@ -125,7 +127,7 @@ class MemoryModel:
                 held = sum(p.numel() * p.element_size() for p in module.parameters())
                 parts.append(Part(name, held, 2 * put_out, x.shape[1:], kept, largest, copies))
         in_the_table = [part.parameters + part.activations / batch_size * BATCH_SIZE for part in parts]
-        return cls(tuple(parts), _blocks(net, in_the_table), Size(input_shape), batch_size)
+        return cls(tuple(parts), _blocks(net, in_the_table), Size(shape), batch_size)
 
     @property
     def whole(self) -> int:

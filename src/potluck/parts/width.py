@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from potluck.core.federation import ClientId, Member
 from potluck.core.ground.errors import PotluckWarning
 from potluck.core.ground.fields import above, at_most, require
+from potluck.core.ground.inputs import InputShape
 from potluck.core.message import Message
 from potluck.core.method import Method, Need, on_client
 from potluck.core.nets.batchnorm import norms_of
@@ -133,7 +134,7 @@ def level_within(levels: Sequence[float], capacity: float) -> float:
     return max((level for level in levels if level <= capacity), default=min(levels))
 
 
-def with_scaler(net: nn.Module, rate: float, input_shape: tuple[int, ...] = (), *, always: bool = False) -> nn.Module:
+def with_scaler(net: nn.Module, rate: float, input_shape: InputShape = (), *, always: bool = False) -> nn.Module:
     """The net, which from now on divides by the rate, in training, what enters each norm (HeteroFL, section 4.1).
 
     Of a net without norms what leaves each hidden layer is divided, those of its exits included.
@@ -162,7 +163,7 @@ def with_scaler(net: nn.Module, rate: float, input_shape: tuple[int, ...] = (), 
     return net
 
 
-def _last_layers(net: nn.Module, input_shape: tuple[int, ...]) -> list[nn.Module]:
+def _last_layers(net: nn.Module, input_shape: InputShape) -> list[nn.Module]:
     """The layers that put out what the net or one of its exits does."""
     if not isinstance(net, StagedNet):
         return [net.get_submodule(name.rpartition(".")[0]) for name in classifier_of(net, input_shape)]

@@ -18,6 +18,7 @@ from potluck.testing.checks.networks import (
     cuts_networks,
     keeps_what_is_frozen,
     leaves_alone_what_nobody_covers,
+    reads_named_inputs_alike,
     starts_as_every_method_does,
     trains_no_more_than_fits,
 )
@@ -106,6 +107,7 @@ _CONTRACT: tuple[Callable[[Subject], None], ...] = (
     agrees_when_stacked,
     keeps_what_is_frozen,
     starts_as_every_method_does,
+    reads_named_inputs_alike,
     lets_go_of_streamed_replies,
     survives_a_missing_reply,
     works_with_newcomers,
@@ -132,6 +134,7 @@ _OF_VARIANTS: tuple[Callable[[Subject, Overrides], None], ...] = (
     agrees_when_stacked,
     keeps_what_is_frozen,
     starts_as_every_method_does,
+    reads_named_inputs_alike,
     survives_a_missing_reply,
     works_with_newcomers,
     sends_what_it_documents,

@@ -24,6 +24,7 @@ from torch import Size, Tensor, get_default_dtype
 
 from potluck.core.federation import Site
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import one_shape
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.nets.weights import buffers_of, learnt_of, parameters_of
@@ -94,7 +95,7 @@ SYMBOLS: dict[str, Callable[[WirePlace], int]] = {
     "|s_in|": lambda at: _floats(at.features[0]),  # one example's features, before the intermediate layers
     "|s_out|": lambda at: _floats(at.features[1]),  # and after them
     "|h|": lambda at: _floats(at.features[1]),  # what the last layer reads
-    "|x|": lambda at: _floats(at.engine.federation.input_shape),  # one prepared input
+    "|x|": lambda at: _floats(one_shape(at.engine.federation.input_shape)),  # one prepared input
     "|z|": lambda at: _floats((at.engine.federation.num_classes,)),  # one example's logits
     "flag": lambda at: 1,
     "integer": lambda at: 8,

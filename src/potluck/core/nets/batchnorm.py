@@ -9,8 +9,9 @@ from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from potluck.core.ground.inputs import Inputs, count_of
 from potluck.core.nets.modes import held_layers, mode
 
 # The shared base of all BatchNorm layers has no public name in torch.
@@ -63,7 +64,7 @@ def forget_statistics(net: nn.Module) -> None:
         layer.reset_running_stats()
 
 
-def measure_statistics(net: nn.Module, batches: Iterable[Tensor], only: Collection[nn.Module] | None = None) -> int:
+def measure_statistics(net: nn.Module, batches: Iterable[Inputs], only: Collection[nn.Module] | None = None) -> int:
     """Set the running statistics to plain means over `batches` of batch mean and unbiased batch variance.
 
     HeteroFL's static BatchNorm: statistics are measured once for fixed weights instead of tracked while they
@@ -93,7 +94,7 @@ def measure_statistics(net: nn.Module, batches: Iterable[Tensor], only: Collecti
             for layer in tracking:
                 layer.training = layer in layers
             for inputs in batches:
-                if len(inputs) > 1:
+                if count_of(inputs) > 1:
                     net(inputs)
                     measured += 1
     finally:

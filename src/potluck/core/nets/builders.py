@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import InputShape
 
 _FACTS = ("num_classes", "input_shape")
 _HANDED_OVER = (*_FACTS, "scale")
@@ -36,7 +37,7 @@ def called_by_name(model: Callable[..., Any], name: str) -> Callable[..., nn.Mod
     options = [one for one in taken if one.name not in _FACTS]
     facts = [fact for fact in _FACTS if fact in {one.name for one in taken}]
 
-    def build(num_classes: int, input_shape: tuple[int, ...], **given: Any) -> nn.Module:
+    def build(num_classes: int, input_shape: InputShape, **given: Any) -> nn.Module:
         if lacking := [one.name for one in options if one.default is one.empty and one.name not in {"scale", *given}]:
             table = f"{{name = '{name}', {lacking[0]} = ...}}"
             raise lacks(name, lacking[0], f"give it a default, or its value in a table: {table}")

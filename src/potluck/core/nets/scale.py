@@ -10,6 +10,8 @@ from typing import TypeVar
 from torch import nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import InputShape
+from potluck.core.nets.entrance import with_entrance
 from potluck.core.nets.slicing import Cut, NoSlices, cut_of
 from potluck.core.nets.splitting import Splits
 
@@ -70,7 +72,7 @@ class Cuts:
         input_shape: of one example.
     """
 
-    def __init__(self, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, input_shape: InputShape) -> None:
         self._input_shape = input_shape
         self._known: dict[tuple[str, float], Cut] = {}
 
@@ -99,8 +101,8 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
         ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one, or
             anything but a network.
     """
-    net = _made(builder, scale, architecture, cuts)
-    return splits.remember(net, (architecture, scale), getattr(builder, _CUT, ()))
+    net = with_entrance(_made(builder, scale, architecture, cuts), splits.input_shape)
+    return splits.remember(net, (architecture, scale), getattr(builder, _CUT, ()), builder)
 
 
 def _made(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:

@@ -23,9 +23,11 @@ from torch import Size, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import InputShape, each
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.calling import call_with
-from potluck.core.nets.tracing import FIXED, Trace, Unfollowed, example, trace
+from potluck.core.nets.entrance import blank_inputs
+from potluck.core.nets.tracing import FIXED, Trace, Unfollowed, trace
 from potluck.core.nets.weights import tensors_of
 
 Shapes = Mapping[str, Size]
@@ -195,7 +197,7 @@ class Cut:
             norm.num_features = counts[0]
 
 
-def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: tuple[int, ...]) -> Cut:
+def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: InputShape) -> Cut:
     """How a net is made narrower, proven on it.
 
     Args:
@@ -231,7 +233,7 @@ def cut_of(net: nn.Module, of: Callable[[int], int], input_shape: tuple[int, ...
     return cut
 
 
-def channels_to(net: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...]) -> Channels:
+def channels_to(net: nn.Module, narrow: nn.Module, input_shape: InputShape) -> Channels:
     """The channels of a net of which its builder has made a narrower one.
 
     Args:
@@ -318,7 +320,7 @@ def untied(full: Trace, narrow: Trace, places: Mapping[str, Indices]) -> str | N
     return next((where for (where, row), s in zip(wide, slim, strict=True) if len(s) > 1 and not agree(row, s)), None)
 
 
-def incoherent(full: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+def incoherent(full: nn.Module, narrow: nn.Module, input_shape: InputShape) -> str | None:
     """The layer whose leading slices read other channels in a narrower net than in the full one; None if none is known.
 
     Nets that cannot be followed are taken as they are.
@@ -336,7 +338,7 @@ def incoherent(full: nn.Module, narrow: nn.Module, input_shape: tuple[int, ...])
     return untied(replace(wide, written=()), replace(slim, written=()), places)
 
 
-def hold(channels: Channels, net: nn.Module, input_shape: tuple[int, ...]) -> bool:
+def hold(channels: Channels, net: nn.Module, input_shape: InputShape) -> bool:
     """Whether a net with weights drawn at random computes the same when channels that belong together change places.
 
     Args:
@@ -348,9 +350,10 @@ def hold(channels: Channels, net: nn.Module, input_shape: tuple[int, ...]) -> bo
     state = {name: _shaken(name, tensor, draws) for name, tensor in tensors_of(net).items()}
     places = channels.chosen(lambda width, kept: torch.randperm(width, generator=draws))
     moved = {name: _part(tensor, places[name]) if name in places else tensor for name, tensor in state.items()}
-    inputs = example(net, input_shape)
-    if inputs.is_floating_point():
-        inputs = torch.randn(inputs.shape, generator=draws).double()
+    inputs = each(
+        blank_inputs(net, input_shape, 2),
+        lambda x: torch.randn(x.shape, generator=draws).double() if x.is_floating_point() else x,
+    )
     hooks = [m.register_forward_hook(_channel_by_channel) for m in net.modules() if isinstance(m, nn.GroupNorm)]
     with torch.no_grad(), isolated(Key(("hold",))):
         found = [tree_leaves(call_with(net.double().eval(), weights, inputs)) for weights in (state, moved)]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Size, Tensor, nn
 
+from potluck.core.ground.inputs import InputShape
 from potluck.core.nets.modes import held_layers
 
 Weights = dict[str, Tensor]
@@ -77,13 +78,13 @@ def _has_frozen(net: nn.Module) -> bool:
     return held or any(p is not None and not p.requires_grad for layer in layers for p in layer._parameters.values())
 
 
-def outline(net: nn.Module, input_shape: tuple[int, ...] = ()) -> Weights:
+def outline(net: nn.Module, input_shape: InputShape = ()) -> Weights:
     """Names, shapes and types of the tensors that are not frozen, without values (on the "meta" device)."""
     frozen = frozen_names(net)
     return {name: tensor.detach().to("meta") for name, tensor in tensors_of(net).items() if name not in frozen}
 
 
-def layout(net: nn.Module, input_shape: tuple[int, ...] = ()) -> dict[str, tuple[Size, bool]]:
+def layout(net: nn.Module, input_shape: InputShape = ()) -> dict[str, tuple[Size, bool]]:
     """Of each parameter and buffer by name, the shape, and whether it is frozen."""
     frozen = frozen_names(net)
     return {name: (tensor.shape, name in frozen) for name, tensor in tensors_of(net).items()}

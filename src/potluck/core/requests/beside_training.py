@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from potluck.core.ground.fields import Checked, at_least
+from potluck.core.ground.inputs import Inputs
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Extras, Objective, Request, check_frozen
 
@@ -27,7 +28,7 @@ NetPart = Literal["extracted", "features", "exits", "outputs"]
 class Parted(Protocol):
     """A net that can return its parts' outputs; `potluck.models.contract.StagedNet` is one."""
 
-    def part_outputs(self, x: Tensor) -> Mapping[NetPart, Tensor]:
+    def part_outputs(self, x: Inputs) -> Mapping[NetPart, Tensor]:
         """The output of each part for inputs (batch, ...)."""
         ...
 

@@ -1,13 +1,14 @@
-"""Labelled examples: rows of one shared tensor, prepared batch by batch."""
+"""Labelled examples: rows of shared tensors, prepared batch by batch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from potluck.core.ground.errors import DataError
+from potluck.core.ground.inputs import Inputs, InputShape, by_name, rows_of, shape_of
 from potluck.core.ground.rng import Key
 
 
@@ -15,12 +16,12 @@ class Batch(NamedTuple):
     """Some examples, ready for a model.
 
     Attributes:
-        inputs: prepared, (batch, ...).
+        inputs: prepared, a tensor (batch, ...) or a mapping of several by name; whatever the net is called with.
         targets: (batch, ...).
         columns: further values of each example, by name, (batch, ...); see `Examples.with_columns`.
     """
 
-    inputs: Tensor
+    inputs: Any
     targets: Tensor
     columns: Mapping[str, Tensor]
 
@@ -28,8 +29,8 @@ class Batch(NamedTuple):
 class Preprocess(Protocol):
     """Converts stored inputs (batch, ...) to model inputs; with a generator it augments for training."""
 
-    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
-        """Prepared inputs (batch, ...)."""
+    def __call__(self, inputs: Any, rng: torch.Generator | None) -> Any:
+        """Prepared inputs (batch, ...), of named ones by name."""
         ...
 
 
@@ -37,16 +38,17 @@ class Preprocess(Protocol):
 class Examples:
     """Inputs (n, ...) and targets (n, ...), seen through a selection of rows.
 
-    Many clients share one tensor of images: each holds the same `inputs` and its own `rows`, so a hundred
-    clients cost one data set. Inputs may be stored as uint8; `preprocess` makes them floats. Columns hold further
-    values, such as a teacher's logits or a weight, one row for each of these examples in their order.
+    Inputs are one tensor, or a mapping of tensors by name, such as tokens and their mask. Many clients share them: each
+    holds the same `inputs` and its own `rows`, so a hundred clients cost one data set. Inputs may be stored as uint8;
+    `preprocess` makes them floats. Columns hold further values, such as a teacher's logits or a weight, one row for
+    each of these examples in their order.
 
     Raises:
-        DataError: inputs or targets are no tensors.
+        DataError: inputs or targets are no tensors, or there are no inputs.
         ValueError: inputs, targets and columns differ in length.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     preprocess: Preprocess | None = None
     rows: Tensor | None = None
@@ -55,16 +57,19 @@ class Examples:
     _source: "Examples | None" = None  # the examples whose inputs these inputs were computed from
 
     def __post_init__(self) -> None:
-        for name, found in (("inputs", self.inputs), ("targets", self.targets)):
+        if isinstance(self.inputs, Mapping) and not self.inputs:
+            raise DataError("inputs: found no names; expected at least one tensor by name")
+        named = {f"inputs {name!r}" if name else "inputs": tensor for name, tensor in by_name(self.inputs).items()}
+        for where, found in {**named, "targets": self.targets}.items():
             if not isinstance(found, Tensor):
                 raise DataError(
-                    f"{name}: found {type(found).__name__}; expected a tensor with a row an example: torch.as_tensor"
+                    f"{where}: found {type(found).__name__}; expected a tensor with a row an example: torch.as_tensor"
                     " makes one of an array or a list"
                 )
-        if len(self.inputs) != len(self.targets):
-            raise ValueError(
-                f"{len(self.inputs)} inputs but {len(self.targets)} targets: give one target for each input"
-            )
+            if len(found) != len(self.targets):
+                raise ValueError(
+                    f"{len(found)} {where} but {len(self.targets)} targets: give one target for each input"
+                )
         for name, column in self.columns.items():
             if self._column_rows is None and len(column) != len(self):
                 raise ValueError(
@@ -81,7 +86,7 @@ class Examples:
     def batch(self, positions: Tensor, augment: Key | None = None) -> Batch:
         """The examples at `positions`, prepared; augmented by draws from `augment` if it is given."""
         at = _chosen(self.rows, positions)
-        inputs = self.inputs[at]
+        inputs = rows_of(self.inputs, at)
         if self.preprocess is not None:
             inputs = self.preprocess(inputs, None if augment is None else augment.generator())
         if not self.columns:
@@ -107,7 +112,7 @@ class Examples:
             return self
         return replace(self, preprocess=_Unaugmented(self.preprocess))
 
-    def with_inputs(self, inputs: Tensor, preprocess: Preprocess | None = None) -> "Examples":
+    def with_inputs(self, inputs: Inputs, preprocess: Preprocess | None = None) -> "Examples":
         """The same examples with other inputs (n, ...) that were computed from theirs, and without columns."""
         return Examples(inputs, self.labels, preprocess, _source=self._source or self)
 
@@ -146,19 +151,24 @@ class Examples:
         return self.targets if self.rows is None else self.targets[self.rows]
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one prepared input."""
-        return tuple(self._first.shape[1:])
+    def input_shape(self) -> InputShape:
+        """Shape of one prepared input, or of each of the named ones with its type."""
+        return shape_of(self._first)
 
     @property
-    def input_type(self) -> torch.dtype:
-        """Type of prepared inputs."""
-        return self._first.dtype
+    def has_real_inputs(self) -> bool:
+        """Whether all prepared inputs are real numbers, and not whole ones such as tokens."""
+        return all(tensor.is_floating_point() for tensor in by_name(self._first).values())
 
     @property
-    def _first(self) -> Tensor:
+    def are_here(self) -> bool:
+        """Whether there are numbers: a server knows of clients' examples only how many there are."""
+        return len(self) > 0 and all(tensor.numel() > 0 for tensor in by_name(self.inputs).values())
+
+    @property
+    def _first(self) -> Inputs:
         """The first prepared input (1, ...), or none (0, ...)."""
-        sample = self.inputs[:1]
+        sample = rows_of(self.inputs, slice(1))
         return sample if self.preprocess is None else self.preprocess(sample, None)
 
 
@@ -173,5 +183,5 @@ class _Unaugmented:
 
     preprocess: Preprocess
 
-    def __call__(self, inputs: Tensor, rng: torch.Generator | None) -> Tensor:
+    def __call__(self, inputs: Inputs, rng: torch.Generator | None) -> Inputs:
         return self.preprocess(inputs, None)

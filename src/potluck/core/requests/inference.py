@@ -1,6 +1,7 @@
 """Predictions without training: evaluation mode, no gradients, batch by batch."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ def predict(net: nn.Module, examples: Examples, batch_size: int = 100) -> Tensor
 
 
 def forward(
-    net: nn.Module, examples: Examples, compute: Callable[[Tensor], tuple[Tensor, ...]], batch_size: int
+    net: nn.Module, examples: Examples, compute: Callable[[Any], tuple[Tensor, ...]], batch_size: int
 ) -> tuple[Tensor, ...]:
     """The results of `compute` on all examples in order, one tensor (n, ...) for each result.
 
@@ -38,7 +39,7 @@ def forward(
 
 
 def predictions(
-    net: nn.Module, examples: Examples, placed: Callable[[Tensor], Tensor], batch_size: int = 100
+    net: nn.Module, examples: Examples, placed: Callable[[Any], Any], batch_size: int = 100
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs and targets of all examples in order, in chunks of about a million outputs.
 
@@ -47,7 +48,7 @@ def predictions(
     Args:
         net: on any device.
         examples: to predict for.
-        placed: moves tensors to the net's device.
+        placed: moves tensors, also those by name, to the net's device.
         batch_size: examples in one forward pass.
     """
     outputs: list[Tensor] = []

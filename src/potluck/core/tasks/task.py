@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.ground.errors import DataError
+from potluck.core.ground.inputs import Inputs, first_of
 from potluck.core.tasks.metric import Metric, Values
 from potluck.core.tasks.targets import kind_fault
 
@@ -99,9 +100,10 @@ class Task(ABC):
         """A label (n,), int64, for each example; all 0 if the task has no labels."""
         return targets if self.has_labels else torch.zeros(len(targets), dtype=torch.int64)
 
-    def output_shape(self, inputs: Tensor, width: int) -> tuple[int, ...]:
-        """The shape that outputs must have for a batch of prepared inputs (n, ...)."""
-        return (*inputs.shape[:2], width) if self.by_position else (len(inputs), width)
+    def output_shape(self, inputs: Inputs, width: int) -> tuple[int, ...]:
+        """The shape that outputs must have for a batch of prepared inputs (n, ...), of named ones for the first."""
+        first = first_of(inputs)
+        return (*first.shape[:2], width) if self.by_position else (len(first), width)
 
     def check_targets(self, targets: Tensor, width: int, whose: str) -> None:
         """Check that targets suit this task.

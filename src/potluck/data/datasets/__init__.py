@@ -15,11 +15,13 @@ from typing import cast
 from potluck.core.ground.access import entered
 from potluck.core.ground.discovery import matching, module_names, named_file, objects_given, plugins, unknown
 from potluck.core.ground.errors import ConfigError, DataError
+from potluck.core.ground.inputs import shape_of
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description, Source
-from potluck.data.datasets._files import FolderSource, NpzSource
+from potluck.data.datasets._folder import FolderSource
 from potluck.data.datasets._function import FunctionSource
 from potluck.data.datasets._held import ArraySource, HeldSource
+from potluck.data.datasets._npz import NpzSource
 from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
 from potluck.data.transforms import STEPS, augmented
@@ -89,7 +91,7 @@ def load(
     if isinstance(augmentation, str):
         return source.load(augmentation)
     dataset = source.load("none")
-    check_images("augmentation", dataset.name, dataset.train_inputs.shape[1:], dataset.input_shape)
+    check_images("augmentation", dataset.name, shape_of(dataset.train_inputs), dataset.input_shape)
     return replace(dataset, preprocess=augmented(dataset.preprocess, augmentation))
 
 

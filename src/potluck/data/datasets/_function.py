@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from potluck.core.ground.errors import DataError, PotluckError, explained
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets._files import ARRAYS, NAMES, NpzSource
+from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._torch import from_torch
 
 _EXPECTED = (
-    "expected a dict of the arrays x_train, y_train, x_test, y_test and perhaps classes, a Dataset, or a pair of torch"
-    " data sets, for training and for tests"
+    "a dict of the arrays x_train, y_train, x_test, y_test and perhaps classes, a Dataset, or a pair of torch data"
+    " sets, for training and for tests"
 )
 
 
@@ -63,17 +62,16 @@ def _dataset(found: Any, name: str, task: Task | None) -> Dataset:
     if isinstance(found, Dataset):
         return replace(found, name=name)
     if isinstance(found, Mapping):
-        return replace(NpzSource(Path(name), task or CLASSIFICATION).dataset_of(_arrays(found, name)), name=name)
+        return Arrays(name, name, task or CLASSIFICATION).dataset(_arrays(found, name))
     if isinstance(found, Sequence) and len(found) == 2:
         return from_torch(found[0], found[1], name=name)
-    raise DataError(f"{name}: {_EXPECTED}, found {type(found).__name__}")
+    raise DataError(f"{name}: expected {_EXPECTED}; found {type(found).__name__}")
 
 
 def _arrays(found: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
-    missing = [key for key in ARRAYS if key not in found]
-    if missing:
-        raise DataError(f"{name}: no array {', '.join(missing)}; {_EXPECTED}, found {', '.join(map(str, found))}")
-    return {key: _array(found[key], f"{name}: {key}") for key in (*ARRAYS, NAMES) if key in found}
+    arrays = flattened(found)
+    check_names(arrays, name, _EXPECTED)
+    return {key: _array(value, f"{name}: {key}") for key, value in arrays.items()}
 
 
 def _array(value: Any, where: str) -> np.ndarray:

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.ground.errors import DataError, nearest
+from potluck.core.ground.errors import DataError
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets._files import ARRAYS, NAMES, NpzSource
+from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._images import CHANNELS
 from potluck.data.transforms import without_augmentation
 
@@ -38,7 +37,9 @@ class HeldSource:
 
 @dataclass(frozen=True, eq=False)
 class ArraySource:
-    """Arrays or tensors x_train, y_train, x_test and y_test, and optionally `classes`, as in an `.npz` file.
+    """Arrays or tensors x_train, y_train, x_test and y_test, and what else may be in an `.npz` file.
+
+    Several inputs by name are a mapping in place of one: `x_train={"ids": ..., "mask": ...}`.
 
     A tensor of images has its channels first, as everywhere in torch; an array, as everywhere in NumPy, last or first.
     """
@@ -57,16 +58,10 @@ class ArraySource:
         Raises:
             DataError: an array is missing or is none, or they do not fit together or the task.
         """
-        unknown = [name for name in self.arrays if name not in (*ARRAYS, NAMES)]
-        missing = [name for name in ARRAYS if name not in self.arrays]
-        if unknown or missing:
-            problem = f"no array {', '.join(missing)}" if missing else f"unknown array {unknown[0]!r}"
-            near = f"; nearest: {nearest(str(unknown[0]), ARRAYS, 1)[0]}" if unknown and not missing else ""
-            names = ", ".join(map(str, self.arrays)) or "nothing"
-            raise DataError(f"{self.name}: {problem}; expected {', '.join(ARRAYS)}, found {names}{near}")
-        return NpzSource(Path(self.name), self.task).dataset_of(
-            {name: _array(found, f"{self.name}: {name}") for name, found in self.arrays.items()}
-        )
+        found = flattened(self.arrays)
+        check_names(found, self.name)
+        arrays = {name: _array(array, f"{self.name}: {name}") for name, array in found.items()}
+        return Arrays(self.name, self.name, self.task).dataset(arrays)
 
 
 def _array(found: Any, where: str) -> np.ndarray:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from potluck.core.ground.errors import DataError
-from potluck.data.transforms import Normalise, Pipeline
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,20 +60,22 @@ def check_one_shape(shapes: Sequence[tuple[int, ...]], where: str) -> None:
         raise DataError(f"{where}: inputs of different shapes, {found[0]} and {found[-1]}; bring all to one shape")
 
 
-def as_inputs(array: np.ndarray, where: str) -> Tensor:
+def as_inputs(array: np.ndarray, where: str, otherwise: str = "") -> Tensor:
     """Bytes as images (n, channels, height, width), floats as float32 features of the shape they have.
 
     Byte arrays are (n, height, width), or have their channels last if the last axis is 1, 3 or 4 long, or
     else second.
 
     Raises:
-        DataError: another type or number of axes; `where` opens the message.
+        DataError: another type or number of axes; `where` opens the message, and `otherwise` is more advice.
     """
     if np.issubdtype(array.dtype, np.floating):
         with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused later
             return torch.from_numpy(array.astype(np.float32))
     if array.dtype != np.uint8:
-        raise DataError(f"{where}: expected uint8 images or float features, found {array.dtype}; convert them")
+        raise DataError(
+            f"{where}: expected uint8 images or float features, found {array.dtype}; convert them{otherwise}"
+        )
     if array.ndim not in (3, 4):
         raise DataError(
             f"{where}: expected uint8 images (n, height, width[, channels]), found shape {array.shape}; "
@@ -120,8 +121,3 @@ def classes_in(targets: Tensor, where: str, otherwise: str) -> int:
             f" labels, or, if class 0 has no examples, {otherwise}"
         )
     return max(int(targets.max()), 0) + 1  # who loads labels that are all negative is told so later
-
-
-def plain(inputs: Tensor) -> Pipeline | None:
-    """Preprocessing of data that is in no paper: images are scaled to 0 .. 1, features unchanged."""
-    return Pipeline(prepare=(Normalise(),)) if inputs.dtype == torch.uint8 else None

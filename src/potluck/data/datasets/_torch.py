@@ -10,7 +10,8 @@ from torch import Tensor
 from potluck.core.ground.errors import DataError
 from potluck.core.requests.examples import Preprocess
 from potluck.data.dataset import Dataset
-from potluck.data.datasets._images import as_inputs, classes_in, plain, stacked
+from potluck.data.datasets._images import as_inputs, classes_in, stacked
+from potluck.data.transforms import plain
 
 
 class MapStyle(Protocol):

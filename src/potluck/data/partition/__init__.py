@@ -20,7 +20,8 @@ _GROUP = "potluck.partitions"
 class Partition(Protocol):
     """A frozen dataclass of a scheme's parameters that divides examples when called.
 
-    One that ignores labels has `by_label: ClassVar[bool] = False`; only these work for tasks without labels.
+    One that ignores labels has `by_label: ClassVar[bool] = False`; only these work for tasks without labels. One with
+    `by_owner: ClassVar[bool] = True` is given, in place of targets, whose each example is.
     """
 
     def __call__(self, targets: Tensor, clients: int, key: Key) -> list[Tensor]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from potluck.core.federation import Federation, Member
+from potluck.core.ground.inputs import positions_of
 from potluck.core.ground.notes import Notes
 from potluck.core.ground.text import one_line
 from potluck.core.message import Message
@@ -94,7 +95,7 @@ class Door:
         _check_length(result.payload, said)
         sums = _sums_of(result)
         said.check(sums, "its evaluation", look)
-        positions = federation.input_shape[0] if task.by_position else 1
+        positions = positions_of(federation.input_shape) if task.by_position else 1
         for part, found in sums.items():
             counts = {name: tensor.double() for name, tensor in found.items()}  # huge ones do not wrap around
             if wrong := task.impossible(counts, sizes[part], positions):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from potluck.core.federation import Federation
 from potluck.core.ground.errors import DataError, PotluckWarning
+from potluck.core.ground.inputs import by_name
 from potluck.core.requests.examples import Examples
 from potluck.core.schema import extremes
 
@@ -73,21 +74,21 @@ def not_finite(state: Any, before: Any) -> str | None:
 
 
 def _check_inputs(examples: Examples, whose: str, clean: dict[int, bool]) -> None:
-    inputs = examples.inputs
-    if not inputs.is_floating_point():
-        return
-    if id(inputs) not in clean:
-        clean[id(inputs)] = _broken(inputs) is None
-    if clean[id(inputs)]:
-        return
-    mine = inputs if examples.rows is None else inputs[examples.rows]
-    broken = ~mine.flatten(1).isfinite().all(1)
-    if bool(broken.any()):
-        first = int(broken.nonzero()[0])
-        raise DataError(
-            f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs, first in number {first};"
-            " expected finite numbers: correct these inputs or leave them out"
-        )
+    for name, inputs in by_name(examples.inputs).items():
+        if not inputs.is_floating_point():
+            continue
+        if id(inputs) not in clean:
+            clean[id(inputs)] = _broken(inputs) is None
+        if clean[id(inputs)]:
+            continue
+        mine = inputs if examples.rows is None else inputs[examples.rows]
+        broken = ~mine.flatten(1).isfinite().all(1)
+        if bool(broken.any()):
+            first, of = int(broken.nonzero()[0]), f" {name!r}" if name else ""
+            raise DataError(
+                f"{whose} hold NaN or infinity in {int(broken.sum())} of {len(mine)} inputs{of}, first in number"
+                f" {first}; expected finite numbers: correct these inputs or leave them out"
+            )
 
 
 def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:

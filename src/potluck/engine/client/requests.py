@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from potluck.core.ground.inputs import Inputs
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import keep_statistics, measure_statistics, unlearnt
 from potluck.core.nets.modes import mode
@@ -77,7 +78,7 @@ def _(request: Gradient, key: Key, computing: Numerics) -> Weights:
                 found = request.objective(net, batch._replace(inputs=computing.to_layout(batch.inputs)), extras)
             loss = found if isinstance(found, Tensor) else found[0]
             if loss.requires_grad:
-                share = loss * (len(batch.inputs) / whole)
+                share = loss * (len(batch.targets) / whole)
                 gradients = torch.autograd.grad(share, list(weights.values()), allow_unused=True)
                 for name, gradient in zip(weights, cast("tuple[Tensor | None, ...]", gradients), strict=True):
                     if gradient is not None:
@@ -93,14 +94,14 @@ def _(request: NormStatistics, key: Key, computing: Numerics) -> int:
         return measure_statistics(request.net, (computing.to_layout(batch.inputs) for batch in batches), only)
 
 
-def _parts(net: nn.Module, inputs: Tensor, names: tuple[NetPart, ...]) -> tuple[Tensor, ...]:
+def _parts(net: nn.Module, inputs: Inputs, names: tuple[NetPart, ...]) -> tuple[Tensor, ...]:
     found = net.part_outputs(inputs) if isinstance(net, Parted) else _by_plan(net, inputs)
     if unknown := [name for name in names if name not in found]:
         raise TypeError(f"{type(net).__name__} has no part {unknown[0]!r}; expected one of {', '.join(found)}")
     return tuple(found[name] for name in names)
 
 
-def _by_plan(net: nn.Module, inputs: Tensor) -> Mapping[NetPart, Tensor]:
+def _by_plan(net: nn.Module, inputs: Inputs) -> Mapping[NetPart, Tensor]:
     """The parts of a net that does not say what they are."""
     if (problem := split_problem(net)) is not None:
         raise TypeError(f"{problem}; give its parts to potluck.models.contract.StagedNet")

@@ -6,7 +6,7 @@ CPU once a request and not once a step.
 """
 
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import by_name, each
 from potluck.core.ground.rng import Key
 from potluck.core.requests.examples import Examples
 
@@ -105,11 +106,12 @@ def resident(examples: Examples, device: torch.device) -> Examples:
     A tensor is moved once for all clients that share it, and is freed on the device with its original. A preprocessing
     with `on_host` reads its inputs in CPU memory.
     """
-    if device == CPU or getattr(examples.preprocess, "on_host", False) or not _fits(examples.inputs, device):
+    stored = by_name(examples.inputs).values()
+    if device == CPU or getattr(examples.preprocess, "on_host", False) or not _fit(stored, device):
         return examples
     columns = {name: _copy_of(tensor, device) for name, tensor in examples.columns.items()}
-    inputs, targets = _copy_of(examples.inputs, device), _copy_of(examples.targets, device)
-    return replace(examples, inputs=inputs, targets=targets, columns=columns)
+    inputs = each(examples.inputs, lambda tensor: _copy_of(tensor, device))
+    return replace(examples, inputs=inputs, targets=_copy_of(examples.targets, device), columns=columns)
 
 
 def _copy_of(tensor: Tensor, device: torch.device) -> Tensor:
@@ -120,13 +122,14 @@ def _copy_of(tensor: Tensor, device: torch.device) -> Tensor:
     return _resident[key]
 
 
-def _fits(tensor: Tensor, device: torch.device) -> bool:
-    """Whether a tensor is on the device already, or takes at most `_SHARE` of the memory free there."""
+def _fit(tensors: Iterable[Tensor], device: torch.device) -> bool:
+    """Whether tensors are on the device already, or take at most `_SHARE_FOR_DATA` of the memory free there."""
     module: Any = getattr(torch, device.type, None)
-    if (id(tensor), device) in _resident or not hasattr(module, "mem_get_info"):
+    needed = sum(tensor.nbytes for tensor in tensors if (id(tensor), device) not in _resident)
+    if not needed or not hasattr(module, "mem_get_info"):
         return True
     free, _ = module.mem_get_info(device)
-    return tensor.nbytes <= _SHARE_FOR_DATA * free
+    return needed <= _SHARE_FOR_DATA * free
 
 
 def _accelerator() -> torch.device | None:

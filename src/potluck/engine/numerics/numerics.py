@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from potluck.core.ground.fields import Checked, require
+from potluck.core.ground.inputs import Inputs, each
 from potluck.core.nets.modes import threads
 from potluck.engine.numerics.device import CPU, description, device_named, moved, placed
 
@@ -88,11 +89,14 @@ class Numerics(Checked):
         """Around forward passes."""
         return torch.autocast(self.place.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def to_layout(self, inputs: Tensor) -> Tensor:
+    def to_layout(self, inputs: Inputs) -> Inputs:
         """Inputs (batch, ...) on the device, images in the chosen layout."""
-        if self.layout == "channels_last" and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return moved(inputs, self.place)
+        return each(inputs, self._to_layout)
+
+    def _to_layout(self, tensor: Tensor) -> Tensor:
+        if self.layout == "channels_last" and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return moved(tensor, self.place)
 
 
 @cache

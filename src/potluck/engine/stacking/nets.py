@@ -15,6 +15,7 @@ from torch.func import vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from potluck.core.ground.inputs import joined
 from potluck.core.ground.rng import Key
 from potluck.core.nets.batchnorm import takes_batch_statistics
 from potluck.core.nets.calling import call_with
@@ -184,10 +185,11 @@ class _Stack:
     ) -> tuple[Tensor, Observed]:
         """Every client's loss (clients,), and the observations (clients, batch, ...)."""
         net = objective.net
+        inputs = batch.inputs if isinstance(batch.inputs, Tensor) else None
         if self._end_to_end is None:
-            self._end_to_end = only_linear(net) and goes_end_to_end(net, weights, batch.inputs)
-        if self._end_to_end and (criterion := task_criterion(objective.plain)):
-            return losses_end_to_end(criterion, outputs_end_to_end(net, weights, batch.inputs), batch.targets), {}
+            self._end_to_end = inputs is not None and only_linear(net) and goes_end_to_end(net, weights, inputs)
+        if inputs is not None and self._end_to_end and (criterion := task_criterion(objective.plain)):
+            return losses_end_to_end(criterion, outputs_end_to_end(net, weights, inputs), batch.targets), {}
         tensors = {f"net.{name}": tensor for name, tensor in (weights | buffers).items()}
         tensors |= {f"frozen.{name}": tensor for name, tensor in read.items()}
         nets = unplanned(objective)
@@ -339,9 +341,8 @@ def _batches(clients: list[_Client], number: int) -> Batch:
     """The clients' batches `number`, as tensors (clients, batch, ...)."""
     found = [client.batch(number) for client in clients]
     columns = {name: torch.stack([batch.columns[name] for batch in found]) for name in found[0].columns}
-    return Batch(
-        torch.stack([batch.inputs for batch in found]), torch.stack([batch.targets for batch in found]), columns
-    )
+    inputs = joined([batch.inputs for batch in found], torch.stack)
+    return Batch(inputs, torch.stack([batch.targets for batch in found]), columns)
 
 
 def _frozen_tensors(fit: Fit) -> Weights:

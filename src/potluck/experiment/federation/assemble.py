@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from potluck.core.federation import Builder, ClientId, Federation, Site
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import ConfigError, DataError, PotluckError, explained
+from potluck.core.ground.inputs import Inputs, InputShape, count_of, rows_of, shape_of, shown
 from potluck.core.ground.machine import check_fits
 from potluck.core.ground.rng import Key, fold_in, isolated
 from potluck.core.needs import Offer
@@ -67,7 +68,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
     architectures, server_architecture = architectures_of(experiment, *task)
     assigned = {client: str(experiment.model_of(client)) for client in range(config.clients)}
     offer = Offer(
-        input_shape=tuple(matched.common.input_shape),
+        input_shape=matched.common.input_shape,
         architectures=architectures,
         assigned=assigned,
         server_architecture=server_architecture,
@@ -187,15 +188,28 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     """The clients' shares of one data set."""
     config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
     train_labels, test_labels = (dataset.task.labels(of) for of in (dataset.train_targets, dataset.test_targets))
-    dealt = experiment.partition(train_labels[private], config.clients, key.fold("partition"))
+    by = _owners(experiment, dataset) if getattr(experiment.partition, "by_owner", False) else None
+    divided, matching = by or (train_labels, test_labels)
+    dealt = experiment.partition(divided[private], config.clients, key.fold("partition"))
     parts = [private[part] for part in dealt]
-    tests = matching_test_parts(train_labels, parts, test_labels, key.fold("test"))
+    tests = matching_test_parts(divided, parts, matching, key.fold("test"))
     found: list[tuple[Examples, Examples, Examples]] = []
     for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
         fraction, draw = config.validation_fraction, key.fold("validation", client)
         train, validation = split_validation(part, train_labels, fraction, draw)
         found.append((dataset.train.take(train), dataset.train.take(validation), dataset.test.take(test)))
     return _Dealt(found, fingerprint(parts))
+
+
+def _owners(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Whose the training and the test examples are."""
+    if dataset.owners is None:
+        name = experiment.federation.partition["name"]
+        raise DataError(
+            f"federation.partition: {name} divides by owner, and {dataset.name} does not say whose its examples are;"
+            " name a column of it in federation.columns.by, or give arrays owner_train and owner_test"
+        )
+    return dataset.owners
 
 
 def common_classes(experiment: Experiment) -> MatchedClasses:
@@ -265,8 +279,8 @@ def load_own(experiment: Experiment, place: str | Path) -> Dataset:
 def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
     """A client's training, validation and test examples, of its own data with the federation's numbers."""
     common = common_data(experiment)
-    found, expected = tuple(dataset.train.input_shape), tuple(common.input_shape)
-    if found != expected:
+    if dataset.train.input_shape != common.input_shape:
+        found, expected = shown(dataset.train.input_shape), shown(common.input_shape)
         raise DataError(
             f"{dataset.name}, of client {client}: inputs of shape {found}; expected {expected}, as in {common.name}"
         )
@@ -278,7 +292,7 @@ def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tup
 
 
 def architectures_of(
-    experiment: Experiment, num_classes: int, input_shape: tuple[int, ...]
+    experiment: Experiment, num_classes: int, input_shape: InputShape
 ) -> tuple[dict[str, Builder], str]:
     """Builders of all models that the experiment names, for a task, and the name of the server's.
 
@@ -296,8 +310,13 @@ def _parameters(name: str, build: Builder) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
-def builder_of(spec: ModelSpec, num_classes: int, input_shape: tuple[int, ...]) -> Builder:
+def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape) -> Builder:
     """The builder of this model for a task.
+
+    Args:
+        spec: the model.
+        num_classes: the width of an output.
+        input_shape: of one prepared input, or of each of the named ones with its type; models get it as it is.
 
     Raises:
         ConfigError: it cannot be built, or does not fit in this machine's memory.
@@ -373,14 +392,14 @@ def _public(dataset: Dataset, used: Tensor, config: FederationConfig, key: Key) 
         if count < 1:
             raise ConfigError(f"federation.public_fraction: {config.public_fraction} of {len(used)} examples is none")
         rows, private = shuffled[:count], shuffled[count:].sort().values
-        inputs, targets = dataset.train_inputs[rows], dataset.train_targets[rows]
+        inputs, targets = rows_of(dataset.train_inputs, rows), dataset.train_targets[rows]
     else:
         if config.public_labels:
             _check_same_classes(dataset.description, describe(config.public))
         other, private = load(config.public, augmentation="none", image_size=config.image_size), used
         inputs, targets = _fitted(other.train_inputs, dataset, config.image_size), other.train_targets
     if not config.public_labels:
-        targets = torch.zeros(len(inputs), dtype=torch.int64)
+        targets = torch.zeros(count_of(inputs), dtype=torch.int64)
     return private, Examples(inputs, targets, dataset.preprocess).unaugmented()
 
 
@@ -397,11 +416,19 @@ def _check_same_classes(task: Description, public: Description) -> None:
         )
 
 
-def _fitted(inputs: Tensor, dataset: Dataset, image_size: int | None) -> Tensor:
-    """Images resized to the task's size and number of channels, so that the task's preprocessing fits them."""
+def _fitted(inputs: Inputs, dataset: Dataset, image_size: int | None) -> Inputs:
+    """Images resized to the task's size and number of channels, so that the task's preprocessing fits them.
+
+    Inputs of any other kind must be of the task's shape, and named ones have the same names.
+    """
     like = dataset.train_inputs
-    if inputs.dim() != 4 or like.dim() != 4:
-        raise ConfigError("federation.public: expected a data set of images for a task on images")
+    if isinstance(inputs, Mapping) or isinstance(like, Mapping) or inputs.dim() != 4 or like.dim() != 4:
+        if shape_of(inputs) == shape_of(like):
+            return inputs
+        raise ConfigError(
+            f"federation.public: it has inputs {shown(shape_of(inputs))}; expected {shown(shape_of(like))}, as in"
+            f" {dataset.name}: images are brought to one size, and nothing else is"
+        )
     if inputs.shape[1] != like.shape[1]:
         inputs = inputs.float().mean(1, keepdim=True).expand(-1, like.shape[1], -1, -1).to(inputs.dtype)
     enlarged = image_size is not None and min(like.shape[2:]) < image_size  # by the preprocessing, whatever they are

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from potluck.core.federation import Federation
 from potluck.core.ground.errors import ConfigError, explained
+from potluck.core.ground.inputs import by_name, shown
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.weights import parameters_of, tensors_of
 from potluck.core.requests.examples import Batch, Examples
@@ -37,12 +38,12 @@ def rehearse(federation: Federation, *, common_test: bool = True) -> None:
 
 def _rehearse_other_shapes(federation: Federation, trained: Mapping[str, Examples], common_test: bool) -> None:
     """Evaluate each architecture on examples of shapes that it was not trained on."""
-    shapes: dict[tuple[int, int], tuple[int, ...]] = {}
+    shapes: dict[tuple[int, int], str] = {}
 
-    def shape(examples: Examples) -> tuple[int, ...]:
+    def shape(examples: Examples) -> str:
         stored = id(examples.inputs), id(examples.preprocess)
         if stored not in shapes:
-            shapes[stored] = examples.input_shape
+            shapes[stored] = shown(examples.input_shape)
         return shapes[stored]
 
     seen = {(name, shape(examples)) for name, examples in trained.items()}
@@ -68,7 +69,7 @@ def _to_read(federation: Federation, names: Iterable[str], common_test: bool) ->
 
 
 def _is_here(examples: Examples | None) -> bool:
-    return examples is not None and len(examples) > 0 and examples.inputs.numel() > 0
+    return examples is not None and examples.are_here
 
 
 def _two_of(examples: Examples | None) -> Batch:
@@ -86,7 +87,7 @@ class _Rehearsal:
         self._name = name
         self._inputs, self._targets, _ = batch
         # Errors in the data are not the network's.
-        self._sound = not self._inputs.is_floating_point() or bool(self._inputs.isfinite().all())
+        self._sound = all(bool(tensor.isfinite().all()) for tensor in by_name(self._inputs).values())
 
     def execute(self, trains: bool) -> None:
         """In evaluation mode, then in training mode with the gradient of the loss if the architecture `trains`."""
@@ -108,9 +109,7 @@ class _Rehearsal:
         try:
             outputs: object = net(self._inputs)
         except Exception as error:  # the user's own code
-            raise self._wrong(
-                f"cannot read inputs of shape {_shown(self._inputs)}{self._whose} {when}: {explained(error)}"
-            ) from error
+            raise self._wrong(f"cannot read inputs {self._shape}{self._whose} {when}: {explained(error)}") from error
         task, width = self._federation.task, self._federation.num_classes
         wanted = task.output_shape(self._inputs, width)
         expected = f"{'logits' if task.has_classes else 'outputs'} of shape (batch, {', '.join(map(str, wanted[1:]))})"
@@ -127,6 +126,12 @@ class _Rehearsal:
         if self._sound and not outputs.isfinite().all():
             raise self._wrong(f"returns NaN or infinity {when}, with its first weights; expected finite logits")
         return outputs
+
+    @property
+    def _shape(self) -> str:
+        if isinstance(self._inputs, Tensor):
+            return f"of shape {_shown(self._inputs)}"
+        return ", ".join(f"{name} {_shown(tensor)}" for name, tensor in self._inputs.items())
 
     def _check_real(self, net: nn.Module) -> None:
         """Check that no trained weight is complex, which neither averages nor all optimisers know."""

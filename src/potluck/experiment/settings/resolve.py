@@ -2,11 +2,13 @@
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from potluck.core.ground.discovery import named_file
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.fields import require
+from potluck.core.ground.inputs import InputShape, one_shape, shown
 from potluck.core.method import Method
 from potluck.core.needs import Need
 from potluck.core.nets.scale import collects_options
@@ -84,13 +86,18 @@ def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task
     if models is None:
         shape = describe(federation.dataset, task, federation.image_size).input_shape
         in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
-        models = _models_of_many_stages(shape) if in_pieces else _default_models(shape, slices)
+        models = _models_of_many_stages(one_shape(shape)) if in_pieces else _default_models(shape, slices)
     if capacities is None:
         capacities = method.default_capacities
     return dataclasses.replace(federation, models=models, capacities=capacities)
 
 
-def _default_models(shape: tuple[int, ...], slices: bool) -> tuple[str | Tree, ...]:
+def _default_models(shape: InputShape, slices: bool) -> tuple[str | Tree, ...]:
+    if isinstance(shape, Mapping):
+        raise ConfigError(
+            f"federation.models: the inputs have names, {shown(shape)}; name models that take them, such as your own"
+            " FILE.py:NAME or hf:CONFIG.json"
+        )
     if len(shape) == 1:
         return ("mlp4",) if slices else ("mlp2", "mlp3", "mlp4", "mlp5", "mlp6")
     small = min(shape[1:]) <= _SMALL_IMAGE

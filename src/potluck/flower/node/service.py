@@ -95,7 +95,7 @@ class Node:
             train=len(site.train),
             validation=len(site.validation),
             test=len(site.test),
-            input_shape=tuple(self._federation.input_shape),
+            input_shape=self._federation.input_shape,
             num_classes=self._federation.num_classes,
             classes=classes,
         )

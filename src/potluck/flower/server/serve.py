@@ -20,6 +20,7 @@ from potluck.core.federation import Builder, ClientId, Federation, Member, Roste
 from potluck.core.ground.digest import digest
 from potluck.core.ground.discovery import named_file
 from potluck.core.ground.errors import CheckpointError, ConfigError
+from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key
 from potluck.core.requests.examples import Examples
 from potluck.data.federate import MatchedClasses
@@ -222,10 +223,10 @@ class _Meeting:
             return found
         common, width = self.matched.common, self.matched.width
         what = "classes" if common.task.has_classes else "outputs"
-        if (found.input_shape, found.num_classes) != (tuple(common.input_shape), width):
+        if (found.input_shape, found.num_classes) != (common.input_shape, width):
             return (
-                f"it has inputs of shape {found.input_shape} and {found.num_classes} {what}; expected"
-                f" {tuple(common.input_shape)} and {width}, as in {common.name}"
+                f"it has inputs of shape {shown(found.input_shape)} and {found.num_classes} {what}; expected"
+                f" {shown(common.input_shape)} and {width}, as in {common.name}"
             )
         if strange := sorted({*(found.classes or ())} - {*self.matched.classes}):
             return self.matched.lacks(strange[0], "its data")
@@ -320,11 +321,11 @@ class RemoteFederation(Federation):
     """
 
     members: Mapping[ClientId, Member] = field(default_factory=dict[ClientId, Member])
-    shape: tuple[int, ...] = ()
+    shape: InputShape = ()
 
     @cached_property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one prepared input."""
+    def input_shape(self) -> InputShape:
+        """Shape of one prepared input, or of each of the named ones."""
         return self.shape
 
     @cached_property
@@ -358,7 +359,7 @@ def remote_assembly(
         test=base.test,
         task=base.task,
         members=members,
-        shape=tuple(matched.common.input_shape),
+        shape=matched.common.input_shape,
     )
     said = {str(client): of.header() for client, of in introductions.items()}
     facts = digest(json.dumps(said, sort_keys=True).encode())

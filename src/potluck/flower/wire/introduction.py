@@ -15,6 +15,7 @@ from torch import Size, nn
 
 from potluck.core.federation import ClientId, Member
 from potluck.core.ground.errors import WireError
+from potluck.core.ground.inputs import Form, InputShape
 from potluck.core.ground.text import one_line
 from potluck.core.nets.weights import frozen_names, parameters_of, tensors_of
 from potluck.flower.wire.classes import MOST_CLASSES, ClassNames
@@ -25,6 +26,9 @@ MOST_TENSORS = 50_000
 
 MOST_DIMENSIONS = 8
 """The most dimensions of a tensor; three-dimensional convolutions have five."""
+
+MOST_INPUTS = 1_000
+"""The most named inputs of a network."""
 
 MOST_ELEMENTS = 2**36
 """The most numbers in a network: 69 thousand million. Its shapes are compared and counted, never allocated."""
@@ -42,6 +46,14 @@ _Shape = Annotated[list[_Side], Field(max_length=MOST_DIMENSIONS)]
 _Count = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
 
 
+_InputSides = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MOST_DIMENSIONS)]
+
+
+class _NamedInput(Header):
+    shape: _InputSides
+    dtype: str
+
+
 class _Introduced(Header):
     architecture: Name
     capacity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -52,7 +64,7 @@ class _Introduced(Header):
     train: Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
     validation: _Count
     test: _Count
-    input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MOST_DIMENSIONS)]
+    input_shape: _InputSides | Annotated[dict[Name, _NamedInput], Field(min_length=1, max_length=MOST_INPUTS)]
     num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     classes: ClassNames | None
 
@@ -101,7 +113,7 @@ class Introduction:
         architecture: a label for its network.
         capacity: share of the full model that it can train.
         train: examples it learns from; `validation` and `test` likewise.
-        input_shape: of one prepared input.
+        input_shape: of one prepared input, or of each of the named ones with its type.
         num_classes: the width of an output, which is the federation's.
         classes: the names of those that its data may have; None if these number their classes, empty if the task has no
             classes.
@@ -113,7 +125,7 @@ class Introduction:
     train: int
     validation: int
     test: int
-    input_shape: tuple[int, ...]
+    input_shape: InputShape
     num_classes: int
     classes: tuple[str, ...] | None
 
@@ -141,7 +153,7 @@ class Introduction:
             found.train,
             found.validation,
             found.test,
-            tuple(found.input_shape),
+            _read_shape(found.input_shape),
             found.num_classes,
             None if found.classes is None else tuple(found.classes),
         )
@@ -158,7 +170,7 @@ class Introduction:
             "train": self.train,
             "validation": self.validation,
             "test": self.test,
-            "input_shape": list(self.input_shape),
+            "input_shape": _told_shape(self.input_shape),
             "num_classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
         }
@@ -167,6 +179,21 @@ class Introduction:
         """The client as the server's half of a method sees it."""
         of = self.network
         return Member(client, self.architecture, self.capacity, of.shapes, of.parameters, self.train, of.frozen)
+
+
+def _told_shape(input_shape: InputShape) -> Any:
+    if not isinstance(input_shape, Mapping):
+        return list(input_shape)
+    return {
+        name: {"shape": list(form.shape), "dtype": str(form.dtype).removeprefix("torch.")}
+        for name, form in input_shape.items()
+    }
+
+
+def _read_shape(told: list[int] | dict[str, _NamedInput]) -> InputShape:
+    if isinstance(told, list):
+        return tuple(told)
+    return {name: Form(tuple(form.shape), _DTYPES[form.dtype]) for name, form in told.items()}
 
 
 def _check(found: _Introduced) -> None:
@@ -181,6 +208,9 @@ def _check(found: _Introduced) -> None:
     for name in found.shapes:
         if one_line(name, LONGEST_NAME) != name:
             raise WireError(f"its introduction: shapes: expected printable names, found {name!r}")
+    for name, form in found.input_shape.items() if isinstance(found.input_shape, dict) else ():
+        if one_line(name, LONGEST_NAME) != name or form.dtype not in _DTYPES:
+            raise WireError(f"its introduction: input_shape: {one_line(name, 40)!r}: {one_line(form.dtype, 40)!r}")
     if sum(prod(shape) for shape in found.shapes.values()) > MOST_ELEMENTS:
         raise WireError(f"its introduction: shapes: more than {MOST_ELEMENTS} numbers")
     if found.dtypes.keys() != found.shapes.keys():

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potluck.core.federation import Builder
+from potluck.core.federation import Builder, Federation
 from potluck.core.message import Message
 from potluck.core.needs import Need
 from potluck.core.nets.weights import Weights, frozen_of, parameters_of, weights_of
+from potluck.core.requests.examples import Examples
 from potluck.engine.client.runtime import ClientRuntime, Outcome
 from potluck.engine.client.session import Answer
 from potluck.engine.executors import Pending
@@ -79,6 +80,35 @@ def cuts_any_network_alike(method: Subject, overrides: Overrides = ()) -> None:
         expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
         how = "stacked" if executor is Stacked else "one by one"
         assert found == expected, f"{how}, a network without stages gives another result than its layers in a StagedNet"
+
+
+def reads_named_inputs_alike(method: Subject, overrides: Overrides = ()) -> None:
+    """An input with a name gives the bytes of one without, one by one and stacked."""
+    subject = quick(method, overrides)
+    if subject.needs() & {Need.REAL_INPUTS, Need.ONE_INPUT}:
+        return
+    plain = toy_federation(World(batchnorm=True).fit_for(subject))
+    for executor in (Sequential, Stacked):
+        engines = [Engine(subject, federation, executor=executor()) for federation in (plain, _named(plain))]
+        expected, found = (all_bytes((engine, run_rounds(engine, 2))) for engine in engines)
+        how = "stacked" if executor is Stacked else "one by one"
+        assert found == expected, f"{how}, inputs with a name give another result than the same without"
+
+
+def _named(federation: Federation) -> Federation:
+    """The same federation, whose inputs are called `x`."""
+
+    def named(examples: Examples) -> Examples:
+        assert isinstance(examples.inputs, Tensor)
+        return replace(examples, inputs=names.setdefault(id(examples.inputs), {"x": examples.inputs}))
+
+    names = dict[int, dict[str, Tensor]]()  # clients share what they shared
+    sites = {
+        id: replace(site, train=named(site.train), validation=named(site.validation), test=named(site.test))
+        for id, site in federation.sites.items()
+    }
+    common = {part: named(examples) for part in ("public", "test") if (examples := getattr(federation, part))}
+    return replace(federation, sites=sites, **common)
 
 
 def cuts_networks(method: Subject, overrides: Overrides = ()) -> bool:

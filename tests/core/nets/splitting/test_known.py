@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from potluck.core.ground.inputs import Form
+from potluck.core.nets.entrance import with_entrance
 from potluck.core.nets.splitting import CannotSplit, Splits, plan_of, split_problem
 
 
@@ -35,6 +37,37 @@ def test_splits__looks_at_an_architecture_once_when_a_plan_is_first_asked_for():
     assert Counted.looks == looks
     plan_of(splits.remember(counted(), ("another",)))
     assert Counted.looks == 2 * looks
+
+
+def test_splits__federations_of_one_builder_and_the_same_inputs_look_once():
+    first, second = (Splits((6,), real_inputs=True).remember(counted(), ("one",), builder=counted) for _ in range(2))
+    assert plan_of(first) is plan_of(second)
+    other = Splits((6,), real_inputs=True).remember(counted(), ("one",), ["0", "4"], builder=counted)
+    assert plan_of(other) is not plan_of(first)
+
+
+def test_splits__an_architecture_of_named_inputs_is_looked_at_with_numbers_that_suit_tokens_and_masks():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.mix, self.out = nn.Embedding(2, 4), nn.Linear(5, 6), nn.Linear(6, 3)
+
+        def forward(self, ids, mask, age):
+            mask = mask.unsqueeze(-1)
+            mean = (self.tokens(ids) * mask).sum(1) / mask.sum(1)
+            return self.out(self.mix(torch.cat([mean, age], 1)).relu())
+
+    ids, mask = Form((7,), torch.int64), Form((7,), torch.int64)
+    shape = {"ids": ids, "mask": mask, "age": Form((1,), torch.float32)}
+    net = Splits(shape, real_inputs=False).remember(with_entrance(Masked(), shape), ("masked",))
+    plan = plan_of(net)
+    assert [str(place) for place in plan.places] == ["<mix", "mix", "<out"], "before that the mask goes beside"
+    assert (str(plan.extractor), str(plan.features)) == ("<mix", "<out")
+    inputs = {"ids": torch.randint(2, (3, 7)), "mask": torch.ones(3, 7, dtype=torch.int64), "age": torch.randn(3, 1)}
+    s_in, s_out, outputs = plan.passed(net, inputs)
+    assert_close(plan.course.run(net, s_in, plan.extractor), outputs)
+    assert_close(net.out(s_out), outputs)
+    assert_close(plan.course.run(net, inputs, stop=plan.extractor), s_in)
 
 
 def test_splits__a_net_keeps_its_names_its_state_and_its_copies():

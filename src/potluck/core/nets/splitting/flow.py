@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from potluck.core.ground.inputs import Inputs, by_name
+
 
 class _Address(NamedTuple):
     """Where a tensor lies in memory: equal for two tensors that are the same numbers in the same form."""
@@ -22,7 +24,7 @@ class _Address(NamedTuple):
 
 
 class Flow(TorchDispatchMode):
-    """The dataflow of what is computed inside the block from one tensor.
+    """The dataflow of what is computed inside the block from the inputs.
 
     Attributes:
         sources: of each node, those that it was computed from.
@@ -31,10 +33,10 @@ class Flow(TorchDispatchMode):
 
     Args:
         net: whose weights are known by name.
-        inputs: the first node, number 0.
+        inputs: the first nodes, one for each tensor.
     """
 
-    def __init__(self, net: nn.Module, inputs: Tensor) -> None:
+    def __init__(self, net: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.sources: list[set[int]] = []
         self.weighted: list[bool] = []
@@ -46,7 +48,8 @@ class Flow(TorchDispatchMode):
         self._held: list[Tensor] = []  # so that no memory is used twice
         for name, tensor in (*net.named_parameters(remove_duplicate=False), *net.named_buffers()):
             self._weights.setdefault(_address(tensor), set()).add(name)
-        self._add(inputs, set(), weighted=False)
+        for tensor in by_name(inputs).values():
+            self._add(tensor, set(), weighted=False)
 
     def __len__(self) -> int:
         return len(self.sources)

@@ -1,12 +1,15 @@
 """The plans of a federation's architectures, each made when it is first asked for, and known to every net of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from potluck.core.ground.inputs import Form, Inputs, InputShape, sized
 from potluck.core.ground.rng import Key
+from potluck.core.nets.entrance import embeds
 from potluck.core.nets.splitting.look import CannotSplit
 from potluck.core.nets.splitting.plan import EXAMPLES, SplitPlan, make_plan
 
@@ -20,34 +23,59 @@ class Splits:
     """How the nets of a federation are split that do not say so themselves.
 
     Args:
-        input_shape: of one example.
+        input_shape: of one example, or of each of the named inputs.
         real_inputs: whether inputs are real numbers, and not whole ones such as tokens; None where nobody knows, and
-            nets that embed are taken to read tokens.
+            nets that embed are taken to read tokens. Named inputs say so themselves.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], real_inputs: bool | None) -> None:
-        self._input_shape = input_shape
+    def __init__(self, input_shape: InputShape, real_inputs: bool | None) -> None:
+        self.input_shape = input_shape
         self._real_inputs = real_inputs
         self._known = dict[tuple[Any, ...], _Architecture]()
 
-    def remember(self, net: N, architecture: tuple[Any, ...], cut: Sequence[str] = ()) -> N:
+    def remember(
+        self,
+        net: N,
+        architecture: tuple[Any, ...],
+        cut: Sequence[str] = (),
+        builder: Callable[..., nn.Module] | None = None,
+    ) -> N:
         """Let a net know its architecture's plan, which is made when it is first needed.
 
         Args:
             net: of the architecture.
             architecture: all that its nets have in common, such as the name and the scale.
             cut: see `make_plan`.
+            builder: what has made it; other federations with this builder and these inputs have the same plan.
         """
         if not hasattr(net, "split_problem"):
-            known = self._known.setdefault(architecture, _Architecture(self._input_shape, self._real_inputs, cut))
-            setattr(net, _RECORD, known)
+            real = not embeds(net) if self._real_inputs is None else self._real_inputs
+            kind = (*architecture, _hashable(self.input_shape), real, tuple(cut))
+            shared = _known_of(builder) if builder else {}
+            record = shared.setdefault(kind, _Architecture(self.input_shape, real, cut))
+            setattr(net, _RECORD, self._known.setdefault(architecture, record))
         return net
+
+
+_plans: WeakKeyDictionary[Callable[..., nn.Module], dict[tuple[Any, ...], "_Architecture"]] = WeakKeyDictionary()
+
+
+def _known_of(builder: Callable[..., nn.Module]) -> dict[tuple[Any, ...], "_Architecture"]:
+    """The records of a builder's nets, as long as the builder lives."""
+    try:
+        return _plans.setdefault(builder, {})
+    except TypeError:  # an object that has no hash or cannot be referred to weakly
+        return {}
+
+
+def _hashable(input_shape: InputShape) -> tuple[Any, ...]:
+    return tuple(sorted(input_shape.items())) if isinstance(input_shape, Mapping) else tuple(input_shape)
 
 
 class _Architecture:
     """The plan of one architecture, or why there is none."""
 
-    def __init__(self, input_shape: tuple[int, ...], real_inputs: bool | None, cut: Sequence[str]) -> None:
+    def __init__(self, input_shape: InputShape, real_inputs: bool, cut: Sequence[str]) -> None:
         self._input_shape = input_shape
         self._real_inputs = real_inputs
         self._cut = tuple(cut)
@@ -82,13 +110,27 @@ class _Architecture:
             raise CannotSplit(self._found)
         return self._found
 
-    def _examples(self, net: nn.Module) -> Tensor:
+    def _examples(self, net: nn.Module) -> Inputs:
         """Made-up inputs (batch, ...): real numbers, or whole ones that every embedding has a row for."""
-        shape, draws = (EXAMPLES, *self._input_shape), Key(("splitting",)).generator()
+        draws = Key(("splitting",)).generator()
         rows = [module.num_embeddings for module in net.modules() if isinstance(module, nn.Embedding)]
-        if self._real_inputs or (self._real_inputs is None and not rows):
-            return torch.randn(shape, generator=draws)
-        return torch.randint(min(rows, default=2), shape, generator=draws)
+
+        def made_up(form: Form) -> Tensor:
+            if form.dtype.is_floating_point and (isinstance(self._input_shape, Mapping) or self._real_inputs):
+                return torch.randn(form.shape, generator=draws).to(form.dtype)
+            if isinstance(self._input_shape, Mapping):
+                return _zeros_and_ones(form, draws)
+            return torch.randint(min(rows, default=2), form.shape, generator=draws)
+
+        return sized(self._input_shape, EXAMPLES, made_up)
+
+
+def _zeros_and_ones(form: Form, draws: torch.Generator) -> Tensor:
+    """Whole numbers that are tokens, categories and a mask alike, a row of which is never all zero."""
+    made = torch.randint(2, form.shape, generator=draws)
+    if made.dim() > 1:
+        made[:, 0] = 1
+    return made.to(form.dtype)
 
 
 class NotPlanned(RuntimeError):

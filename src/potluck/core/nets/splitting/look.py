@@ -7,7 +7,7 @@ from the inputs is computed from that tensor: no edge of the dataflow jumps over
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.modules import module as every_module
 from torch.utils import _pytree as pytree
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.inputs import Form, Inputs
 from potluck.core.nets.splitting.flow import Flow
 
 SIZES = (2, 3)
@@ -23,13 +24,6 @@ SIZES = (2, 3)
 
 class CannotSplit(ConfigError):
     """The net has no such place; the text says why, in one line."""
-
-
-class Form(NamedTuple):
-    """A tensor without its numbers."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(eq=False)
@@ -142,12 +136,12 @@ class Watched:
     end: int
 
 
-def watch_pass(net: nn.Module, inputs: Tensor) -> Watched:
+def watch_pass(net: nn.Module, inputs: Inputs) -> Watched:
     """Watch one forward pass of a net, which keeps the tensors that it computes.
 
     Args:
         net: in evaluation mode.
-        inputs: (batch, ...).
+        inputs: (batch, ...), one tensor or several by name.
 
     Raises:
         CannotSplit: the net puts out anything but a tensor, or one that does not depend on the inputs.

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from potluck.core.ground.errors import explained
+from potluck.core.ground.inputs import Form, Inputs, each, rows_of
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
 from potluck.core.nets.modes import mode
-from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, Place, Watched, cutting_places, watch_pass
+from potluck.core.nets.splitting.look import SIZES, CannotSplit, Place, Watched, cutting_places, watch_pass
 from potluck.core.nets.splitting.prove import prove
 from potluck.core.nets.splitting.run import Course, plain_attention
 
@@ -64,7 +65,7 @@ class SplitPlan:
         """The names of the weights that are read between two places; the inputs and the outputs, if None."""
         return _names(self.uses, start, stop)
 
-    def passed(self, net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def passed(self, net: nn.Module, x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """What the extractor gives of inputs (batch, ...), what the head reads, and the outputs; in one pass."""
         extracted, features, outputs = self.course.at(net, x, self.extractor, self.features)
         return extracted, self.as_rows(features), outputs
@@ -98,7 +99,7 @@ class SplitPlan:
         return math.prod(self.features.shape)
 
 
-def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitPlan:
+def make_plan(net: nn.Module, inputs: Inputs, cut: Sequence[str] = ()) -> SplitPlan:
     """Look at a net and find where its architecture can be cut. The net stays as it is.
 
     The head reads what the last layer with weights reads, if all flows through that, and else what is at the last place
@@ -106,7 +107,7 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitP
     that this is in, such as a stem or an embedding; if only the head has a layer behind it, at the first place.
 
     Args:
-        net: any network from one tensor to one.
+        net: any network from one tensor, or named ones, to one.
         inputs: (batch, ...), `EXAMPLES` of them: some to look at, and others to prove with.
         cut: instead, the name of the module that the extractor ends with, and that of the head; or of places, such as
             "<conv2" for what that reads.
@@ -123,18 +124,25 @@ def make_plan(net: nn.Module, inputs: Tensor, cut: Sequence[str] = ()) -> SplitP
         raise CannotSplit(f"its forward cannot be followed: {explained(error)}") from error
 
 
-def _plan(net: nn.Module, inputs: Tensor, cut: Sequence[str]) -> SplitPlan:
+def _plan(net: nn.Module, inputs: Inputs, cut: Sequence[str]) -> SplitPlan:
     with mode(net, training=False):
-        small, large = (watch_pass(net, inputs[:size].clone()) for size in SIZES)
+        small, large = (watch_pass(net, each(rows_of(inputs, slice(size)), Tensor.clone)) for size in SIZES)
     if (len(small.outputs), len(large.outputs)) != SIZES:
         raise CannotSplit("its outputs do not have one row for each example")
     for call, other in zip(small.calls, large.calls, strict=False):
         call.compare(other)
     candidates = _preferred(cutting_places(small, large), cut, reads := _reads_last(net, small))
-    course = Course(small.calls, Form(tuple(inputs.shape[1:]), inputs.dtype))
-    proven, left_out = prove(net, course, candidates, inputs[max(SIZES) :])
+    course = Course(small.calls, _forms(inputs))
+    proven, left_out = prove(net, course, candidates, rows_of(inputs, slice(max(SIZES), None)))
     found = _Places(net, small, course, proven, left_out)
     return found.as_chosen(cut, inputs) if cut else found.by_rule(reads, inputs)
+
+
+def _forms(inputs: Inputs) -> Form | dict[str, Form]:
+    """Of one example."""
+    if isinstance(inputs, Tensor):
+        return Form(tuple(inputs.shape[1:]), inputs.dtype)
+    return {name: Form(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in inputs.items()}
 
 
 def _reads_last(net: nn.Module, seen: Watched) -> tuple[str, int] | None:
@@ -182,7 +190,7 @@ class _Places:
             found += [(count, name) for name in own - read for count in {c for c, other in found if other in own}]
         return tuple(sorted(found))
 
-    def by_rule(self, reads: tuple[str, int] | None, inputs: Tensor) -> SplitPlan:
+    def by_rule(self, reads: tuple[str, int] | None, inputs: Inputs) -> SplitPlan:
         """See `make_plan`."""
         weighted = [place for place in self.places if _names(self.uses, place, None)]
         read = [place for place in weighted if place.side == "in" and (place.path, place.call) == reads]
@@ -195,7 +203,7 @@ class _Places:
             raise CannotSplit(self._why_none("it has one layer with weights before its head, and nothing between them"))
         return self._plan(self._whole_module(inner) if inner else before[0], features, inputs)
 
-    def as_chosen(self, cut: Sequence[str], inputs: Tensor) -> SplitPlan:
+    def as_chosen(self, cut: Sequence[str], inputs: Inputs) -> SplitPlan:
         """With the extractor and the head that the user names."""
         if len(cut) != 2:
             raise CannotSplit(f"cut: found {len(cut)} names; expected two: what the extractor ends with, and the head")
@@ -212,7 +220,7 @@ class _Places:
             raise CannotSplit(f"cut: not everything flows through what {name!r} {what}; expected one of: {names}")
         return known[-1]
 
-    def _plan(self, extractor: Place, features: Place, inputs: Tensor) -> SplitPlan:
+    def _plan(self, extractor: Place, features: Place, inputs: Inputs) -> SplitPlan:
         return SplitPlan(
             course=self.course,
             places=self.places,
@@ -262,7 +270,7 @@ def _is_named(place: Place, name: str, side: Literal["out", "in"]) -> bool:
     return str(place) == name if "<" in name or "#" in name else (place.path, place.side) == (name, side)
 
 
-def _is_head(net: nn.Module, features: Place, inputs: Tensor) -> bool:
+def _is_head(net: nn.Module, features: Place, inputs: Inputs) -> bool:
     """Whether what the module that reads the features puts out is what the net does, in both modes."""
     if features.side == "out":
         return False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.ground.errors import explained
+from potluck.core.ground.inputs import Inputs
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.splitting.look import CannotSplit, Place
 from potluck.core.nets.splitting.run import Course
@@ -25,7 +26,7 @@ class Proven(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def prove(net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]], inputs: Tensor) -> Proven:
+def prove(net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]], inputs: Inputs) -> Proven:
     """Keep one place of each tensor from which the way to the next one gives what the whole net has there.
 
     Args:
@@ -82,7 +83,7 @@ class _Pass:
         return f"what is computed from it differs in {'training' if self.net.training else 'evaluation'} mode"
 
 
-def _pass(net: nn.Module, course: Course, places: Sequence[Place], inputs: Tensor, training: bool) -> _Pass:
+def _pass(net: nn.Module, course: Course, places: Sequence[Place], inputs: Inputs, training: bool) -> _Pass:
     draws = dict[Place, Tensor]()
     net = copy.deepcopy(net)  # running statistics that training moves are its own
     net = to_training(net) if training else net.eval()
@@ -100,7 +101,7 @@ def _pass(net: nn.Module, course: Course, places: Sequence[Place], inputs: Tenso
 
 
 def _always_reached(
-    net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]], inputs: Tensor
+    net: nn.Module, course: Course, candidates: Sequence[Sequence[Place]], inputs: Inputs
 ) -> list[Sequence[Place]]:
     """The candidates that several passes in training mode all come to.
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree as pytree
 
-from potluck.core.nets.splitting.look import SIZES, CannotSplit, Form, ModuleCall, Place, happening
+from potluck.core.ground.inputs import Form, Inputs
+from potluck.core.nets.splitting.look import SIZES, CannotSplit, ModuleCall, Place, happening
 
 _META = torch.device("meta")
 
@@ -27,16 +28,16 @@ class Course:
 
     Args:
         calls: of modules, in the order of their beginnings.
-        inputs: one example's form, without the batch.
+        inputs: one example's form, without the batch, or those of named inputs.
     """
 
-    def __init__(self, calls: Sequence[ModuleCall], inputs: Form) -> None:
+    def __init__(self, calls: Sequence[ModuleCall], inputs: Form | Mapping[str, Form]) -> None:
         self.calls = tuple(calls)
         self.inputs = inputs
         self._before = dict[Place, dict[str, list[ModuleCall]]]()
 
     def seen(
-        self, net: nn.Module, inputs: Tensor, places: Sequence[Place], keep: Callable[[Place, Tensor], Tensor]
+        self, net: nn.Module, inputs: Inputs, places: Sequence[Place], keep: Callable[[Place, Tensor], Tensor]
     ) -> tuple[dict[Place, Tensor], Any]:
         """What an ordinary pass has at those of these places that it reaches, and what it puts out.
 
@@ -54,7 +55,7 @@ class Course:
             outputs = net(inputs)
         return found, outputs
 
-    def at(self, net: nn.Module, inputs: Tensor, *places: Place) -> tuple[Tensor, ...]:
+    def at(self, net: nn.Module, inputs: Inputs, *places: Place) -> tuple[Tensor, ...]:
         """The tensors at these places and the net's outputs, all of one ordinary pass.
 
         Raises:
@@ -65,7 +66,7 @@ class Course:
             raise CannotSplit(f"{missing[0]} was not reached")
         return (*(found[place] for place in places), outputs)
 
-    def run(self, net: nn.Module, x: Tensor, start: Place | None = None, stop: Place | None = None) -> Tensor:
+    def run(self, net: nn.Module, x: Inputs, start: Place | None = None, stop: Place | None = None) -> Tensor:
         """What a net has at one place, of what it has at another.
 
         Args:
@@ -80,7 +81,10 @@ class Course:
         with ExitStack() as running:
             running.enter_context(plain_attention())
             hidden = 0
-            inputs = x if start is None else running.enter_context(self._resumed(net, x, start))
+            inputs = x
+            if start is not None:
+                assert isinstance(x, Tensor)  # at a place there is one
+                inputs = running.enter_context(self._resumed(net, x, start))
             if stop is not None:
                 hidden = 0 if start is None else self._hidden(start, stop)
                 running.enter_context(_watched(net, stop, _end, hidden))
@@ -108,7 +112,7 @@ class Course:
         return self._before[place]
 
     @contextmanager
-    def _resumed(self, net: nn.Module, x: Tensor, start: Place) -> Generator[Tensor]:
+    def _resumed(self, net: nn.Module, x: Tensor, start: Place) -> Generator[Inputs]:
         """Inside the block, calls before `start` are answered, and `x` is put in at it; the inputs to call with."""
         ghosts, where = _Ghosts(net, x.device), x.device if start.by_value else _META
 
@@ -121,9 +125,17 @@ class Course:
             if not start.by_value:
                 running.enter_context(ghosts)
             running.enter_context(answers.given(self._calls_before(start)))
-            yield _made_up((len(x), *self.inputs.shape), self.inputs.dtype, where)
+            yield self._inputs_made_up(len(x), where)
             if ghosts.are_made:
                 raise CannotSplit(f"{start} was not reached")
+
+    def _inputs_made_up(self, batch: int, device: torch.device) -> Inputs:
+        def made_up(form: Form) -> Tensor:
+            return _made_up((batch, *form.shape), form.dtype, device)
+
+        if isinstance(self.inputs, Mapping):
+            return {name: made_up(form) for name, form in self.inputs.items()}
+        return made_up(self.inputs)
 
 
 class _Reached(Exception):

@@ -11,6 +11,6 @@ operation that is not known here is refused, by its name and that of the layer.
 """
 
 from potluck.core.nets.tracing.found import FIXED, Multiple, Runs, Trace, Unfollowed, Written
-from potluck.core.nets.tracing.tracer import example, trace
+from potluck.core.nets.tracing.tracer import trace
 
-__all__ = ["FIXED", "Multiple", "Runs", "Trace", "Unfollowed", "Written", "example", "trace"]
+__all__ = ["FIXED", "Multiple", "Runs", "Trace", "Unfollowed", "Written", "trace"]

@@ -9,7 +9,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from potluck.core.ground.errors import explained
+from potluck.core.ground.inputs import Inputs, InputShape, by_name
 from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.tracing import layers, operations, products
 from potluck.core.nets.tracing.found import FIXED, Multiple, Runs, Trace, Unfollowed, Written
@@ -20,30 +22,26 @@ _BATCH = 2
 _RULES: dict[str, Callable[..., None]] = {**operations.RULES, **layers.RULES, **products.RULES}
 
 
-def trace(net: nn.Module, input_shape: tuple[int, ...]) -> Trace:
+def trace(net: nn.Module, input_shape: InputShape) -> Trace:
     """The classes of channels of a net, which is run once on two examples of zeros in evaluation mode.
 
     Raises:
         Unfollowed: a layer does something that is not known here, or fails.
     """
     labels = TensorLabels(net)
-    inputs = example(net, input_shape)
+    inputs: Inputs = blank_inputs(net, input_shape, _BATCH)
     with torch.no_grad(), isolated(Key(("trace",))), mode(net, training=False), labels.naming():
-        labels.put(inputs, torch.zeros(inputs.shape, dtype=torch.float64))
+        for tensor in by_name(inputs).values():
+            labels.put(tensor, torch.zeros(tensor.shape, dtype=torch.float64))
         try:
             with _Following(labels):
                 outputs = net(inputs)
         except Unfollowed:
             raise
         except Exception as error:  # in the user's own code, whatever it is
-            raise labels.unfollowed(f"fails on inputs of shape {tuple(inputs.shape)}: {explained(error)}") from error
+            given = ", ".join(f"{name} {tuple(x.shape)}".lstrip() for name, x in by_name(inputs).items())
+            raise labels.unfollowed(f"fails on inputs of shape {given}: {explained(error)}") from error
     return _found(labels, [output for output in tree_leaves(outputs) if isinstance(output, Tensor)])
-
-
-def example(net: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """Two inputs of zeros; tokens, for nets that embed them."""
-    tokens = any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in net.modules())
-    return torch.zeros(_BATCH, *input_shape, dtype=torch.int64 if tokens else None)
 
 
 class _Following(TorchFunctionMode):
