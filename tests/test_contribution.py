@@ -54,7 +54,7 @@ def tree(tmp_path):
 def test_the_guides_method_in_the_tree_touches_its_file_and_its_test_alone(tree):
     """Everything that lists, counts, documents or checks methods takes it up; the README's table is made anew."""
     paths = os.pathsep.join(str(tree / place) for place in ("src", "docs", "."))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
 
     def python(*words):
         command = [sys.executable, *words]

@@ -1,6 +1,7 @@
 """`potluck new`: what it writes works at once, and it harms nothing."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def test_new__writes_a_test_that_passes(kind, potluck, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_part.py", *chosen],
         cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
         capture_output=True,
         text=True,
         check=False,

@@ -18,10 +18,11 @@ from potluck.experiment.federation.needs import cautions, check_needs
 from potluck.experiment.running.execute import prepare
 from potluck.experiment.settings.resolve import resolve
 from potluck.methods import get_method, list_methods
+from potluck.parts.features import MEETING
 from potluck.testing.worlds import CLASSES, World, quick, run_rounds, toy_federation
 
 FEATURES = 10
-TO_SHARE = {Need.SHARED_LAYERS, Need.SHARED_ARCHITECTURES}
+TO_SHARE = {Need.SHARED_LAYERS, Need.SHARED_ARCHITECTURES, MEETING}
 
 
 class Named(nn.Module):

@@ -111,7 +111,7 @@ class FedGen(fl.SharesWeights[State]):
         return True
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL, fl.heads.WHOLE_HEAD}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.heads.WHOLE_HEAD, fl.heads.COMMON_WIDTH}
 
     def init(self, server: fl.Server) -> State:
         fl.generator.check_heads(server, self.sharing.buffers)

@@ -155,7 +155,7 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         fl.require(several or self.noise_sigma == "batch", "noise_sigma", expected, self.noise_sigma)
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.features.MEETING}
 
     def init(self, server: fl.Server) -> State:
         return State(self.sharing.initial(server), {}, fl.features.signatures(server))

@@ -5,6 +5,7 @@ of the authors' revision, https://openreview.net/forum?id=Nh3pX3AnPt.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,10 @@ from torch.nn import functional as F
 
 from potluck.core.federation import Criterion, Member
 from potluck.core.ground.errors import ConfigError
+from potluck.core.meeting import meetings
+from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import keep_statistics
+from potluck.core.nets.splitting import split_problem
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras, Observed
 from potluck.core.roles import Server
@@ -31,6 +35,28 @@ SigmaOf = Literal["batch", "channel", "feature"]
 
 PairStore = dict[str, Observed]
 """By signature, pairs s_in (n, ...) and s_out (n, ...) with aligned rows, oldest first."""
+
+
+def _nothing_fits(offer: Offer) -> str | None:
+    """That no client has layers or shapes of features in common with another."""
+    if len(offer.assigned) < 2 or any(one.weights_met for one in meetings(offer.nets, offer.assigned.values())):
+        return None
+    if any(split_problem(net) for net in offer.nets.values()):
+        return None  # which is another need
+    found = {name: signature(feature_shapes(net, offer.input_shape)) for name, net in offer.nets.items()}
+    if max(Counter(found[name] for name in offer.assigned.values()).values()) > 1:
+        return None
+    shown = ", ".join(f"{name} {shapes}" for name, shapes in found.items())
+    return f"it exchanges layers and features, and no client has either in common with another ({shown})"
+
+
+MEETING = Need(
+    "layers or features of one shape that clients have in common",
+    _nothing_fits,
+    "give several clients one model, or models whose extractors and last layers give features of one shape, or use a"
+    " method that exchanges something else, such as fedmd or fml",
+)
+"""Of methods that exchange features which fit only networks with features of that shape."""
 
 
 def observed(net: nn.Module, inputs: Tensor) -> Observed:

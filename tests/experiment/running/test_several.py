@@ -114,6 +114,7 @@ def test_run_several__goes_on_where_it_was_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_run_several__leaves_no_process_behind(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
     news = run_several([experiment_of(rounds=200), experiment_of(rounds=200, seed=1)], tmp_path / "runs", 2)
     started = [next(one for one in news if one.index == index and one.round) for index in (0, 1)]
     assert len(started) == 2
@@ -121,7 +122,7 @@ def test_run_several__leaves_no_process_behind(tmp_path):
     assert len(processes) == 2
     news.close()
     assert not [process for process in processes if Path(f"/proc/{process}").exists()]
-    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow

@@ -24,6 +24,9 @@ from potluck.data.datasets._held import ArraySource, HeldSource
 from potluck.data.datasets._npz import NpzSource
 from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
+from potluck.data.tables.columns import NO_COLUMNS, Columns
+from potluck.data.tables.reading import Reading
+from potluck.data.tables.source import TableSource, is_table
 from potluck.data.transforms import STEPS, augmented
 
 __all__ = [
@@ -45,19 +48,42 @@ def list_datasets(pattern: str = "*") -> list[str]:
     return matching(sorted({*module_names(__name__), *plugins(_GROUP)}), pattern)
 
 
-def describe(name_or_path: str | Path, task: Task | None = None, image_size: int | None = None) -> Description:
+def describe(
+    name_or_path: str | Path,
+    task: Task | None = None,
+    image_size: int | None = None,
+    columns: Columns = NO_COLUMNS,
+) -> Description:
     """The description of a data set, without reading the inputs.
 
     Args:
         name_or_path: as for `load`.
         task: as for `load`; for another task than their own, some data must be read.
         image_size: as for `load`.
+        columns: as for `load`.
 
     Raises:
         ConfigError: no data set has this name, or it has no images that could have a size.
         DataError: the path leads to nothing that can be read.
     """
-    return _source(name_or_path, task, image_size).describe()
+    return _source(name_or_path, task, image_size, columns).describe()
+
+
+def is_tabular(name_or_path: str | Path) -> bool:
+    """Whether a data set is a table, which can be read only by those who know what its columns are.
+
+    Raises:
+        DataError: it is one, and its rows cannot be read.
+    """
+    source = _found(name_or_path)
+    return isinstance(source, TableSource | FunctionSource) and source.has_rows()
+
+
+def reading_of(name_or_path: str | Path, task: Task | None, columns: Columns) -> Reading | None:
+    """How tables are to be read to be read as this data set; None if it is no table. Arguments as for `load`."""
+    source = _source(name_or_path, task, None, columns)
+    source = source.source if isinstance(source, _Meant) else source
+    return source.reading() if isinstance(source, TableSource | FunctionSource) else None
 
 
 def load(
@@ -66,28 +92,31 @@ def load(
     augmentation: str | Sequence[str] = "standard",
     image_size: int | None = None,
     task: Task | None = None,
+    columns: Columns = NO_COLUMNS,
 ) -> Dataset:
-    """A data set by name, or from a folder of images, an `.npz` file, or a function of a Python file.
+    """A data set by name, or from a folder of images, an `.npz` file, a table, or a function of a Python file.
 
     A name takes precedence over a path; write `./digits` for a folder called digits.
 
     Args:
         name_or_path: one of `list_datasets()`, or a path. A folder holds `train/<class>/<image>` and
             `test/<class>/<image>`; an `.npz` file holds the arrays x_train, y_train, x_test, y_test, and may name its
-            classes in an array of text, `classes`. `FILE.py:FUNCTION` is called without arguments; it returns a dict
-            of the same arrays, a `Dataset`, or two map-style torch data sets, for training and for tests.
+            classes in an array of text, `classes`. A table is a `.csv` or `.parquet` file, or a folder with a `train`
+            and a `test` of these. `FILE.py:FUNCTION` is called without arguments; it returns a dict of the same
+            arrays, a `Dataset`, two map-style torch data sets, for training and for tests, or a DataFrame or two.
         augmentation: of training images: "standard" as is usual for this data set, "none", or names of
             `potluck.data.transforms.STEPS`. Normalisation and size are the same for all.
         image_size: the side of the images, which are made so large; None for their own. Smaller ones are made here, by
             a box filter, larger ones batch by batch, bilinearly.
         task: what the targets mean; by default the data set's task, or a classification.
+        columns: what the columns of a table are.
 
     Raises:
         ConfigError: no data set has this name, there is no such augmentation, or it has no images for either.
         DataError: the data are missing, unreachable or invalid, or do not suit the task.
     """
     check_augmentation(augmentation)
-    source = _source(name_or_path, task, image_size)
+    source = _source(name_or_path, task, image_size, columns)
     if isinstance(augmentation, str):
         return source.load(augmentation)
     dataset = source.load("none")
@@ -138,16 +167,20 @@ class _Meant:
         return replace(found, task=self.task, num_classes=self.task.width_for(found.train_targets), classes=None)
 
 
-def _source(name_or_path: str | Path, task: Task | None, image_size: int | None = None) -> Source:
+def _source(name_or_path: str | Path, task: Task | None, image_size: int | None, columns: Columns) -> Source:
     """The source of a data set, for a task and a size of images if one is named."""
     source = _found(name_or_path)
+    if isinstance(source, TableSource | FunctionSource):
+        source = replace(source, columns=columns)
+    elif columns != NO_COLUMNS:
+        raise ConfigError(f"federation.columns: {name_or_path} is no table; leave it out")
     if task is not None:
         source = _of_task(source, task)
     return source if image_size is None else SizedSource(source, image_size)
 
 
 def _of_task(source: Source, task: Task) -> Source:
-    if isinstance(source, NpzSource | ArraySource):
+    if isinstance(source, NpzSource | ArraySource | TableSource):
         return replace(source, task=task)
     return _Meant(replace(source, task=task) if isinstance(source, FunctionSource) else source, task)
 
@@ -171,6 +204,8 @@ def _found(name_or_path: str | Path) -> Source:
         raise DataError(
             f"{path}: cannot be accessed ({error}); give the path of a folder or of an .npz file"
         ) from error
+    if is_table(path) and (is_folder or is_file):
+        return TableSource(path, NO_COLUMNS)
     if is_folder:
         return FolderSource(path)
     if is_file:
@@ -178,5 +213,5 @@ def _found(name_or_path: str | Path) -> Source:
     if _URL.match(name):
         raise DataError(f"{name}: an address on the web; download the data, and give the path of the folder or file")
     if isinstance(name_or_path, Path) or path.suffix or "/" in name:
-        raise DataError(f"{path}: no such file or folder; expected a folder of images, an .npz file or a name")
+        raise DataError(f"{path}: no such file or folder; expected a folder of images, an .npz file, a table or a name")
     raise unknown("data set", name, list_datasets(), "potluck list datasets")

@@ -16,10 +16,13 @@ from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._torch import from_torch
+from potluck.data.tables.columns import NO_COLUMNS, Columns
+from potluck.data.tables.reading import Reading
+from potluck.data.tables.source import ByText, dataset_of, reading_of
 
 _EXPECTED = (
-    "a dict of the arrays x_train, y_train, x_test, y_test and perhaps classes, a Dataset, or a pair of torch data"
-    " sets, for training and for tests"
+    "a dict of the arrays x_train, y_train, x_test, y_test and perhaps classes, a Dataset, a pair of torch data sets,"
+    " for training and for tests, or a DataFrame"
 )
 
 
@@ -32,6 +35,7 @@ class FunctionSource:
 
     name: str
     task: Task | None = None
+    columns: Columns = NO_COLUMNS
 
     def describe(self) -> Description:
         """Calls the function."""
@@ -39,33 +43,62 @@ class FunctionSource:
 
     def load(self, augmentation: str) -> Dataset:
         """What the function returns; it is not augmented."""
+        return _loaded(self.name, *self._file(), self.task, ByText(self.columns))
+
+    def reading(self) -> Reading | None:
+        """How tables are to be read, to be read as the function's; None if it returns none."""
+        found = _called(self.name, *self._file())
+        rows = _tables_in(found)
+        return None if rows is None else reading_of(rows, self.columns, self.task or CLASSIFICATION, self.name)
+
+    def has_rows(self) -> bool:
+        """Whether it returns a table, or two."""
+        return _tables_in(_called(self.name, *self._file())) is not None
+
+    def _file(self) -> tuple[str, str]:
+        """The path, and a digest of the content."""
         place = named_file(self.name)
         assert place is not None
         file = entered(place[0])
-        content = file.read_bytes() if file.is_file() else b""
-        return _loaded(self.name, str(file.resolve()), digest(content), self.task)
+        return str(file.resolve()), digest(file.read_bytes() if file.is_file() else b"")
 
 
-@lru_cache(maxsize=1)  # a run describes its data more than once before it loads them
-def _loaded(name: str, path: str, content: str, task: Task | None) -> Dataset:
+@lru_cache(maxsize=1)
+def _called(name: str, path: str, content: str) -> Any:
     function = own_part(name, "a function that returns data")
     try:
-        found = function()
+        return function()
     except PotluckError:
         raise
     except Exception as error:  # the user's own code
         raise DataError(f"{name}: {explained(error)}") from error
-    return _dataset(found, name, task)
 
 
-def _dataset(found: Any, name: str, task: Task | None) -> Dataset:
+@lru_cache(maxsize=1)  # a run describes its data more than once before it loads them
+def _loaded(name: str, path: str, content: str, task: Task | None, key: ByText) -> Dataset:
+    found, task_or_classes = _called(name, path, content), task or CLASSIFICATION
+    rows = _tables_in(found)
+    if rows is not None:
+        return dataset_of(rows, key.columns, task_or_classes, name, name)
+    if key.columns != NO_COLUMNS:
+        raise DataError(f"{name}: federation.columns speaks of a table; found {type(found).__name__}")
     if isinstance(found, Dataset):
         return replace(found, name=name)
     if isinstance(found, Mapping):
-        return Arrays(name, name, task or CLASSIFICATION).dataset(_arrays(found, name))
+        return Arrays(name, name, task_or_classes).dataset(_arrays(found, name))
     if isinstance(found, Sequence) and len(found) == 2:
         return from_torch(found[0], found[1], name=name)
     raise DataError(f"{name}: expected {_EXPECTED}; found {type(found).__name__}")
+
+
+def _tables_in(found: Any) -> Any:
+    """The table that was returned, or the pair of them; None if something else was."""
+    import pandas as pd
+
+    if isinstance(found, pd.DataFrame):
+        return found
+    is_pair = isinstance(found, tuple | list) and len(found) == 2
+    return tuple(found) if is_pair and all(isinstance(one, pd.DataFrame) for one in found) else None
 
 
 def _arrays(found: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:

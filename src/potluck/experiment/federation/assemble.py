@@ -1,7 +1,7 @@
 """Assembles a federation from a resolved configuration: data, partition, models, capacities."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -24,8 +24,9 @@ from potluck.core.nets.scale import cutting_at
 from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets import describe, load
+from potluck.data.datasets import describe, load, reading_of
 from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
+from potluck.data.tables.columns import NO_COLUMNS, Columns
 from potluck.experiment.federation.needs import check_needs
 from potluck.experiment.settings.schema import Experiment, FederationConfig, ModelSpec
 from potluck.models import get_model
@@ -106,7 +107,8 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
 
 def task_of(experiment: Experiment) -> Task:
     """The task that the experiment names, or else that of its data set."""
-    return experiment.task or describe(experiment.federation.dataset).task
+    config = experiment.federation
+    return experiment.task or describe(config.dataset, columns=config.columns).task
 
 
 def common_of(experiment: Experiment, matched: MatchedClasses) -> tuple[Examples | None, Examples | None]:
@@ -173,7 +175,8 @@ def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tenso
     """Rows of the training set that are divided among clients, and the public examples."""
     config, key = experiment.federation, fold_in(experiment.run.seed, "federation")
     used = _used(dataset, config.train_fraction, key.fold("used"))
-    return _public(dataset, used, config, key.fold("public"))
+    other = None if config.public in ("none", "holdout") else _labelled(experiment, dataset)
+    return _public(dataset, used, config, other, key.fold("public"))
 
 
 @dataclass(frozen=True)
@@ -246,12 +249,27 @@ def common_data(experiment: Experiment) -> Description:
 
 
 def _described(experiment: Experiment, place: str) -> Description:
-    return describe(place, experiment.task, experiment.federation.image_size)
+    config = experiment.federation
+    return describe(place, experiment.task, config.image_size, columns_of(experiment, place))
+
+
+def columns_of(experiment: Experiment, place: str | Path) -> Columns:
+    """What the columns of a table are, for one of the experiment's data sets: all are read as the common one is.
+
+    Raises:
+        DataError: the common data cannot be read.
+    """
+    config = experiment.federation
+    if config.columns == NO_COLUMNS or config.columns.known is not None or str(place) == config.dataset:
+        return config.columns
+    reading = reading_of(config.dataset, experiment.task, config.columns)
+    return config.columns if reading is None else replace(config.columns, by=None, known=reading.table())
 
 
 def _loaded(experiment: Experiment, place: str | Path, task: Task | None) -> Dataset:
     config = experiment.federation
-    return load(place, augmentation=config.augmentation, image_size=config.image_size, task=task)
+    columns = columns_of(experiment, place)
+    return load(place, augmentation=config.augmentation, image_size=config.image_size, task=task, columns=columns)
 
 
 def named(client: ClientId, place: str | Path) -> str:
@@ -382,11 +400,25 @@ def _used(dataset: Dataset, fraction: float, key: Key) -> Tensor:
     return rows[torch.randperm(len(rows), generator=key.generator())[:count]].sort().values
 
 
-def _public(dataset: Dataset, used: Tensor, config: FederationConfig, key: Key) -> tuple[Tensor, Examples | None]:
-    """Rows of the training set that stay private, and the public examples, without labels unless those are public."""
+def _labelled(experiment: Experiment, dataset: Dataset) -> Dataset:
+    """The data set of the public examples, which has the task's classes if their labels are public."""
+    config = experiment.federation
+    columns = columns_of(experiment, config.public)
+    if config.public_labels:
+        _check_same_classes(dataset.description, describe(config.public, columns=columns))
+    return load(config.public, augmentation="none", image_size=config.image_size, columns=columns)
+
+
+def _public(
+    dataset: Dataset, used: Tensor, config: FederationConfig, other: Dataset | None, key: Key
+) -> tuple[Tensor, Examples | None]:
+    """Rows of the training set that stay private, and the public examples, without labels unless those are public.
+
+    These are all training examples of the `other` data set, if there is one.
+    """
     if config.public == "none":
         return used, None
-    if config.public == "holdout":
+    if other is None:
         shuffled = used[torch.randperm(len(used), generator=key.generator())]
         count = round(config.public_fraction * len(used))
         if count < 1:
@@ -394,9 +426,7 @@ def _public(dataset: Dataset, used: Tensor, config: FederationConfig, key: Key) 
         rows, private = shuffled[:count], shuffled[count:].sort().values
         inputs, targets = rows_of(dataset.train_inputs, rows), dataset.train_targets[rows]
     else:
-        if config.public_labels:
-            _check_same_classes(dataset.description, describe(config.public))
-        other, private = load(config.public, augmentation="none", image_size=config.image_size), used
+        private = used
         inputs, targets = _fitted(other.train_inputs, dataset, config.image_size), other.train_targets
     if not config.public_labels:
         targets = torch.zeros(count_of(inputs), dtype=torch.int64)

@@ -76,7 +76,7 @@ def _task(federation: FederationConfig, source: str) -> Task | None:
     for reference in federation.metrics:
         if not named_file(reference):
             raise ConfigError(f"{source}: federation.metrics: found {reference!r}; expected FILE.py:FUNCTION")
-    return with_metrics(task or describe(federation.dataset).task, federation.metrics)
+    return with_metrics(task or describe(federation.dataset, columns=federation.columns).task, federation.metrics)
 
 
 def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task | None) -> FederationConfig:
@@ -84,7 +84,7 @@ def _with_defaults(federation: FederationConfig, method: Method[Any], task: Task
     slices = Need.WIDTH_SLICES in method.needs()
     models, capacities = federation.models, federation.capacities
     if models is None:
-        shape = describe(federation.dataset, task, federation.image_size).input_shape
+        shape = describe(federation.dataset, task, federation.image_size, federation.columns).input_shape
         in_pieces = capacities is None and not slices and min(method.default_capacities) < 1
         models = _models_of_many_stages(one_shape(shape)) if in_pieces else _default_models(shape, slices)
     if capacities is None:

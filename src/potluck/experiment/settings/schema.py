@@ -17,6 +17,7 @@ from potluck.core.schema import LARGEST
 from potluck.core.tasks.task import Task
 from potluck.data.datasets import check_augmentation
 from potluck.data.partition import Partition
+from potluck.data.tables.columns import NO_COLUMNS, Columns
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.engine import OnDivergence
@@ -39,11 +40,14 @@ class FederationConfig(Checked):
     """The federation: its data, clients and models.
 
     Attributes:
-        dataset: a name that `potluck list datasets` shows, a folder of images, an `.npz` file, or `FILE.py:FUNCTION`.
+        dataset: a name that `potluck list datasets` shows, a folder of images, an `.npz` file, a table, or
+            `FILE.py:FUNCTION`.
             Its training part is divided among the clients, unless they have `data` of their own; its test part is the
             common one.
         data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
             number if they have no names.
+        columns: what the columns are, if `dataset` or `data` are tables: `.csv` or `.parquet` files, folders with a
+            `train` and a `test` of these, or functions that return a DataFrame.
         augmentation: of training images: "standard" as is usual for the data set, "none", or a list of steps, which
             are applied in this order: "crop" pads by an eighth of the side and crops at random, "flip" swaps left and
             right of half of the images, "cutout" sets a square of half the side to 0 after normalisation.
@@ -73,6 +77,7 @@ class FederationConfig(Checked):
     """
 
     dataset: str = "digits"
+    columns: Columns = NO_COLUMNS
     augmentation: str | tuple[str, ...] = "standard"
     image_size: _Side | None = None
     train_fraction: _Share = 1.0

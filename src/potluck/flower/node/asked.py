@@ -2,8 +2,8 @@
 
 A server's tables are a stranger's text. Names are those of installed parts, or of files that the node's owner has
 allowed; of the data only the owner says where they lie. Every other value, under whatever key, is a number or a word,
-and in a model's `cut` the name of a module. Should a path get through all the same, `potluck.core.ground.access` and
-`potluck.flower.node.confined` keep it shut.
+in a model's `cut` the name of a module, and in `columns` a name with which those of a table are compared. Should a path
+get through all the same, `potluck.core.ground.access` and `potluck.flower.node.confined` keep it shut.
 """
 
 import os
@@ -27,6 +27,7 @@ from potluck.models import list_models
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MODULE = re.compile(r"<?\w[\w.]{0,199}(#\d{1,6})?")  # a module of a network, or a place at it
+_LONGEST_COLUMN = 1_000  # characters
 _LOCAL_PUBLIC = ("none", "holdout")
 _TABLES = ("federation", "method", "run")
 _JOIN_WITH_DATA = "a node's owner chooses its data: potluck join --data ..."
@@ -59,10 +60,12 @@ def asked(tree: Mapping[str, Any], config: NodeConfig, client: ClientId, code: s
 
 
 def _federation(asked: Mapping[str, Any], config: NodeConfig, client: ClientId, seed: int) -> dict[str, Any]:
-    named = {"dataset", "data", "public", "partition", "metrics", "models", "server_model"}
+    named = {"dataset", "data", "public", "partition", "metrics", "models", "server_model", "columns"}
     made = _settings(asked, named, "federation")
     made["dataset"] = _dataset(asked.get("dataset"), config)
     made["public"] = _public(asked.get("public", "none"), made["dataset"])
+    if "columns" in asked:
+        made["columns"] = _columns(asked["columns"])
     if "partition" in asked:
         made["partition"] = _part(asked["partition"], "partition", list_partitions(), config)
     if "metrics" in asked:
@@ -173,6 +176,21 @@ def _dataset(name: Any, config: NodeConfig) -> str:
     if config.data is not None:
         return str(config.data)
     raise ConfigError(f"the server's federation.dataset, {_shown(name)}, is not installed here; {_JOIN_WITH_DATA}")
+
+
+def _columns(asked: Any, where: str = "federation.columns") -> Any:
+    """What the columns of a table are: names of columns and of what is in them, with which data are only compared."""
+    if isinstance(asked, dict):
+        return {_column(key, where): _columns(value, f"{where}.{key}"[:80]) for key, value in asked.items()}
+    if isinstance(asked, list):
+        return [_columns(value, where) for value in asked]
+    return _column(asked, where) if isinstance(asked, str) else asked
+
+
+def _column(name: Any, where: str) -> str:
+    if not isinstance(name, str) or not name.isprintable() or len(name) > _LONGEST_COLUMN:
+        raise ConfigError(f"the server's {where}: expected a name, printable and not longer than {_LONGEST_COLUMN}")
+    return name
 
 
 def _public(name: Any, dataset: str) -> str:

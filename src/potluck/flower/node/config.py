@@ -10,7 +10,7 @@ from potluck.core.ground.discovery import config_file, named_file
 from potluck.core.ground.errors import ConfigError, DataError
 from potluck.core.tasks.named import TASKS
 from potluck.data.dataset import Dataset
-from potluck.data.datasets import load
+from potluck.data.datasets import is_tabular, load
 from potluck.engine.numerics.numerics import Numerics
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
@@ -85,11 +85,13 @@ class NodeConfig:
             if self.model is not None or self.capacity is not None:
                 raise ConfigError(NOTHING_OF_ITS_OWN)
             return
+        if self.capacity is not None and not 0 < self.capacity <= 1:
+            raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
+        if is_tabular(self.data):
+            return  # what its columns are a server says, and so what a model of them has to read
         dataset = _of_any_task(self.data)
         if self.model is not None:
             builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
-        if self.capacity is not None and not 0 < self.capacity <= 1:
-            raise ConfigError(f"capacity {self.capacity}; expected a share above 0 and at most 1")
 
     @property
     def audit_log(self) -> Path:

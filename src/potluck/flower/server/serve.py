@@ -23,7 +23,9 @@ from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key
 from potluck.core.requests.examples import Examples
+from potluck.data.datasets import reading_of
 from potluck.data.federate import MatchedClasses
+from potluck.data.tables.columns import NO_COLUMNS
 from potluck.engine.disk.files import write_atomically
 from potluck.engine.executors.choice import ChosenExecutor
 from potluck.experiment.federation.assemble import Assembly, assemble_server, common_classes
@@ -260,10 +262,18 @@ def _difference(name: str, ours: Network, theirs: Network) -> str | None:
 
 
 def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
-    """The experiment's tables for nodes, with the common model by name: a node need not know all models to find it."""
+    """The experiment's tables for nodes.
+
+    The common model is there by name, since a node need not know all models to find it, and how tables are read, since
+    a node has not the common data.
+    """
     tree = experiment.tree()
     common = next(spec for spec in experiment.named_models if str(spec) == base.server_architecture)
     tree["federation"]["server_model"] = common.table()
+    config = experiment.federation
+    if config.columns != NO_COLUMNS and (reading := reading_of(config.dataset, experiment.task, config.columns)):
+        of_one_owner = {key: value for key, value in tree["federation"]["columns"].items() if key != "by"}
+        tree["federation"]["columns"] = {**of_one_owner, "known": reading.table()}
     return tree
 
 
