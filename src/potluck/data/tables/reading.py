@@ -134,10 +134,8 @@ class Reading:
         return (values - mean) / (std or 1.0)
 
     def _one_hot(self, column: Column, name: str) -> np.ndarray:
-        import pandas as pd
-
-        codes = pd.Categorical(_as_names(column), categories=list(self.names[name])).codes
-        return (np.asarray(codes)[:, None] == np.arange(len(self.names[name]))).astype(np.float32)
+        numbers = _positions(_as_names(column), self.names[name])
+        return (numbers[:, None] == np.arange(len(self.names[name]))).astype(np.float32)
 
     def targets(self, rows: Table, columns: Columns, task: Task, where: str) -> Tensor:
         """Of n rows: classes int64 (n,), or numbers float32 (n,).
@@ -145,8 +143,6 @@ class Reading:
         Raises:
             DataError: the column is not there, a target is missing, or is a class that is not known.
         """
-        import pandas as pd
-
         name = cast(str, columns.target)
         _check_there(rows, (name,), where)
         if gaps := int(rows[name].isna().sum()):
@@ -163,8 +159,7 @@ class Reading:
                 f"{where}: {name}: class {strange[0]!r} is none of the {len(self.classes)} of the common data (nearest:"
                 f" {near}); call classes alike everywhere"
             )
-        codes = pd.Categorical(found, categories=list(self.classes)).codes
-        return torch.from_numpy(np.asarray(codes, np.int64))
+        return torch.from_numpy(_positions(found, self.classes))
 
 
 def _input_columns(train: Table, columns: Columns, where: str) -> list[str]:
@@ -194,6 +189,13 @@ def _scale(column: Column) -> tuple[float, float]:
     values = column.to_numpy(np.float64, na_value=np.nan)
     found = values[np.isfinite(values)]
     return (float(found.mean()), float(found.std())) if len(found) else (0.0, 0.0)
+
+
+def _positions(values: Column, among: Sequence[str]) -> np.ndarray:
+    """The position of each value among these, int64; -1 if it is none of them."""
+    import pandas as pd
+
+    return pd.Index(list(among), dtype=object).get_indexer(values.astype(object)).astype(np.int64)
 
 
 def _as_numbers(column: Column) -> np.ndarray:
