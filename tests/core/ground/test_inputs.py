@@ -60,3 +60,13 @@ def test_one_shape__refuses_named_inputs_in_one_line():
     assert one_shape([3, 2, 2]) == (3, 2, 2)
     with pytest.raises(ConfigError, match=r"^inputs ids \(3\), age \(1\); expected one tensor alone here"):
         one_shape(shape_of(NAMED))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sized__one_tensor_is_of_the_type_that_networks_are_built_with(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert sized((3,), 2, zeros).dtype is torch.nn.Linear(3, 1).weight.dtype is dtype
+    finally:
+        torch.set_default_dtype(before)

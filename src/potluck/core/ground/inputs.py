@@ -100,11 +100,11 @@ def shown(input_shape: InputShape) -> str:
 def sized(input_shape: InputShape, batch: int, make: Callable[[Form], Tensor]) -> Inputs:
     """Inputs of a batch, of what `make` gives for each form with the batch as its first dimension.
 
-    One tensor alone is float32.
+    One tensor alone is of torch's default type, as networks are.
     """
     if isinstance(input_shape, Mapping):
         return {name: make(Form((batch, *form.shape), form.dtype)) for name, form in input_shape.items()}
-    return make(Form((batch, *input_shape), torch.float32))
+    return make(Form((batch, *input_shape), torch.get_default_dtype()))
 
 
 def zeros(form: Form) -> Tensor:
