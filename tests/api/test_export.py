@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from potluck.api.export import PROVENANCE, export, format_of
 from potluck.core.ground.errors import StorageError
 from potluck.core.ground.rng import Key
 from potluck.core.nets.scale import Scale
+from potluck.models.fitting import FeatureFit, fitted
 from potluck.testing.worlds import World, quick, toy_federation
 
 WEIGHTS = ("fedavg", "lgfedavg", "fedgh", "fedkd", "heterofl", "fedrolex", "fjord", "fedselect")
@@ -90,6 +92,19 @@ def test_export__weights_make_a_new_network_of_the_architecture_predict_alike(me
         net.load_state_dict(load_file(written.path) if name.endswith("s") else torch.load(written.path))
         test = trained.federation.sites[client].test
         assert torch.equal(fl.predict(net, test), fl.predict(trained.model(client), test))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linear", "pool"])
+def test_export__a_program_of_a_network_with_fitted_features_predicts_as_the_client(kind, tmp_path):
+    world = toy_federation(World())
+    builders = {key: fitted(b, FeatureFit(6, kind), 4, (10,), key) for key, b in world.architectures.items()}
+    run = Run(quick(get_method("fedproto")), replace(world, architectures=builders), RunConfig(rounds=1))
+    run.run()
+    trained, test = run.trained(), world.sites[1].test
+    written = export(trained, 1, tmp_path / "model.pt2")
+    outputs = of_program(torch.export.load(written.path).module(), test)
+    torch.testing.assert_close(outputs, fl.predict(trained.model(1), test), rtol=1e-3, atol=1e-4)
 
 
 def test_export__says_at_which_width_a_sub_model_is_built(tmp_path):

@@ -14,6 +14,7 @@ from potluck.flower.node.service import Node, node_at, own_of
 from potluck.flower.node.store import NodeStore
 from potluck.flower.server.elsewhere import KeptElsewhere
 from potluck.flower.wire.classes import Classes
+from potluck.models.split import split
 
 
 def kept(store):
@@ -143,6 +144,16 @@ def test_a_nodes_images_are_brought_to_the_experiments_size_and_augmented_as_it_
     plain, augmented = (site.train.batch(positions, key).inputs for key in (None, Key(("cut",))))
     assert not torch.equal(plain, augmented)
     assert torch.equal(torch.where(augmented == 0, 0, plain), augmented)
+
+
+@pytest.mark.parametrize("fit", ["linear", "pool"])
+def test_a_nodes_own_model_has_features_of_the_experiments_width(tmp_path, fit):
+    home, tree = NodeConfig(tmp_path, digits_in(tmp_path / "own.npz"), "mlp2"), header()["experiment"]
+    sized = {**tree["federation"], "models": ["cnn2"], "feature_width": 9, "feature_fit": fit}
+    experiment = asked({**tree, "federation": sized}, home, 0, None)
+    federation = own_of(home, experiment, 0, Classes(count=10, names=None)).federation
+    assert federation.sites[0].architecture == "mlp2"
+    assert split(federation.build("mlp2", Key(("net",)))).num_features == 9
 
 
 def test_a_node_whose_class_the_experiment_lacks_is_refused(tmp_path):

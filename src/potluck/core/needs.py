@@ -189,7 +189,7 @@ def _width_slices(offer: Offer) -> str | None:
     try:
         full, narrow = offer.build(name), offer.build(name, Scale(width=0.5))
     except (TypeError, ValueError) as error:
-        why = error.__cause__ if isinstance(error, NoSlices) else error
+        why = (error.__cause__ if isinstance(error, NoSlices) else None) or error
         return f"it cuts the width of {name}, which has no slices: {why}"
     if not _fits(narrow, full):
         return f"{name} at width 0.5 is no slice of itself"
@@ -212,6 +212,8 @@ def _depth_prefixes(offer: Offer) -> str | None:
     name = offer.server_architecture
     try:
         full, shallow = offer.build(name), offer.build(name, Scale(depth=1))
+    except NoSlices as problem:
+        return f"it cuts the depth of {name}: {problem}"
     except (TypeError, ValueError):
         return f"it cuts the depth of {name}, which has no blocks to leave out"
     whole = {tensor: found.shape for tensor, found in tensors_of(full).items()}

@@ -22,6 +22,8 @@ from potluck.core.nets.slicing import cut_by
 from potluck.core.nets.tracing import Unfollowed, trace
 from potluck.core.requests.beside_training import NetPart
 
+_FIT = "feature_fit"
+
 
 class GlobalPool(nn.Module):
     """Mean over all positions of a feature map: (batch, channels, ...) to (batch, channels)."""
@@ -85,6 +87,8 @@ class StagedNet(nn.Module):
         extractor_stages: as above.
         num_features: needed if the head is no `nn.Linear` and has no `in_features` to state it.
         exits: as above.
+        feature_fit: a layer from what the pooling gives to (batch, num_features), of a net that has a head; see
+            `fit_features`.
 
     Raises:
         ConfigError: the head does not state how many features it reads, and they are not given; there is no head and no
@@ -103,6 +107,7 @@ class StagedNet(nn.Module):
         *,
         num_features: int | None = None,
         exits: Mapping[str, nn.Module] | None = None,
+        feature_fit: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.stages = nn.Sequential()
@@ -110,6 +115,8 @@ class StagedNet(nn.Module):
             self.stages.add_module(name, stage)
         # Past `__setattr__`, since reading them goes through properties; the names of their tensors are the same.
         self._modules["pool"] = GlobalPool() if pool is None else pool
+        if feature_fit is not None:
+            self._modules[_FIT] = feature_fit
         self.ending: str | None = None
         if head is not None:
             self._modules["head"] = head
@@ -132,7 +139,26 @@ class StagedNet(nn.Module):
     @property
     def pool(self) -> nn.Module:
         """Stage output to (batch, num_features); what an exit has before its head, if the net ends in an exit."""
-        return self.exits[self.ending].body if self.ending else self.own_pool  # type: ignore[return-value]
+        if self.ending:
+            return self.exits[self.ending].body  # type: ignore[return-value]
+        return self.own_pool if self.feature_fit is None else nn.Sequential(self.own_pool, self.feature_fit)
+
+    @property
+    def feature_fit(self) -> nn.Module | None:
+        """The layer that brings features to a width that other networks' have too; None of a net without one."""
+        return self._modules.get(_FIT)
+
+    def fit_features(self, feature_fit: nn.Module, head: nn.Linear) -> "StagedNet":
+        """Put a layer behind the pooling and this head in place of the net's own; the net is changed and returned.
+
+        Args:
+            feature_fit: what the pooling gives, (batch, ...), to (batch, head.in_features).
+            head: features to outputs.
+        """
+        self._modules.pop("head")
+        self._modules.update({_FIT: feature_fit, "head": head})
+        self.num_features = head.in_features
+        return self
 
     @property
     def head(self) -> nn.Module:
@@ -150,7 +176,14 @@ class StagedNet(nn.Module):
 
     def with_stages(self, stages: Mapping[str, nn.Module], extractor_stages: int = 1) -> "StagedNet":
         """A net of these stages with this net's pooling and head, all of them shared."""
-        return StagedNet(stages, self.head, self.pool, extractor_stages, num_features=self.num_features)
+        return StagedNet(
+            stages,
+            self.head,
+            self.pool if self.ending else self.own_pool,
+            extractor_stages,
+            num_features=self.num_features,
+            feature_fit=self.feature_fit,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) to logits (batch, classes)."""
@@ -279,6 +312,7 @@ def with_exits(net: StagedNet, exits: Mapping[str, nn.Module]) -> StagedNet:
         net.extractor_stages,
         num_features=None if head is None else net.num_features,
         exits={**dict(net.exits.items()), **exits},
+        feature_fit=net.feature_fit,
     )
 
 
@@ -457,8 +491,13 @@ def classifier_of(net: nn.Module, input_shape: InputShape) -> frozenset[str]:
 
 def _no_stages(offer: Offer) -> str | None:
     """A client's net that is cut by its dataflow has places, and no parts that are networks of their own."""
-    name = next((name for name, net in offer.nets.items() if not isinstance(net, StagedNet)), None)
-    return name and f"{name}: it trains stages of a network apart, and {type(offer.nets[name]).__name__} has none"
+    for name, net in offer.nets.items():
+        apart = f"{name}: it trains stages of a network apart, and"
+        if not isinstance(net, StagedNet):
+            return f"{apart} {type(net).__name__} has none"
+        if net.feature_fit is not None:
+            return f"{apart} federation.feature_width, which has to be left out, adds a layer behind them"
+    return None
 
 
 STAGES = Need(

@@ -90,7 +90,7 @@ def _frozen_heads(offer: Offer) -> str | None:
 COMMON_WIDTH = Need(
     "features of one width at all clients",
     _different_widths,
-    "choose models whose heads read features of one width, or end their stages in a layer that makes it one",
+    "choose models whose heads read features of one width, or set federation.feature_width, which adds a layer",
 )
 WHOLE_HEAD = Need(
     "heads that are one module, which reads a row of numbers",
@@ -100,7 +100,7 @@ WHOLE_HEAD = Need(
 COMMON_HEAD = Need(
     "heads of one shape at all clients",
     _different_heads,
-    "choose models whose heads have the same layers and read features of one width",
+    "choose models whose heads have the same layers and read features of one width, or set federation.feature_width",
 )
 SERVERS_HEAD = Need(
     "a server's model whose head has the shape of the clients'",

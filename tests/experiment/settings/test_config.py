@@ -52,6 +52,15 @@ def test_the_hash_ignores_seed_and_length_and_nothing_else():
     assert "image_size" not in experiment_for("fedin", []).tree()["federation"]
 
 
+def test_the_width_of_features_is_part_of_an_experiment_only_where_it_is_set():
+    assert not [key for key in experiment_for("fedin", []).tree()["federation"] if key.startswith("feature")]
+    wide = experiment_for("fedproto", ["federation.feature_width=8"])
+    said = experiment_for("fedproto", ["federation.feature_width=8", "federation.feature_fit=linear"])
+    assert wide.tree()["federation"]["feature_fit"] == "linear"
+    assert wide.experiment_id == said.experiment_id == resolve(wide.tree()).experiment_id
+    assert wide.experiment_id != experiment_for("fedproto", []).experiment_id
+
+
 @pytest.mark.parametrize("name", list_methods())
 def test_every_method_resolves_on_the_default_federation(name):
     assert isinstance(experiment_for(name, []).method, get_method(name))
@@ -162,6 +171,12 @@ def test_the_default_run_of_a_method_that_trains_in_pieces_is_not_fedavg(method)
         ('federation.models=["resnet11"]', "unknown model 'resnet11'; nearest: resnet1"),
         ('federation.models=[{name="resnet10",wdith=8}]', "resnet10: unknown key federation.models.wdith"),
         ("federation.models=[]", "federation.models: expected at least one"),
+        ("federation.feature_fit=pool", "federation.feature_fit: expected none without federation.feature_width"),
+        ("federation.feature_width=0", "federation.feature_width: expected at least 1 and at most 65,536, found 0"),
+        (
+            'federation={feature_width=8, feature_fit="mean"}',
+            "federation.feature_fit: expected 'linear' or 'pool', found 'mean'",
+        ),
         ("run=3", "run: expected a table, found 3"),
         ("run.rounds.more=3", "rounds is not a table"),
         ("run.rounds", "expected key=value, such as run.rounds=10"),

@@ -102,13 +102,13 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
             anything but a network.
     """
     net = with_entrance(_made(builder, scale, architecture, cuts), splits.input_shape)
-    return splits.remember(net, (architecture, scale), getattr(builder, _CUT, ()), builder)
+    return splits.remember(net, (architecture, scale), cut_marked(builder), builder)
 
 
 def _made(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:
     if scale == FULL:
         return _network(builder(), architecture)
-    if _takes_scale(builder):
+    if takes_scale(builder):
         return _network(builder(scale=scale), architecture)
     if scale.depth is not None:
         raise ConfigError(
@@ -134,7 +134,8 @@ def _network(made: object, architecture: str) -> nn.Module:
     return made
 
 
-def _takes_scale(builder: Callable[..., nn.Module]) -> bool:
+def takes_scale(builder: Callable[..., nn.Module]) -> bool:
+    """Whether a builder makes narrower or shallower nets itself, when it is called with `scale`."""
     parameters = inspect.signature(builder).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return "scale" in parameters or (anything and not collects_options(builder))
@@ -149,6 +150,11 @@ def cutting_at(builder: B, cut: tuple[str, ...]) -> B:
     """Mark a builder with where its nets are cut, see `potluck.core.nets.splitting.make_plan`."""
     setattr(builder, _CUT, cut)
     return builder
+
+
+def cut_marked(builder: Callable[..., nn.Module]) -> tuple[str, ...]:
+    """Where a builder's nets are cut, if it is marked with that; else nothing."""
+    return getattr(builder, _CUT, ())
 
 
 def collecting_options(builder: B) -> B:

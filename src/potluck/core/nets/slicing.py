@@ -42,7 +42,7 @@ _RECORD = "cut_by"  # the attribute of a narrower net that keeps how it was cut
 
 
 class NoSlices(ConfigError):
-    """A net of which no narrower one can be cut; the text says which layer, and why."""
+    """A net of which there is no narrower or no shallower one; the text says which layer, and why."""
 
 
 @dataclass(frozen=True)

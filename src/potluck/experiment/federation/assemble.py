@@ -31,6 +31,7 @@ from potluck.experiment.federation.needs import check_needs
 from potluck.experiment.settings.schema import Experiment, FederationConfig, ModelSpec
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
+from potluck.models.fitting import FeatureFit, fitted
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,8 @@ def architectures_of(
     Raises:
         ConfigError: one cannot be built.
     """
-    builders = {str(spec): builder_of(spec, num_classes, input_shape) for spec in experiment.named_models}
+    fit = experiment.feature_fit
+    builders = {str(spec): builder_of(spec, num_classes, input_shape, fit) for spec in experiment.named_models}
     if experiment.server_model is not None:
         return builders, str(experiment.server_model)
     return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # the first of equals
@@ -328,16 +330,17 @@ def _parameters(name: str, build: Builder) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
-def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape) -> Builder:
+def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape, fit: FeatureFit | None = None) -> Builder:
     """The builder of this model for a task.
 
     Args:
         spec: the model.
         num_classes: the width of an output.
         input_shape: of one prepared input, or of each of the named ones with its type; models get it as it is.
+        fit: how the model's features are brought to one width; None if they stay as they are.
 
     Raises:
-        ConfigError: it cannot be built, or does not fit in this machine's memory.
+        ConfigError: it cannot be built, its features cannot be fitted, or it does not fit in this machine's memory.
     """
     build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
     cutting_at(build, spec.cut)
@@ -359,7 +362,7 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape) -> Bu
             f"{where}: {lazy[0]} has no shape yet; give lazy layers their sizes, or pass one batch through the network"
             " before it is returned"
         )
-    return build
+    return build if fit is None else fitted(build, fit, num_classes, input_shape, where)
 
 
 class _Unfilled(TorchFunctionMode):

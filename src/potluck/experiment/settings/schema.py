@@ -23,6 +23,7 @@ from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.engine import OnDivergence
 from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
+from potluck.models.fitting import FeatureFit, FitKind
 from potluck.records import experiment_hash
 
 Dealing = Literal["turn", "random"]
@@ -33,6 +34,7 @@ _Count = Annotated[int, at_least(1)]
 _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
 _Side = Annotated[int, at_least(1), at_most(1024)]
+_Features = Annotated[int, at_least(1), at_most(65_536)]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class FederationConfig(Checked):
         dealing: how `models` are dealt: in "turn", or at "random", where each client draws one by itself, with equal
             chances, so that some may be more frequent and one may be missing. `capacities` stay in turn.
         server_model: the common or global model; by default the one of `models` with the fewest parameters.
+        feature_width: the number of features that every model's head reads. It changes the models: each gets a layer
+            from its own features to this number, and a new linear head on them, so that methods that compare features
+            or share heads run across unlike models. Default: every model as it is.
+        feature_fit: what that layer is: "linear" learns it, "pool" takes the mean of neighbouring features, without
+            weights. Default: "linear", with a `feature_width`.
         capacities: shares of the full model that clients can train, assigned in turn. Default: the method's own, which
             are 1 for methods that ignore them.
         validation_fraction: share of a client's examples that is held out for validation.
@@ -87,6 +94,8 @@ class FederationConfig(Checked):
     models: tuple[str | dict[str, Any], ...] | None = None
     dealing: Dealing = "turn"
     server_model: str | dict[str, Any] | None = None
+    feature_width: _Features | None = None
+    feature_fit: FitKind | None = None
     capacities: tuple[_Share, ...] | None = None
     validation_fraction: _Part = 0.1
     public: str = "none"
@@ -102,6 +111,10 @@ class FederationConfig(Checked):
         known = not self.public_labels or self.public != "none"
         require(known, "public_labels", "false without federation.public", self.public_labels)
         require(self.models is None or len(self.models) > 0, "models", "at least one", self.models)
+        alone = self.feature_fit is not None and self.feature_width is None
+        require(not alone, "feature_fit", "none without federation.feature_width", self.feature_fit)
+        if self.feature_width is not None and self.feature_fit is None:
+            object.__setattr__(self, "feature_fit", "linear")  # so that the configuration says what was done
 
 
 @dataclass(frozen=True)
@@ -234,6 +247,12 @@ class Experiment:
     run: RunConfig
     preset: Mapping[str, Any] = field(default_factory=dict[str, Any])
     task: Task | None = None
+
+    @property
+    def feature_fit(self) -> FeatureFit | None:
+        """How every model's features are brought to one width; None if they stay as they are."""
+        width, kind = self.federation.feature_width, self.federation.feature_fit
+        return None if width is None or kind is None else FeatureFit(width, kind)
 
     @property
     def named_models(self) -> tuple[ModelSpec, ...]:

@@ -298,7 +298,7 @@ def own_of(config: NodeConfig, experiment: Experiment, client: ClientId, classes
     architectures, server_architecture = architectures_of(experiment, *task)
     federation = Federation(
         sites={client: Site(client, str(own), *parts, capacity=capacity)},
-        architectures={**architectures, str(own): builder_of(own, *task)},
+        architectures={**architectures, str(own): builder_of(own, *task, experiment.feature_fit)},
         server_architecture=server_architecture,
         num_classes=dataset.num_classes,
         public=public,
