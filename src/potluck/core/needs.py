@@ -32,7 +32,8 @@ class Offer:
         server_architecture: of the common or global model.
         public: whether there are public examples, at least one.
         public_labels: whether their labels are known.
-        real_inputs: whether prepared inputs are real numbers, and not whole ones such as tokens.
+        real_inputs: whether prepared inputs are real numbers, and not whole ones such as tokens; None before anybody
+            has read them.
         unvalidated: clients without a validation part.
         task: what outputs mean.
         input_shape: of one prepared input, or of each of the named ones.
@@ -46,7 +47,7 @@ class Offer:
     task: Task = CLASSIFICATION
     input_shape: InputShape = ()
     public_labels: bool = False
-    real_inputs: bool = True
+    real_inputs: bool | None = True
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
@@ -252,7 +253,9 @@ def _one_output(offer: Offer) -> str | None:
 def _real_inputs(offer: Offer) -> str | None:
     if isinstance(offer.input_shape, Mapping):
         return f"it makes inputs of one tensor, and those here have names: {shown(offer.input_shape)}"
-    return None if offer.real_inputs else "it makes inputs of real numbers, and those here are whole numbers"
+    return (
+        None if offer.real_inputs is not False else "it makes inputs of real numbers, and those here are whole numbers"
+    )
 
 
 def _one_input(offer: Offer) -> str | None:

@@ -136,7 +136,7 @@ def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
 
 def test_need__has_a_text_of_its_own_for_people():
     named = [value for value in vars(Need).values() if isinstance(value, Need)]
-    assert len({str(need) for need in named}) == len(named) == 13
+    assert len({str(need) for need in named}) == len(named) == 14
 
 
 def whole_numbers(federation):
@@ -151,6 +151,22 @@ def test_methods_that_make_inputs_are_refused_where_inputs_are_tokens(name):
     check_needs(needs, name, Offer.of(federation))
     with pytest.raises(ConfigError, match=rf"^{name} cannot run here: it makes inputs of real numbers.*$"):
         check_needs(needs, name, Offer.of(whole_numbers(federation)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fedmk", r"it makes inputs of one tensor, and those here have names: age \(10\)"),
+        ("fedepth", r"it reckons with inputs of one tensor, and those here have names: age \(10\)"),
+    ],
+)
+def test_methods_that_need_one_tensor_are_refused_where_inputs_have_names(name, expected):
+    world = World().fit_for(get_method(name)())
+    named = Examples({"age": torch.zeros(4, 10)}, torch.arange(4))
+    federation = toy_federation(world)
+    sites = {id: replace(site, train=named, validation=named, test=named) for id, site in federation.sites.items()}
+    with pytest.raises(ConfigError, match=expected):
+        check_needs(get_method(name)().needs(), name, Offer.of(replace(federation, sites=sites)))
 
 
 def test_real_inputs__are_what_the_model_reads_and_not_what_is_stored():

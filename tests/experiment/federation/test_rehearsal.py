@@ -81,12 +81,12 @@ def complex_net() -> nn.Module:
         (late, "its forward makes more.weight, which is not trained or sent; make it in __init__"),
         (complex_net, "factor is complex64; expected real numbers"),
         (
-            lambda: Net(lambda net, y: {"logits": y}),
-            "returns dict; expected logits of shape (batch, 4): return the one",
+            lambda: Net(lambda net, y: {"scores": y, "hidden": y}),
+            "returns dict; expected logits of shape (batch, 4): return the one entry that holds the logits, or call it",
         ),
         (
-            lambda: Net(lambda net, y: ModelOutput(logits=y)),
-            "returns ModelOutput; expected logits of shape (batch, 4): end forward with `return outputs.logits`",
+            lambda: Net(lambda net, y: ModelOutput(scores=y, hidden=y)),
+            "returns ModelOutput; expected logits of shape (batch, 4): return the one entry that holds the logits",
         ),
         (lambda: Net(lambda net, y: (y, y)), "returns tuple; expected logits of shape (batch, 4): return the logits"),
         (lambda: Net(lambda net, y: None), "returns NoneType; expected logits"),

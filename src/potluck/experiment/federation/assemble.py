@@ -78,6 +78,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         public_labels=config.public_labels,
         unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
         task=matched.common.task,
+        real_inputs=None,
     )
     if not checked:
         check_needs(experiment.method.needs(), experiment.method_name, offer)

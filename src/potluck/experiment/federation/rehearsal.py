@@ -172,8 +172,6 @@ def _shown(tensor: Tensor) -> str:
 
 def _advice(outputs: object) -> str:
     """Advice on how to return logits instead."""
-    if hasattr(outputs, "logits"):
-        return "end forward with `return outputs.logits`, or wrap the network in one that does"
     if isinstance(outputs, Mapping):
-        return "return the one entry that holds the logits"
+        return "return the one entry that holds the logits, or call it logits"
     return "return the logits alone"
