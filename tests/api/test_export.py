@@ -107,6 +107,50 @@ def test_export__a_program_of_a_network_with_fitted_features_predicts_as_the_cli
     torch.testing.assert_close(outputs, fl.predict(trained.model(1), test), rtol=1e-3, atol=1e-4)
 
 
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden, self.out = nn.Embedding(9, 4), nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, ids, age):
+        return {"logits": self.out(self.hidden(torch.cat([self.embed(ids).mean(1), age], 1)).relu())}
+
+
+def named() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count):
+        ids = torch.randint(9, (count, 5), generator=generator)
+        return Examples({"ids": ids, "age": torch.randn(count, 1, generator=generator)}, ids[:, 0] % 3)
+
+    return Federation({id: Site(id, "net", draw(20), draw(8), draw(8)) for id in range(2)}, {"net": Named}, "net", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["pt2", "ts", "onnx", "safetensors"])
+def test_export__a_network_of_inputs_with_names_reads_them_by_these_names(ending, tmp_path):
+    run = Run(quick(get_method("local")), named(), RunConfig(rounds=1))
+    run.run()
+    trained, test = run.trained(), run.trained().federation.sites[1].test
+    written, inputs = export(trained, 1, tmp_path / f"model.{ending}"), test.batch(torch.arange(8)).inputs
+    expected = fl.predict(trained.model(1), test)
+    assert written.facts["input"] == {
+        "ids": {"shape": [5], "type": "int64"},
+        "age": {"shape": [1], "type": "float32"},
+    }
+    if ending == "safetensors":
+        net = trained.federation.build("net", Key(("new",)))
+        net.load_state_dict(load_file(written.path))
+        found = fl.predict(net, test)
+    elif ending == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(written.path)
+        (found,) = map(torch.from_numpy, session.run(None, {name: x.numpy() for name, x in inputs.items()}))
+    else:
+        read = torch.export.load(written.path).module() if ending == "pt2" else torch.jit.load(written.path)
+        found = of_program(read, test)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_export__says_at_which_width_a_sub_model_is_built(tmp_path):
     trained, _ = finished("heterofl")
     assert [export(trained, client, tmp_path / "m.pt").facts["scale"]["width"] for client in (0, 1)] == [1.0, 0.5]

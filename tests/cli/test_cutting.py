@@ -3,6 +3,7 @@
 import pytest
 
 NETS = """
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,6 +19,17 @@ class Net(nn.Module):
         return self.last(F.relu(self.middle(x.flatten(1))))
 
 
+class Bag(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.embed, self.hidden, self.out = nn.Embedding(9, 4), nn.Linear(5, 6), nn.Linear(6, num_classes)
+
+    def forward(self, ids, mask, age):
+        mask = mask.unsqueeze(-1)
+        mean = (self.embed(ids) * mask).sum(1) / mask.sum(1)
+        return self.out(self.hidden(torch.cat([mean, age], 1)).relu())
+
+
 def line(num_classes, input_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 """
@@ -31,6 +43,23 @@ def nets(tmp_path):
 
 def rows(shown):
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+
+
+def test_it_draws_a_network_of_inputs_with_names(potluck, nets):
+    shown = potluck(f"inspect {nets}:Bag --shape ids=7,mask=7,age=1:float32 --tokens --classes 3")
+    assert "inputs of ids (7), mask (7), age (1)" in shown.out
+    assert rows(shown.out)[:3] == [
+        ["extractor", "embed", "5", "36"],
+        ["intermediate", "hidden", "6", "36"],
+        ["classifier", "out", "outputs", "21"],
+    ]
+
+
+@pytest.mark.parametrize("shape", ["ids=", "=7", "ids=7:text", "ids=7;mask=7"])
+def test_it_refuses_shapes_of_inputs_with_names_that_are_none(potluck, nets, shape):
+    shown = potluck(f"inspect {nets}:Bag --shape '{shape}'")
+    assert shown.code == 2
+    assert "shape" in shown.err
 
 
 def test_it_draws_the_parts_of_any_network_and_the_places_where_it_can_be_cut(potluck, nets):

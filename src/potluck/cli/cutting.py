@@ -1,15 +1,17 @@
 """`potluck inspect MODEL`: into which parts a network is cut, and where it can be."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from potluck.cli.plan import shape_of
 from potluck.core.ground.errors import ConfigError
-from potluck.core.ground.inputs import InputShape
+from potluck.core.ground.inputs import Form, InputShape, shown
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.scale import FULL, Cuts, built
 from potluck.core.nets.splitting import SplitPlan, Splits, plan_of, split_problem
@@ -43,13 +45,36 @@ def print_cuts(
         raise ConfigError(f"{model}: {problem}")
     console = Console(highlight=False)
     weights = sum(weight.numel() for weight in net.parameters())
-    shape = " x ".join(map(str, input_shape))
+    shape = shown(input_shape) if isinstance(input_shape, Mapping) else " x ".join(map(str, input_shape))
     console.print(escape(f"{model}: {type(net).__name__}, inputs of {shape}, {weights:,} weights"), soft_wrap=True)
     console.print(_parts(net, input_shape))
     if isinstance(net, StagedNet):
         console.print(f"stages: {', '.join(places(net))}", soft_wrap=True)
         return
     _print_places(console, plan_of(net), model)
+
+
+def inputs_of(text: str, *, tokens: bool) -> InputShape:
+    """The shape in text such as "3x32x32", or of inputs with names, such as "ids=64,mask=64,age=1:float32".
+
+    Args:
+        text: the shapes.
+        tokens: whether named inputs are whole numbers of which the text does not say what they are.
+
+    Raises:
+        ConfigError: it is no such text.
+    """
+    if "=" not in text:
+        return shape_of(text)
+    found = dict[str, Form]()
+    for one in text.split(","):
+        name, _, rest = one.partition("=")
+        shape, _, dtype = rest.partition(":")
+        kind = getattr(torch, dtype or ("int64" if tokens else "float32"), None)
+        if not name or not isinstance(kind, torch.dtype):
+            raise ConfigError(f"--shape {one!r}: expected a name, sizes and perhaps a type, such as ids=64:int64")
+        found[name] = Form(shape_of(shape), kind)
+    return found
 
 
 def _parts(net: nn.Module, input_shape: InputShape) -> Table:

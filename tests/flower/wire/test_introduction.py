@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from torch import nn
 
 from potluck.core.ground.errors import CheckpointError, ConfigError, WireError
+from potluck.core.ground.inputs import Form
 from potluck.core.ground.rng import Key
 from potluck.experiment.federation.assemble import assemble_server, common_classes
 from potluck.experiment.settings.resolve import resolve
@@ -36,6 +38,31 @@ def test_introduction_comes_back_as_it_was():
     assert (member.id, member.examples, member.capacity) == (7, 30, 0.5)
     assert member.shapes == {name: tensor.shape for name, tensor in NET.state_dict().items()}
     assert member.parameters == {name for name, _ in NET.named_parameters()}
+
+
+NAMED = {"image": Form((1, 8, 8), torch.float32), "ids": Form((5,), torch.int64)}
+
+
+def test_introduction_tells_of_inputs_with_names_their_shapes_and_types():
+    named = replace(RIGHT, input_shape=NAMED)
+    assert Introduction.read(json.loads(json.dumps(named.header()))).input_shape == NAMED
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"ids": [5]},
+        {"ids": {"shape": [5]}},
+        {"ids": {"shape": [0], "dtype": "int64"}},
+        {"ids": {"shape": [5], "dtype": "object"}},
+        {"ids": {"shape": [5], "dtype": "__class__"}},
+        {"i\nds": {"shape": [5], "dtype": "int64"}},
+        {f"input{n}": {"shape": [5], "dtype": "int64"} for n in range(2_000)},
+    ],
+)
+def test_introduction_refuses_inputs_that_are_none(told):
+    with pytest.raises(WireError):
+        Introduction.read({**RIGHT.header(), "input_shape": told})
 
 
 def test_introduction_has_no_place_for_the_name_of_code():

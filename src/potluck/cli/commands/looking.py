@@ -88,12 +88,11 @@ def inspect(
         target, assignments = told_apart(target, overrides)
         print_meeting(target, assignments)
         return
-    from potluck.cli.cutting import print_cuts
-    from potluck.cli.plan import shape_of
+    from potluck.cli.cutting import inputs_of, print_cuts
 
     if target is not None:
         raise typer.BadParameter(f"{target}: a model is inspected as it is; its options are --classes, --shape, --cut")
-    print_cuts(what, classes, shape_of(shape), cut or (), tokens=tokens)
+    print_cuts(what, classes, inputs_of(shape, tokens=tokens), cut or (), tokens=tokens)
 
 
 def plan(

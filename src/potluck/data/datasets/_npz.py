@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import torch
 
 from potluck.core.ground.errors import DataError
-from potluck.core.ground.inputs import shape_of
 from potluck.core.ground.machine import check_fits
+from potluck.core.requests.examples import Examples
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._arrays import INPUTS, NAMES, OWNERS, TARGETS, Arrays, check_names, input_names
+from potluck.data.transforms import plain
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class NpzSource:
         headers, arrays = _headers(self.path), self._arrays
         train = input_names(headers, INPUTS[0])
         samples = {name: np.zeros((1, *headers[name][0][1:]), headers[name][1]) for name in train}
-        sample = arrays.inputs_of(samples, INPUTS[0])
+        stored = arrays.inputs_of(samples, INPUTS[0])
+        sample = Examples(stored, torch.zeros(1), plain(stored))
         read = (TARGETS[0], NAMES, *(train if self.task.by_position else ()))
         counted = arrays.counted(_read_arrays(self.path, read))
-        return Description(self.path.stem, shape_of(sample), *counted, task=self.task)
+        return Description(self.path.stem, sample.input_shape, *counted, task=self.task)
 
     def load(self, augmentation: str) -> Dataset:
         """All arrays; classes are those named, or 0 to the largest training label. They are not augmented."""
