@@ -1,7 +1,7 @@
 """Assembles a federation from a resolved configuration: data, partition, models, capacities."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from potluck.experiment.settings.schema import Experiment, FederationConfig, Mod
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
 from potluck.models.fitting import FeatureFit, fitted
+from potluck.models.initial import Begun
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Assembly:
         partition_fingerprint: of the division of examples among clients.
         classes: their names in the order of their numbers.
         here: whether clients' examples are on this machine.
+        initial_weights: digests of the models' files of initial weights, by the files as they were typed.
     """
 
     federation: Federation
@@ -50,6 +52,7 @@ class Assembly:
     partition_fingerprint: str
     classes: tuple[str, ...] = ()
     here: bool = True
+    initial_weights: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
@@ -68,7 +71,7 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
     matched = matched_classes(experiment)
     task = (matched.width, matched.common.input_shape)
     architectures, server_architecture = architectures_of(experiment, *task)
-    assigned = {client: str(experiment.model_of(client)) for client in range(config.clients)}
+    assigned = {client: experiment.model_of(client).architecture for client in range(config.clients)}
     offer = Offer(
         input_shape=matched.common.input_shape,
         architectures=architectures,
@@ -104,7 +107,8 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         test=dataset.test,
         task=dataset.task,
     )
-    return Assembly(federation, dataset.checksum, dealt.fingerprint, matched.classes)
+    facts = (dataset.checksum, dealt.fingerprint, matched.classes)
+    return Assembly(federation, *facts, initial_weights=experiment.initial_weights())
 
 
 def task_of(experiment: Experiment) -> Task:
@@ -320,9 +324,9 @@ def architectures_of(
         ConfigError: one cannot be built.
     """
     fit = experiment.feature_fit
-    builders = {str(spec): builder_of(spec, num_classes, input_shape, fit) for spec in experiment.named_models}
+    builders = {spec.architecture: builder_of(spec, num_classes, input_shape, fit) for spec in experiment.named_models}
     if experiment.server_model is not None:
-        return builders, str(experiment.server_model)
+        return builders, experiment.server_model.architecture
     return builders, min(builders, key=lambda name: _parameters(name, builders[name]))  # the first of equals
 
 
@@ -341,7 +345,8 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape, fit: 
         fit: how the model's features are brought to one width; None if they stay as they are.
 
     Raises:
-        ConfigError: it cannot be built, its features cannot be fitted, or it does not fit in this machine's memory.
+        ConfigError: it cannot be built, or does not fit in this machine's memory, its file of initial weights or its
+            `train_only` do not fit it, or its features cannot be brought to one width.
     """
     build, where = partial(get_model(spec.name), num_classes, input_shape, **spec.options), f"federation.models: {spec}"
     cutting_at(build, spec.cut)
@@ -363,6 +368,12 @@ def builder_of(spec: ModelSpec, num_classes: int, input_shape: InputShape, fit: 
             f"{where}: {lazy[0]} has no shape yet; give lazy layers their sizes, or pass one batch through the network"
             " before it is returned"
         )
+    if spec.weights is not None or spec.train_only:
+        named = f"federation.models: {spec.name}"
+        with isolated(Key((named,))):
+            build = Begun(
+                build, net, named, input_shape, weights=spec.weights, train_only=spec.train_only, cut=spec.cut
+            )
     return build if fit is None else fitted(build, fit, num_classes, input_shape, where)
 
 

@@ -12,7 +12,7 @@ from potluck.experiment.settings.schema import Experiment
 from potluck.records import BEST, CHECKPOINT, CONFIG, LAST, RELEASES, Checkpoint
 from potluck.seals import check_continues, differences, what_matters
 
-_INHERITED = ("data_checksum", "partition_fingerprint")
+_INHERITED = ("data_checksum", "partition_fingerprint", "initial_weights")
 
 
 def branch(folder: Path, experiment: Experiment, parent: Path) -> Path:

@@ -106,7 +106,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
         experiment: the experiment.
 
     Raises:
-        CheckpointError: the run was started on other data or another partition.
+        CheckpointError: the run was started on other data, another partition or other files of initial weights.
         StorageError: the folder cannot be written to.
     """
     before = _manifest(folder) if (folder / MANIFEST).is_file() else {}
@@ -156,7 +156,7 @@ def _class_counts(examples: Examples, task: Task, classes: int) -> list[int]:
 
 
 def check_data(folder: Path, manifest: Mapping[str, Any], assembly: Assembly) -> dict[str, Any]:
-    """Check that a run's data and their division are those that it was started with; return the facts about them.
+    """Check that data, their division and initial weights are those of a run's start; return the facts about them.
 
     Raises:
         CheckpointError: they are not.
@@ -172,7 +172,13 @@ def check_data(folder: Path, manifest: Mapping[str, Any], assembly: Assembly) ->
                 f"{folder}: {name} was {manifest[name]} and now is {value}; the data or their division has"
                 " changed since the run was started, so it cannot be resumed"
             )
-    return found
+    for file, known in (manifest.get("initial_weights") or {}).items():
+        if (now := assembly.initial_weights.get(file, known)) != known:
+            raise CheckpointError(
+                f"{folder}: {file}, a file of initial weights, had the digest {known} and now has {now}; it has changed"
+                " since the run was started: put it back, or start another run"
+            )
+    return {**found, **({"initial_weights": dict(assembly.initial_weights)} if assembly.initial_weights else {})}
 
 
 def seed_manifest(folder: Path, facts: Mapping[str, Any]) -> None:

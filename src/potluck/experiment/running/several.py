@@ -84,8 +84,9 @@ class News:
 def found(parent: Path, experiments: Sequence[Experiment]) -> list[Path | None]:
     """For each experiment the folder in `parent` of its run, finished or not; None if it has to be started.
 
-    A run belongs to an experiment if configuration, seed, number of rounds and the user's code are the same. Of several
-    the one that has come furthest counts; one that is damaged does not, which a warning says.
+    A run belongs to an experiment if configuration, seed, number of rounds, the user's code and the files of initial
+    weights are the same. Of several the one that has come furthest counts; one that is damaged does not, which a
+    warning says.
     """
     keys = [_key(experiment) for experiment in experiments]
     wanted = set(keys)
@@ -109,7 +110,8 @@ def _key_of_run(folder: Path) -> tuple[Any, ...] | None:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
         manifest = json.loads((folder / MANIFEST).read_bytes())
         code = frozenset((file["file"], file["digest"]) for file in manifest.get("code") or () if not file["imported"])
-        return experiment_hash(config), config["run"]["seed"], config["run"]["rounds"], code
+        weights = frozenset((manifest.get("initial_weights") or {}).items())
+        return experiment_hash(config), config["run"]["seed"], config["run"]["rounds"], code | weights
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -127,7 +129,8 @@ def _intact_rounds(folder: Path) -> int:
 def _key(experiment: Experiment) -> tuple[Any, ...]:
     files = [(name, Path(name)) for name in experiment.files]
     code = frozenset((name, digest(path.read_bytes())) for name, path in files if path.is_file())
-    return experiment.experiment_id, experiment.run.seed, experiment.run.rounds, code
+    weights = frozenset(experiment.initial_weights().items())
+    return experiment.experiment_id, experiment.run.seed, experiment.run.rounds, code | weights
 
 
 def rounds_done(folder: Path) -> int:

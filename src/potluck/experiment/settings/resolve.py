@@ -119,13 +119,42 @@ def _model(model: str | Tree, source: str) -> ModelSpec:
     name = model if isinstance(model, str) else options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{source}: federation.models: expected a name or a table with one, found {model!r}")
-    build = get_model(name)
-    parameters = inspect.signature(build).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
-    if not collects_options(build):  # else what it builds says what it does not know
-        check_keys(options, [*known, "cut"], "federation.models", f"{source}: {name}")
-    cut = () if "cut" in known else _cut(options.pop("cut", ()), name, source)
-    return ModelSpec(name, options, cut)
+    known = own_options(name)
+    if not collects_options(get_model(name)):  # else what it builds says what it does not know
+        check_keys(options, [*known, *OF_ANY_MODEL], "federation.models", f"{source}: {name}")
+    said = {key: options.pop(key) for key in OF_ANY_MODEL if key in options and key not in known}
+    weights = said.get("weights")
+    if weights is not None and not (isinstance(weights, str) and weights):
+        raise ConfigError(f"{source}: federation.models: {name}: weights: found {weights!r}; expected a file's path")
+    cut, train_only = _cut(said.get("cut", ()), name, source), _train_only(said.get("train_only"), name, source)
+    return ModelSpec(name, options, cut, weights, train_only)
+
+
+OF_ANY_MODEL = ("cut", "weights", "train_only")
+"""What a model's table may say of any network, unless its builder has an option of this name."""
+
+
+def own_options(name: str) -> list[str]:
+    """The names of a model's own options.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    parameters = inspect.signature(get_model(name)).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "scale"]
+
+
+def _train_only(train_only: Any, name: str, source: str) -> tuple[str, ...]:
+    """Which modules a model's table says are trained; none of them if it does not say."""
+    names = [train_only] if isinstance(train_only, str) else train_only
+    if names is None:
+        return ()
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(one, str) and one for one in names):
+        raise ConfigError(
+            f"{source}: federation.models: {name}: train_only: found {train_only!r}; expected 'head' or a list of"
+            " modules' names"
+        )
+    return tuple(names)
 
 
 def _cut(cut: Any, name: str, source: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -24,6 +24,7 @@ from potluck.engine.rounds.engine import OnDivergence
 from potluck.experiment.settings.tables import Tree, without_none
 from potluck.experiment.watching.trackers.names import TrackerName
 from potluck.models.fitting import FeatureFit, FitKind
+from potluck.models.initial import file_digest
 from potluck.records import experiment_hash
 
 Dealing = Literal["turn", "random"]
@@ -35,6 +36,7 @@ _Processes = Annotated[int, at_least(1), at_most(1024)]
 _Clients = Annotated[int, at_least(1), at_most(1_000_000)]
 _Side = Annotated[int, at_least(1), at_most(1024)]
 _Features = Annotated[int, at_least(1), at_most(65_536)]
+_DIGITS = 8  # of a digest in a name
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ class FederationConfig(Checked):
             Default: the data set's task, which for your own data is a classification.
         partition: a scheme of `potluck list partitions`, or `FILE.py:FUNCTION`, and its parameters. Default: Dirichlet,
             or IID for a named task whose examples have no label.
-        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), dealt to the clients.
-            Default: five depths of one family that suits the inputs; one sliceable net for methods that cut widths, and
-            one of many stages for methods that train nets in pieces, if `capacities` has its default too.
+        models: names, `FILE.py:FUNCTION`, or tables (`{ name = "resnet10", width = 16 }`), dealt to the clients. Of any
+            network a table may also say `weights`, a file of initial weights, `train_only`, "head" or a list of the
+            modules that are trained, and `cut`, where it is split. Default: five depths of one family that suits the
+            inputs; one sliceable net for methods that cut widths, and one of many stages for methods that train nets
+            in pieces, if `capacities` has its default too.
         dealing: how `models` are dealt: in "turn", or at "random", where each client draws one by itself, with equal
             chances, so that some may be more frequent and one may be missing. `capacities` stay in turn.
         server_model: the common or global model; by default the one of `models` with the fewest parameters.
@@ -214,15 +218,36 @@ class ModelSpec:
     Attributes:
         cut: names of the module that the extractor ends with and of the head, for a network that is no staged one and
             shall not be cut by its dataflow alone, see `potluck.core.nets.splitting.make_plan`.
+        weights: a file of initial weights, see `potluck.models.initial`.
+        train_only: names of the modules that are trained, "head" for the head; all others are frozen. none named
+            freeze nothing.
     """
 
     name: str
     options: Mapping[str, Any]
     cut: tuple[str, ...] = ()
+    weights: str | None = None
+    train_only: tuple[str, ...] = ()
 
     def table(self) -> Tree:
         """The model as a configuration has it."""
-        return {**self.options, **({"cut": list(self.cut)} if self.cut else {}), "name": self.name}
+        lists = {"cut": self.cut, "train_only": self.train_only}
+        said = {key: list(names) for key, names in lists.items() if names}
+        return {**self.options, **said, **({"weights": self.weights} if self.weights else {}), "name": self.name}
+
+    def entry(self) -> str | Tree:
+        """The model as an entry of `federation.models`: a table, or its name if that says all."""
+        table = self.table()
+        return table if len(table) > 1 else self.name
+
+    @property
+    def architecture(self) -> str:
+        """The name of the network in a federation: a file of weights by its digest, whatever its place.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        return str(self if self.weights is None else replace(self, weights=file_digest(self.weights)[:_DIGITS]))
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}={value}" for key, value in sorted(self.table().items()) if key != "name")
@@ -262,6 +287,14 @@ class Experiment:
     def model_of(self, client: ClientId) -> ModelSpec:
         """The model that is dealt to a client."""
         return self.models[dealt(client, len(self.models), self.federation.dealing, self.run.seed)]
+
+    def initial_weights(self) -> dict[str, str]:
+        """The digests of the models' files of initial weights, by the files as they were typed.
+
+        Raises:
+            ConfigError: one cannot be read.
+        """
+        return {spec.weights: file_digest(spec.weights) for spec in self.named_models if spec.weights is not None}
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ def _from_folder(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [_from_folder(one, folder) for one in value]
     if isinstance(value, dict) and "name" in value:
-        return {**value, "name": _from_folder(value["name"], folder)}
+        paths = {key: _from_folder(value[key], folder) for key in ("name", "weights") if key in value}
+        return {**value, **paths}
     if not isinstance(value, str) or value in list_datasets():
         return value
     if (config := config_file(value)) is not None:
