@@ -4,12 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
-from potluck.experiment.federation.assemble import assemble
+from potluck.experiment.federation.assemble import assemble, builder_of
 from potluck.experiment.running.execute import execute, prepare
 from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import ModelSpec
 from potluck.experiment.watching.observers import Observer
 from potluck.flower.node.clientapp import client_app
+from potluck.flower.node.config import NodeConfig
 from potluck.flower.server.serve import serve
 from potluck.methods import get_method, list_methods
 from potluck.records import CHECKPOINT, CLIENTS, LAST, ROUNDS, Checkpoint
@@ -67,6 +70,23 @@ def grid(tmp_path):
 def over_flower(grid, tree, folder, **options):
     serve(grid, tree, folder, **{"say": lambda line: None} | options)
     return found_in(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+def test_models_that_begin_with_a_file_and_train_their_heads_are_the_same(name, tmp_path):
+    """The server's file and the owner's copies lie at different places, and nobody is told where."""
+    torch.manual_seed(0)
+    tensors = builder_of(ModelSpec("cnn2", {"width": 4}), 10, (1, 8, 8))().state_dict()
+    nodes, places = {}, [tmp_path / "server.pt", *(tmp_path / f"copy{n}.pt" for n in range(3))]
+    torch.save(tensors, places[0])
+    for number, place in enumerate(places[1:]):
+        place.write_bytes(places[0].read_bytes())
+        home = NodeConfig(tmp_path / f"node{number}", weights=place)
+        nodes[f"node{number}"] = through(client_app, home.as_config())
+    model = {"name": "cnn2", "width": 4, "weights": str(places[0]), "train_only": "head"}
+    tree = experiment_of(name, models=[model])
+    assert over_flower(Loopback(nodes), tree, tmp_path / "flower") == in_process(tree, tmp_path / "here")
 
 
 @pytest.mark.slow

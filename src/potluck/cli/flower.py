@@ -144,6 +144,8 @@ def take_part(
     code: Sequence[Path],
     policy: Path | None,
     audit: Path | None,
+    weights: Path | None,
+    train_only: Sequence[str],
 ) -> None:
     """Run a node until interrupted.
 
@@ -157,7 +159,7 @@ def take_part(
 
     _address(address)
     credentials = Credentials(address, keys)
-    home = NodeConfig(state, data, model, capacity, device, tuple(code), policy, audit)
+    home = NodeConfig(state, data, model, capacity, device, tuple(code), policy, audit, weights, tuple(train_only))
     home.check()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that Flower's program ends too
     try:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import ConfigError
+from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.schema import ModelSpec
 from potluck.flower import HELLO
 from potluck.flower.node.config import NodeConfig
 from potluck.flower.node.service import NodeService
@@ -124,6 +127,77 @@ def test_permitted_are_other_clients_models_unseen(tmp_path, code):
     assert asked(NodeConfig(tmp_path / "state"), federation=models)["architecture"] == "cnn2(width=4)"
     assert "--allow-code" in asked(NodeConfig(tmp_path / "state2"), client=1, federation=models)["refusal"]
     assert not ran(code)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Tensors of `cnn2` with four channels, in a file of the owner's."""
+    place = tmp_path / "weights" / "mine.pt"
+    place.parent.mkdir()
+    torch.save(builder_of(ModelSpec("cnn2", {"width": 4}), 10, (1, 8, 8))().state_dict(), place)
+    return place
+
+
+@pytest.mark.parametrize("key", ["models", "server_model"])
+@pytest.mark.parametrize(
+    "said", ["FILE", "~/FILE", "weights/mine.pt", "mine", "DIGEST", "0" * 32, ["FILE"], {"name": "FILE"}, 3, True, ""]
+)
+def test_permitted_are_no_weights_that_a_server_names(tmp_path, weights, touched, monkeypatch, key, said):
+    """Not by path or name, nor by a digest of what lies at the node, which its owner did not name."""
+    monkeypatch.chdir(tmp_path)
+    said = eval(repr(said).replace("FILE", str(weights)).replace("DIGEST", digest(weights.read_bytes())))
+    model = {"name": "cnn2", "width": 4, "weights": said}
+    federation = {"models": [model]} if key == "models" else {"server_model": model}
+    with touched(weights.parent) as found:
+        answer = asked(NodeConfig(tmp_path / "state"), federation=federation)
+    assert "weights: found" in answer["refusal"]
+    assert "potluck join --weights FILE" in answer["refusal"]
+    assert found == []
+
+
+def test_permitted_are_the_owners_weights_if_the_server_names_their_digest(tmp_path, weights):
+    home = NodeConfig(tmp_path / "state", weights=weights)
+    model = {"name": "cnn2", "width": 4, "weights": digest(weights.read_bytes()), "train_only": ["head"]}
+    found = asked(home, federation={"models": [model], "server_model": model})
+    assert found["architecture"] == f"cnn2(train_only=['head'], weights={model['weights'][:8]}, width=4)"
+    assert set(found["parameters"]) == {"head.weight", "head.bias"}
+    assert str(weights) not in str(found)
+    for other in ("0" * 32, str(weights), weights.name):
+        answer = asked(home, federation={"models": [{**model, "weights": other}]})
+        assert "expected the digest of the file that this node's owner named" in answer["refusal"]
+
+
+@pytest.mark.parametrize("names", ["../up", ["head", "a/b"], [3], [], {"a": "b"}])
+def test_permitted_in_train_only_are_names_of_modules_alone(tmp_path, names):
+    answer = asked(NodeConfig(tmp_path / "state"), federation={"models": [{"name": "cnn2", "train_only": names}]})
+    assert "train_only" in answer["refusal"]
+    known = asked(NodeConfig(tmp_path / "other"), federation={"models": [{"name": "cnn2", "train_only": "head"}]})
+    assert known["architecture"] == "cnn2(train_only=['head'])"
+
+
+def test_an_owners_model_begins_with_the_owners_weights_and_trains_what_the_owner_says(tmp_path, own, weights):
+    home = NodeConfig(tmp_path / "state", own, "cnn2", weights=weights, train_only=("head", "stages.block1"))
+    assert NodeConfig.of(home.as_config()) == home
+    assert weights in home.named
+    with pytest.raises(ConfigError, match=r"stages\.stem\.conv\.weight has the shape \(4, 1, 3, 3\); expected"):
+        home.check()  # they are of a narrower net
+    torch.save(builder_of(ModelSpec("cnn2", {}), 10, (1, 8, 8))().state_dict(), weights)
+    home.check()
+    named = {"models": [{"name": "cnn3", "weights": "/etc/passwd"}], "server_model": "cnn2"}
+    found = asked(home, federation=named)
+    assert found["architecture"] == (
+        f"cnn2(train_only=['head', 'stages.block1'], weights={digest(weights.read_bytes())[:8]})"
+    )
+    assert {name.partition(".block1.")[0] for name in found["parameters"]} == {"stages", "head.weight", "head.bias"}
+    torch.save(builder_of(ModelSpec("cnn2", {}), 10, (1, 8, 8))().double().state_dict(), weights)
+    assert "the model was cnn2(" in asked(home, federation=named)["refusal"]  # in the same run
+
+
+def test_what_an_owner_says_of_weights_is_checked_before_a_server_asks(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.pt: cannot be read"):
+        NodeConfig(tmp_path, weights=tmp_path / "gone.pt").check()
+    with pytest.raises(ConfigError, match="--train-only head needs --model"):
+        NodeConfig(tmp_path, train_only=("head",)).check()
 
 
 def test_a_node_has_the_model_that_the_server_deals_it_at_random(tmp_path):

@@ -24,6 +24,7 @@ from potluck.flower.node.confined import environment_of
 from potluck.flower.node.resident import delegate
 from potluck.methods import get_method, list_methods
 from potluck.models import get_model
+from potluck.models.initial import file_digest, tensors_in
 
 CODE = """
 from pathlib import Path
@@ -83,6 +84,7 @@ def values(place):
     ]
     tables = [{"name": value, "cmd": "touch " + str(place / "ran")} for value in plain[:3]]
     model = [{"name": "vit", "pretrained_path": value} for value in plain]
+    model += [{"name": "mlp2", "weights": value} for value in plain[-3:]]
     return [
         *plain,
         *tables,
@@ -90,6 +92,7 @@ def values(place):
         [code],
         [tables[0]],
         [model[2]],
+        [model[-3]],
         str(place / "new"),
         f"~/../../{place}/code.py:thing",
     ]
@@ -206,6 +209,13 @@ def test_a_confined_worker_reads_what_is_installed_or_its_owners_and_writes_to_i
         lambda place: get_partition(f"{place / 'code.py'}:thing"),
         lambda place: get_model(f"{place / 'code.py'}:thing"),
         lambda place: get_model("vit")(10, (1, 8, 8), patch=4, pretrained_path=str(place / "weights.safetensors")),
+        lambda place: tensors_in(str(place / "weights.safetensors")),
+        lambda place: file_digest(str(place / "weights.safetensors")),
+        lambda place: (
+            resolve({"federation": {"models": [{"name": "mlp2", "weights": str(place / "weights.safetensors")}]}})
+            .models[0]
+            .architecture
+        ),
         lambda place: own_metric(f"{place / 'code.py'}:thing"),
         lambda place: load(f"{place / 'code.py'}:thing"),
         lambda place: load(place / "data.npz"),

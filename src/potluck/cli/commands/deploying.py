@@ -86,6 +86,13 @@ def join(
     model: Annotated[
         str | None, typer.Option(help="Own model: of `potluck list models`, or path/to/file.py:function.")
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="File of initial weights, .safetensors or .pt: of the own model, or of the server's."),
+    ] = None,
+    train_only: Annotated[
+        list[str] | None, typer.Option(help="Module of the own model that is trained, or head; all others are frozen.")
+    ] = None,
     capacity: Annotated[float | None, typer.Option(help="Share of the full model that fits in this machine.")] = None,
     device: Annotated[str, typer.Option(help="Device to compute on: cpu, auto, cuda, cuda:1, mps or xpu.")] = "cpu",
     allow_code: Annotated[
@@ -113,6 +120,8 @@ def join(
         code=allow_code or [],
         policy=policy,
         audit=audit,
+        weights=weights,
+        train_only=train_only or [],
     )
 
 

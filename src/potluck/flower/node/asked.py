@@ -1,9 +1,10 @@
 """What a server asks of a node: installed parts by name, and settings in which no path has a place.
 
 A server's tables are a stranger's text. Names are those of installed parts, or of files that the node's owner has
-allowed; of the data only the owner says where they lie. Every other value, under whatever key, is a number or a word,
-in a model's `cut` the name of a module, and in `columns` a name with which those of a table are compared. Should a path
-get through all the same, `potluck.core.ground.access` and `potluck.flower.node.confined` keep it shut.
+allowed; of the data only the owner says where they lie. Initial weights of a model are named by the digest of a file,
+which is the owner's own. Every other value, under whatever key, is a number or a word, in a model's `cut` and
+`train_only` the name of a module, and in `columns` a name with which those of a table are compared. Should a path get
+through all the same, `potluck.core.ground.access` and `potluck.flower.node.confined` keep it shut.
 """
 
 import os
@@ -18,12 +19,13 @@ from potluck.core.ground.discovery import named_file
 from potluck.core.ground.errors import ConfigError
 from potluck.data.datasets import list_datasets
 from potluck.data.partition import list_partitions
-from potluck.experiment.settings.resolve import resolve
+from potluck.experiment.settings.resolve import OF_ANY_MODEL, own_options, resolve
 from potluck.experiment.settings.schema import Experiment, RunConfig, dealt
 from potluck.experiment.settings.strict import typed
 from potluck.flower.node.config import NodeConfig
 from potluck.methods import list_methods
 from potluck.models import list_models
+from potluck.models.initial import file_digest
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MODULE = re.compile(r"<?\w[\w.]{0,199}(#\d{1,6})?")  # a module of a network, or a place at it
@@ -74,8 +76,9 @@ def _federation(asked: Mapping[str, Any], config: NodeConfig, client: ClientId, 
     if "server_model" in asked:
         made["server_model"] = _part(asked["server_model"], "model", list_models(), config)
     if models:
-        own = models[dealt(client, len(models), asked.get("dealing", "turn"), seed)]
-        made["models"] = [_part(own, "model", list_models(), config) if config.model is None else config.model]
+        assigned = models[dealt(client, len(models), asked.get("dealing", "turn"), seed)]
+        own = config.own_model
+        made["models"] = [_part(assigned, "model", list_models(), config) if own is None else own.entry()]
     if config.data is None and asked.get("data") is not None:
         raise ConfigError(f"the server's federation.data names files; {_JOIN_WITH_DATA}")
     return made
@@ -135,18 +138,32 @@ def _part(asked: Any, kind: str, installed: Collection[str], config: NodeConfig)
     if name not in installed and (kind != "model" or name is None or name != config.model):
         _allowed(name, kind, config)
     where = f"federation, {kind} {_shown(name)}"
-    cut = {"cut"} & table.keys() if kind == "model" else set[str]()
-    options = _settings(table, {"name", *cut}, where)
-    if cut:
-        options["cut"] = [_module(one, where) for one in _list(table["cut"], "cut")]
+    known = table.keys() & OF_ANY_MODEL if kind == "model" else set[str]()
+    said = known - {*own_options(str(name))} if known else known
+    options = _settings(table, {"name", *said}, where)
+    for key in sorted(said - {"weights"}):
+        names = [table[key]] if isinstance(table[key], str) else _list(table[key], key)
+        options[key] = [_module(one, where, key) for one in names]
+    if "weights" in said:
+        options["weights"] = _own_weights(table["weights"], where, config)
     return {**options, "name": name} if isinstance(asked, dict) else name
 
 
-def _module(name: Any, where: str) -> str:
+def _module(name: Any, where: str, key: str) -> str:
     """The name of a module of a network, with which nothing is done but to compare it."""
     if not isinstance(name, str) or not _MODULE.fullmatch(name):
-        raise ConfigError(f"the server's {where[:80]}: cut: expected a module's name, found {_shown(name)}")
+        raise ConfigError(f"the server's {where[:80]}: {key}: expected a module's name, found {_shown(name)}")
     return name
+
+
+def _own_weights(asked: Any, where: str, config: NodeConfig) -> str:
+    """The owner's file of initial weights, if it has the digest that the server names."""
+    if config.weights is not None and asked == file_digest(str(config.weights)):
+        return str(config.weights)
+    raise ConfigError(
+        f"the server's {where[:80]}: weights: found {_shown(asked)}; expected the digest of the file that this node's"
+        " owner named, since an experiment names no files at a node: potluck join --weights FILE"
+    )
 
 
 def _allowed(name: Any, kind: str, config: NodeConfig) -> str:

@@ -16,6 +16,7 @@ from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.schema import ModelSpec
 from potluck.flower.node.audit import last_digest
 from potluck.flower.node.policy import Policy
+from potluck.models.initial import file_digest
 
 NOTHING_OF_ITS_OWN = "--model and --capacity need --data: a node with a model of its own has its own data"
 
@@ -34,6 +35,9 @@ class NodeConfig:
         policy: a TOML file with what the server may ask; None for whatever is installed. See
             `potluck.flower.node.policy.Policy`.
         audit: the file of the audit log; None for `audit.jsonl` in the state folder.
+        weights: a file of initial weights: of its own model, or if it has none, the owner's copy of the one that the
+            server's model begins with.
+        train_only: names of the modules of its own model that are trained, "head" for the head; none freeze nothing.
     """
 
     state: Path
@@ -44,6 +48,8 @@ class NodeConfig:
     code: tuple[Path, ...] = ()
     policy: Path | None = None
     audit: Path | None = None
+    weights: Path | None = None
+    train_only: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NodeConfig":
@@ -55,7 +61,8 @@ class NodeConfig:
         if "state" not in config:
             raise ConfigError("the node's configuration has no 'state'; expected a folder: potluck join --state FOLDER")
         model, capacity = config.get("model"), config.get("capacity")
-        data, policy, audit = (Path(str(config[key])) if key in config else None for key in ("data", "policy", "audit"))
+        places = ("data", "policy", "audit", "weights")
+        data, policy, audit, weights = (Path(str(config[key])) if key in config else None for key in places)
         return cls(
             state=Path(str(config["state"])),
             data=data,
@@ -65,10 +72,12 @@ class NodeConfig:
             capacity=None if capacity is None else float(capacity),
             device=str(config.get("device", "cpu")),
             code=tuple(Path(place) for place in str(config.get("code", "")).split(os.pathsep) if place),
+            weights=weights,
+            train_only=tuple(name for name in str(config.get("train_only", "")).split(",") if name),
         )
 
     def check(self) -> None:
-        """Check that device, data, model, code, policy and audit log are sound, before a server asks for them.
+        """Check that device, data, model, weights, code, policy and audit log are sound, before a server asks.
 
         Raises:
             ConfigError: there is no such device; the model cannot be built, or there is one without data; a file is
@@ -79,6 +88,12 @@ class NodeConfig:
         _ = Numerics(device=self.device).place
         if missing := [str(place) for place in self.code if not place.is_file()]:
             raise ConfigError(f"--allow-code {missing[0]}: no such file; expected a Python file")
+        if self.weights is not None:
+            file_digest(str(self.weights))
+        if self.train_only and self.model is None:
+            raise ConfigError(
+                f"--train-only {self.train_only[0]} needs --model: of its model the server says it itself"
+            )
         Policy.read(self.policy)
         last_digest(self.audit_log)
         if self.data is None:
@@ -90,8 +105,16 @@ class NodeConfig:
         if is_tabular(self.data):
             return  # what its columns are a server says, and so what a model of them has to read
         dataset = _of_any_task(self.data)
-        if self.model is not None:
-            builder_of(ModelSpec(self.model, {}), dataset.num_classes, dataset.train.input_shape)
+        if (own := self.own_model) is not None:
+            builder_of(own, dataset.num_classes, dataset.train.input_shape)
+
+    @property
+    def own_model(self) -> ModelSpec | None:
+        """The owner's model; None for the one that the experiment assigns."""
+        if self.model is None:
+            return None
+        weights = None if self.weights is None else str(self.weights)
+        return ModelSpec(self.model, {}, weights=weights, train_only=self.train_only)
 
     @property
     def audit_log(self) -> Path:
@@ -103,13 +126,14 @@ class NodeConfig:
         """The files and folders of which the node's processes make code and data."""
         references = [str(place) for place in (self.data, self.model) if place is not None]
         files = [found[0] if (found := named_file(name)) else config_file(name) for name in references]
-        return [*self.code, *filter(None, [self.data, *files])]
+        return [*self.code, *filter(None, [self.data, self.weights, *files])]
 
     def as_config(self) -> dict[str, str | float]:
         """The configuration in the form that `of` reads."""
-        files = {"data": self.data, "policy": self.policy, "audit": self.audit}
+        files = {"data": self.data, "policy": self.policy, "audit": self.audit, "weights": self.weights}
         places = {"state": self.state.resolve(), **{name: place and place.resolve() for name, place in files.items()}}
         told = {**{name: place and str(place) for name, place in places.items()}, "model": self.model}
+        told["train_only"] = ",".join(self.train_only) or None
         code = os.pathsep.join(str(place.resolve()) for place in self.code) or None
         found: dict[str, str | float | None] = {**told, "capacity": self.capacity, "device": self.device, "code": code}
         return {name: value for name, value in found.items() if value is not None}

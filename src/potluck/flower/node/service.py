@@ -244,8 +244,9 @@ def node_at(config: NodeConfig, header: Mapping[str, Any], policy: Policy | None
     rehearse(federation)
     host = ClientRuntime(experiment.method, federation, experiment.run.seed, experiment.run.computing)
     node = Node(said.client, federation, host, store, experiment.run.threads)
-    model, introduction = model_of(config, experiment, said.client), node.introduce(own.classes)
-    store.pin({"client": said.client, "data": own.checksum, "model": str(model), "capacity": introduction.capacity})
+    introduction = node.introduce(own.classes)
+    name, capacity = introduction.architecture, introduction.capacity
+    store.pin({"client": said.client, "data": own.checksum, "model": name, "capacity": capacity})
     return NodeInRun(node, introduction, experiment)
 
 
@@ -297,8 +298,8 @@ def own_of(config: NodeConfig, experiment: Experiment, client: ClientId, classes
     capacity = capacities[client % len(capacities)] if config.capacity is None else config.capacity
     architectures, server_architecture = architectures_of(experiment, *task)
     federation = Federation(
-        sites={client: Site(client, str(own), *parts, capacity=capacity)},
-        architectures={**architectures, str(own): builder_of(own, *task, experiment.feature_fit)},
+        sites={client: Site(client, own.architecture, *parts, capacity=capacity)},
+        architectures={**architectures, own.architecture: builder_of(own, *task, experiment.feature_fit)},
         server_architecture=server_architecture,
         num_classes=dataset.num_classes,
         public=public,
@@ -332,7 +333,7 @@ def _names(own: Dataset, who: str) -> tuple[str, ...] | None:
 
 def model_of(config: NodeConfig, experiment: Experiment, client: ClientId) -> ModelSpec:
     """The client's model: the owner's, or the one that the experiment assigns."""
-    return experiment.model_of(client) if config.model is None else ModelSpec(config.model, {})
+    return config.own_model or experiment.model_of(client)
 
 
 def refusing_header(error: Exception) -> dict[str, str]:

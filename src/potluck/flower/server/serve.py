@@ -32,7 +32,7 @@ from potluck.experiment.federation.assemble import Assembly, assemble_server, co
 from potluck.experiment.results.result import Result
 from potluck.experiment.running.execute import execute, holding, prepare
 from potluck.experiment.settings.resolve import resolve
-from potluck.experiment.settings.schema import Experiment, RunConfig
+from potluck.experiment.settings.schema import Experiment, ModelSpec, RunConfig
 from potluck.experiment.watching.observers import Observer
 from potluck.flower import LARGEST_REPLY
 from potluck.flower.server.elsewhere import KeptElsewhere
@@ -48,6 +48,7 @@ from potluck.flower.server.nodes import (
 )
 from potluck.flower.wire.classes import told
 from potluck.flower.wire.introduction import Introduction, Network
+from potluck.models.initial import file_digest
 
 _OLD_SERVER_ENDS_WITHIN = 90.0  # seconds that Flower's server-app process outlives a SuperLink that was killed
 NODES = "nodes.json"
@@ -264,17 +265,23 @@ def _difference(name: str, ours: Network, theirs: Network) -> str | None:
 def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
     """The experiment's tables for nodes.
 
-    The common model is there by name, since a node need not know all models to find it, and how tables are read, since
-    a node has not the common data.
+    The common model is there by name, since a node need not know all models to find it; how tables are read, since a
+    node has not the common data; and files of initial weights by their digests, by which a node finds its owner's copy.
     """
-    tree = experiment.tree()
-    common = next(spec for spec in experiment.named_models if str(spec) == base.server_architecture)
-    tree["federation"]["server_model"] = common.table()
-    config = experiment.federation
+    tree, config = experiment.tree(), experiment.federation
+    if experiment.initial_weights():
+        tree["federation"]["models"] = [_by_digest(spec) for spec in experiment.models]
+    common = next(spec for spec in experiment.named_models if spec.architecture == base.server_architecture)
+    tree["federation"]["server_model"] = _by_digest(common)
     if config.columns != NO_COLUMNS and (reading := reading_of(config.dataset, experiment.task, config.columns)):
         of_one_owner = {key: value for key, value in tree["federation"]["columns"].items() if key != "by"}
         tree["federation"]["columns"] = {**of_one_owner, "known": reading.table()}
     return tree
+
+
+def _by_digest(spec: ModelSpec) -> dict[str, Any]:
+    """A model's table that names no file of initial weights."""
+    return {**spec.table(), **({} if spec.weights is None else {"weights": file_digest(spec.weights)})}
 
 
 def _code_of(experiment: Experiment) -> str | None:
@@ -373,7 +380,8 @@ def remote_assembly(
     )
     said = {str(client): of.header() for client, of in introductions.items()}
     facts = digest(json.dumps(said, sort_keys=True).encode())
-    return Assembly(federation, facts, facts, matched.classes, here=False)
+    weights = experiment.initial_weights()
+    return Assembly(federation, facts, facts, matched.classes, here=False, initial_weights=weights)
 
 
 def _elsewhere(member: Member, of: Introduction) -> Site:
