@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from potluck.core.ground.access import only
-from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.errors import ConfigError, PotluckWarning
 from potluck.core.ground.inputs import Form, sized, zeros
 from potluck.core.nets.scale import Cuts, Scale, built
 from potluck.core.nets.splitting import Splits, plan_of
+from potluck.core.nets.weights import frozen_names
 from potluck.experiment.federation.assemble import builder_of
 from potluck.experiment.settings.presets import experiment_for
 from potluck.experiment.settings.schema import ModelSpec
@@ -120,6 +121,18 @@ def test_timm__a_narrower_net_is_cut_out_of_the_full_one():
     builder = builder_of(ModelSpec("timm:convnet_a", {"width": 6}), 3, (1, 8, 8))
     narrow = built(builder, Scale(width=0.5), "net", Cuts((1, 8, 8)), Splits((1, 8, 8), real_inputs=True))
     assert narrow[0].weight.shape == (3, 1, 3, 3)
+
+
+def test_timm__a_net_begins_with_a_file_trains_its_head_and_is_still_cut_narrower(tmp_path):
+    tensors = builder_of(ModelSpec("timm:convnet_a", {"width": 6}), 9, (1, 8, 8))().state_dict()
+    torch.save(tensors, tmp_path / "a.pt")
+    spec = ModelSpec("timm:convnet_a", {"width": 6}, weights=str(tmp_path / "a.pt"), train_only=("head",))
+    with pytest.warns(PotluckWarning, match=r"5\.weight, 5\.bias begin as drawn"):
+        builder = builder_of(spec, 3, (1, 8, 8))
+    for scale in (Scale(), Scale(width=0.5)):
+        net = built(builder, scale, "net", Cuts((1, 8, 8)), Splits((1, 8, 8), real_inputs=True))
+        assert torch.equal(net[0].weight, tensors["0.weight"][: len(net[0].weight)])
+        assert frozen_names(net) == {f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
 
 
 @pytest.mark.parametrize("place", ["net/config.json", "net"])

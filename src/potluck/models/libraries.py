@@ -1,6 +1,6 @@
 """Networks of other libraries by name: `timm:resnet18`, and `hf:CONFIG.json` of Hugging Face's transformers.
 
-They are built for the task's classes and inputs, with first weights of their own; nothing is downloaded. Inputs that
+They are built for the task's classes and inputs, with initial weights of their own; nothing is downloaded. Inputs that
 have names are given to them by name: those of text are `input_ids` and `attention_mask` with transformers. Whatever a
 method asks of their parts is answered by their dataflow. Options are numbers, and go to the library: a server's
 experiment may choose those of a model that a node's owner has named, and text could lead to files.
@@ -50,7 +50,7 @@ def _of_timm(model: str, num_classes: int, input_shape: InputShape, options: Map
     if model not in known:  # among them are no names with a colon or slash, which would lead to the hub
         raise ConfigError(f"models: timm has no {model!r}; nearest: {', '.join(nearest(model, known))}")
     if "pretrained" in options:
-        raise ConfigError(f"models: timm:{model}: pretrained: weights are not downloaded; leave it out")
+        raise ConfigError(f"models: timm:{model}: pretrained: weights are not downloaded; name a file: weights")
     if isinstance(input_shape, Mapping) or len(input_shape) != 3:
         raise ConfigError(f"models: timm:{model}: inputs {shown(input_shape)}; expected (channels, height, width)")
     form = timm.get_pretrained_cfg(model)
