@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
@@ -52,7 +53,13 @@ def planted(tmp_path_factory):
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     """A node's worker in its own process, as `potluck join` starts it, and how a server's messages reach it."""
-    home = NodeConfig(tmp_path_factory.mktemp("n") / "state")
+    with worker_of(NodeConfig(tmp_path_factory.mktemp("n") / "state")) as asked:
+        yield asked
+
+
+@contextmanager
+def worker_of(home):
+    """The worker of a node, and how a server's messages reach it."""
     home.state.mkdir()
     command = [sys.executable, "-P", "-m", "potluck.flower.node.resident", json.dumps(home.as_config())]
     worker = subprocess.Popen(command, env={**os.environ, **environment_of(home)})
@@ -131,6 +138,21 @@ def test_a_node_opens_no_file_that_a_server_names_under_any_key_of_any_method(no
                 taken += 1
     assert taken > 40 * len(list_methods())
     assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "save"), [("mine.safetensors", save_file), ("mine.pt", torch.save)])
+def test_a_confined_worker_reads_its_owners_weights(tmp_path, name, save):
+    (tmp_path / "owners").mkdir()
+    place = tmp_path / "owners" / name
+    save(get_model("mlp2")(10, (1, 8, 8)).state_dict(), place)
+    model = {"name": "mlp2", "weights": file_digest(str(place)), "train_only": ["head"]}
+    federation = {"clients": 2, "train_fraction": 0.1, "models": [model], "server_model": model}
+    tree = {"federation": {"dataset": "digits", **federation}, "method": {"name": "fedavg"}}
+    with worker_of(NodeConfig(tmp_path / "state", weights=place)) as asked:
+        answer = asked(tree)
+    assert answer["architecture"] == f"mlp2(train_only=['head'], weights={model['weights'][:8]})", answer
+    assert set(answer["parameters"]) == {"head.weight", "head.bias"}
 
 
 ATTEMPTS = """
