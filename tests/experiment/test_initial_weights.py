@@ -24,6 +24,12 @@ NET = {"name": "cnn2", "width": 4}
 QUICK = {"federation.train_fraction": 0.15, "method.training.epochs": 1}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def data_at_hand():
+    """Reading data for the first time imports much, which is not these tests' to pay for."""
+    assemble(experiment_for("fedavg", {"federation.clients": 2}))
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -226,6 +226,12 @@ def test_what_is_frozen_at_random_beside_a_file_is_refused(build, stored):
         build(weights=file, train_only=(HEAD,))
     with pytest.warns(PotluckWarning):
         assert build(weights=file, train_only=(HEAD, "second"))
+    _, file = stored(change=lambda net: {name: t for name, t in net.items() if "running_mean" not in name})
+    with pytest.warns(PotluckWarning), pytest.raises(ConfigError, match=r"lacks norm\.running_mean, which train_only"):
+        build(weights=file, train_only=(HEAD,))
+    _, file = stored(change=lambda net: {name: t for name, t in net.items() if "num_batches" not in name})
+    with pytest.warns(PotluckWarning):
+        assert build(weights=file, train_only=(HEAD,))
 
 
 @pytest.mark.filterwarnings("ignore::potluck.PotluckWarning")

@@ -27,7 +27,7 @@ from potluck.core.ground.inputs import InputShape
 from potluck.core.nets.entrance import embeds, with_entrance
 from potluck.core.nets.scale import collecting_options, collects_options, cutting_at
 from potluck.core.nets.splitting import CannotSplit, Splits
-from potluck.core.nets.weights import Weights, load, tensors_of
+from potluck.core.nets.weights import Weights, frozen_names, load, tensors_of
 from potluck.models.contract import StagedNet, classifier_of
 from potluck.models.split import split
 
@@ -37,6 +37,7 @@ HEAD = "head"
 _PREFIXES = ("model.", "module.")  # of Lightning, and of torch's DataParallel
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _EXPECTED = f"expected a file of tensors by name: {', '.join(_SUFFIXES)}"
+_STATISTICS = (".running_mean", ".running_var")
 _SHOWN = 3  # names in a message
 
 
@@ -177,8 +178,12 @@ class Begun:
         )
 
     def _check_whole(self, net: nn.Module, file: str) -> None:
-        """Check that nothing is frozen by `train_only` that the file lacks: it would stay at random for good."""
-        frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
+        """Check that nothing is frozen by `train_only` that the file lacks: it would stay as drawn for good.
+
+        Of buffers that is BatchNorm's statistics; a builder may compute others, which files leave out.
+        """
+        names = {name for name, _ in net.named_parameters()}
+        frozen = {name for name in frozen_names(net) if name in names or name.endswith(_STATISTICS)}
         if self._train_only and (random := [name for name in _drawn(net, self._loaded) if name in frozen]):
             raise ConfigError(
                 f"{self._where}: weights: {file} lacks {_some(random)}, which train_only freezes, so that it would stay"
