@@ -1,11 +1,16 @@
 """FedBABU: a head that never learns, and what a client makes of it for itself."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.needs import Offer
 from potluck.core.requests.fit import LocalTraining
+from potluck.experiment.federation.needs import check_needs
 from potluck.methods.fedbabu import FedBABU
 from potluck.parts.sharing import Sharing
 
@@ -18,6 +23,21 @@ def test_the_head_is_never_trained_and_never_sent_back(play, clouds):
     first, last = run.states[0].weights["all"], run.state.weights["all"]
     assert {name for name in first if torch.equal(first[name], last[name])} == {"head.weight", "head.bias"}
     assert not [name for name in run.wire.replied["local_update"][0][0]["weights"] if name.startswith("head")]
+
+
+def test_a_net_of_which_the_head_alone_is_trained_is_refused_before_anything_is(clouds):
+    world = clouds("mlp2", "mlp3")
+
+    def frozen(build):
+        net = build()
+        net.stages.requires_grad_(False)
+        return net
+
+    builders = {**world.architectures, "mlp3": partial(frozen, world.architectures["mlp3"])}
+    with pytest.raises(
+        ConfigError, match="it trains all but the head, and of mlp3 all but the head is frozen; let more"
+    ):
+        check_needs(FedBABU(FULL).needs(), "fedbabu", Offer.of(replace(world, architectures=builders)))
 
 
 def test_clients_of_all_architectures_have_one_head(play, clouds):

@@ -8,7 +8,7 @@ from torch import Size, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from potluck.core.ground.errors import ConfigError
+from potluck.core.ground.errors import ConfigError, PotluckWarning
 from potluck.core.ground.inputs import Form
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.needs import Need, Offer
@@ -16,6 +16,8 @@ from potluck.core.nets.scale import FULL, Cuts, Scale, built, cutting_at, takes_
 from potluck.core.nets.slicing import NoSlices
 from potluck.core.nets.splitting import Splits, plan_of
 from potluck.core.nets.weights import weights_of
+from potluck.experiment.federation.assemble import builder_of
+from potluck.experiment.settings.schema import ModelSpec
 from potluck.models import get_model, list_models
 from potluck.models.contract import STAGES, Exit, GlobalPool, StagedNet, linear_exit, place_shapes, with_exits
 from potluck.models.fitting import FeatureFit, fitted
@@ -325,3 +327,25 @@ def test_fitted__keeps_layers_in_the_mode_of_the_net():
 
 def test_fitting__is_no_model_of_the_zoo():
     assert not [name for name in list_models() if "fit" in name]
+
+
+@pytest.mark.parametrize("name", ["cnn2", "plain"])
+def test_with_a_file_and_its_head_alone_trained_the_fit_is_trained_too(name, tmp_path):
+    """The file's network is the body; what is new on it is all that is trained."""
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n\ndef plain(num_classes):\n"
+        "    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.AdaptiveAvgPool2d(1),"
+        " nn.Flatten(), nn.Linear(6, num_classes))\n"
+    )
+    model = name if name == "cnn2" else f"{tmp_path / 'nets.py'}:plain"
+    body = builder_of(ModelSpec(model, {}), 7, SHAPE)()
+    torch.save(body.state_dict(), tmp_path / "body.pt")
+    spec = ModelSpec(model, {}, weights=str(tmp_path / "body.pt"), train_only=("head",))
+    with pytest.warns(PotluckWarning, match="begin as drawn"):
+        net = builder_of(spec, CLASSES, SHAPE, FeatureFit(WIDTH))()
+    trained = [key for key, weight in net.named_parameters() if weight.requires_grad]
+    assert all("feature_fit" in key or key.split(".")[-2] == "head" for key in trained)
+    assert len(trained) == 4
+    kept = weights_of(body)
+    same = [key for key, weight in weights_of(net).items() if key in kept and torch.equal(weight, kept[key])]
+    assert len(same) == len(kept) - 2, "all but the head"

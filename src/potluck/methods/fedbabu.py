@@ -60,7 +60,7 @@ class FedBABU(fl.Averages):
     sharing: fl.Averaging = fl.Sharing()
 
     def needs(self) -> frozenset[fl.Need]:
-        return super().needs() | {fl.Need.SPLIT_MODEL}
+        return super().needs() | {fl.Need.SPLIT_MODEL, fl.heads.TRAINED_BODY}
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         head = server.about(member.architecture, head_names)

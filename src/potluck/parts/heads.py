@@ -87,10 +87,21 @@ def _frozen_heads(offer: Offer) -> str | None:
     return next((f"the server trains the head, and that of {name} is frozen" for name in frozen), None)
 
 
+def _frozen_bodies(offer: Offer) -> str | None:
+    nets = ((name, net) for name, net in offer.nets.items() if split_problem(net) is None)
+    frozen = (name for name, net in nets if not parameters_of(net).keys() - split(net).last_names())
+    return next((f"it trains all but the head, and of {name} all but the head is frozen" for name in frozen), None)
+
+
 COMMON_WIDTH = Need(
     "features of one width at all clients",
     _different_widths,
     "choose models whose heads read features of one width, or set federation.feature_width, which adds a layer",
+)
+TRAINED_BODY = Need(
+    "networks of which more is trained than the head",
+    _frozen_bodies,
+    "let more of it be trained, or use a method that trains the head, such as fedper",
 )
 WHOLE_HEAD = Need(
     "heads that are one module, which reads a row of numbers",

@@ -117,7 +117,9 @@ def test_a_natural_federation_has_a_client_for_each_owner_who_is_tested_on_its_o
     result = potluck.run(
         "local", dataset=owned(owners), clients=3, partition="natural", models="mlp2", rounds=1, progress=False
     )
-    assert {row.client: row.examples for row in result.clients} == {0: 1, 1: 2, 2: 3}
+    clients = result.clients
+    assert dict(zip(clients.client, clients.examples_train, strict=True)) == {0: 18, 1: 9, 2: 27}
+    assert list(clients.examples_test) == [20, 10, 30]
 
 
 def test_a_natural_federation_of_data_without_owners_is_refused_with_what_to_do():

@@ -27,7 +27,7 @@ def with_entrance(net: N, input_shape: InputShape) -> N:
         input_shape: of one example; named inputs are handed over by name.
     """
     is_staged = hasattr(net, "split_problem")  # one of ours, whose stages are called without it, too
-    reader = next(iter(net.stages)) if is_staged else net
+    reader: nn.Module = next(net.get_submodule("stages").children()) if is_staged else net
     if isinstance(input_shape, Mapping) and _by_name not in reader._forward_pre_hooks.values():
         reader.register_forward_pre_hook(_by_name, with_kwargs=True)
     if not is_staged and _logits not in net._forward_hooks.values():
