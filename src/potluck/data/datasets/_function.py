@@ -9,7 +9,7 @@ import numpy as np
 
 from potluck.core.ground.access import entered
 from potluck.core.ground.digest import digest
-from potluck.core.ground.discovery import named_file, own_part
+from potluck.core.ground.discovery import named_file, own_part, standing_for
 from potluck.core.ground.errors import DataError, PotluckError, explained
 from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
@@ -56,11 +56,12 @@ class FunctionSource:
         return _tables_in(_called(self.name, *self._file())) is not None
 
     def _file(self) -> tuple[str, str]:
-        """The path, and a digest of the content."""
+        """The path, and a digest of the content, or of the copy that stands in for it."""
         place = named_file(self.name)
         assert place is not None
-        file = entered(place[0])
-        return str(file.resolve()), digest(file.read_bytes() if file.is_file() else b"")
+        file = entered(place[0]).resolve()
+        read = standing_for(file)
+        return str(file), digest(read.read_bytes() if read.is_file() else b"")
 
 
 @lru_cache(maxsize=1)
