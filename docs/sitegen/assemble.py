@@ -37,7 +37,16 @@ SECTIONS = {
     "guides": Section(
         "Guides",
         "How to do one thing, with all that there is to choose.",
-        ("python", "bring-your-own-model", "tables-and-text", "own-parts", "add-a-method", "compare", "report", "follow-a-run"),
+        (
+            "python",
+            "bring-your-own-model",
+            "tables-and-text",
+            "own-parts",
+            "add-a-method",
+            "compare",
+            "report",
+            "follow-a-run",
+        ),
     ),
     "concepts": Section("Concepts", "How it works, and what can be relied on.", ("a-round", "tasks", "privacy")),
     "decisions": Section("Decisions", "Choices that bind, and their reasons."),

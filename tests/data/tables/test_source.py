@@ -188,6 +188,13 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
         load(tmp_path / "twice.csv", columns=COLUMNS)
 
 
+def test_more_than_memory_holds_is_refused_before_it_is_made(table, monkeypatch):
+    monkeypatch.setattr("potluck.core.ground.machine.available_bytes", lambda: 10_000, raising=False)
+    rows = pd.DataFrame({"note": ["ab"] * 40, "y": [0, 1] * 20})
+    with pytest.raises(DataError, match=r"its inputs.*use fewer rows, columns or federation.columns.tokens"):
+        load(table(rows), columns=Columns(target="y", text=("note",), tokens=100_000))
+
+
 def test_columns_of_what_is_no_table_are_refused():
     with pytest.raises(ConfigError, match=r"federation.columns: digits is no table; leave it out"):
         load("digits", columns=COLUMNS)
@@ -200,6 +207,8 @@ def test_columns_of_what_is_no_table_are_refused():
         {"numbers": {"age": [1.0]}, "names": {}, "text": [], "classes": []},
         {"numbers": {"age": [float("nan"), 1.0]}, "names": {}, "text": [], "classes": []},
         {"numbers": [], "names": {}, "text": [], "classes": []},
+        {"numbers": {}, "names": {}, "text": [], "classes": []},
+        {"numbers": {}, "names": {"sex": [str(n) for n in range(100_000)]}, "text": [], "classes": []},
     ],
 )
 def test_what_another_machine_says_is_read_or_refused(table, known):

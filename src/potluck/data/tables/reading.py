@@ -12,6 +12,7 @@ from torch import Tensor
 
 from potluck.core.ground.errors import DataError, PotluckWarning, nearest
 from potluck.core.ground.inputs import Inputs
+from potluck.core.ground.machine import check_fits
 from potluck.core.tasks.task import Task
 from potluck.data.tables.columns import MOST_NAMES, Columns
 from potluck.data.tables.tokens import tokens_of
@@ -22,6 +23,7 @@ Table: TypeAlias = Any
 Column: TypeAlias = Any
 """A Series of pandas, likewise."""
 
+_BYTES, _BYTES_A_TOKEN = 16, 40  # of what is made on the way to an input, too
 _FAR = 10  # deviations by which the mean of a column differs if it is in other units, and hardly ever else
 
 
@@ -67,9 +69,12 @@ class Reading:
         try:
             numbers = {str(name): (float(mean), float(std)) for name, (mean, std) in table["numbers"].items()}
             names = {str(name): tuple(map(str, found)) for name, found in table["names"].items()}
+            text = tuple(map(str, table["text"]))
             if not all(math.isfinite(number) for pair in numbers.values() for number in pair):
                 raise ValueError("a number is not finite")
-            return cls(numbers, names, tuple(map(str, table["text"])), tuple(map(str, table["classes"])))
+            if not (numbers or names or text) or any(len(found) > MOST_NAMES for found in names.values()):
+                raise ValueError(f"no column, or more than {MOST_NAMES} names in one")
+            return cls(numbers, names, text, tuple(map(str, table["classes"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{where}: federation.columns.known: expected the tables numbers and names and the lists text and"
@@ -94,9 +99,12 @@ class Reading:
         """Of n rows: numbers and names as float32 (n, width); with texts, tokens beside them, see `tokens_of`.
 
         Raises:
-            DataError: a column is not there, or a number is missing or none.
+            DataError: a column is not there, a number is missing or none, or memory is short.
         """
         _check_there(rows, self.needed, where)
+        width = len(self.numbers) + sum(map(len, self.names.values()))
+        needed = len(rows) * (_BYTES * width + _BYTES_A_TOKEN * columns.tokens * bool(self.text))
+        check_fits(needed, f"{where}: its inputs", "use fewer rows, columns or federation.columns.tokens", DataError)
         blocks = [self._numbers(rows, columns, where), *(self._one_hot(rows[name], name) for name in self.names)]
         features = torch.from_numpy(np.concatenate(blocks, 1, dtype=np.float32))
         if not self.text:

@@ -65,7 +65,7 @@ class TableSource:
 
     def reading(self) -> Reading:
         """How other tables are to be read, to be read alike."""
-        return reading_of(_rows(self.path), self.columns, self.task, str(self.path))
+        return _reading_at(self.path, _state(self.path), ByText(self.columns), self.task)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +91,11 @@ def _state(path: Path) -> tuple[tuple[str, int, int], ...]:
 @lru_cache(maxsize=2)  # a run describes its data more than once before it loads them
 def _loaded(path: Path, state: object, key: ByText, task: Task) -> Dataset:
     return dataset_of(_rows(path), key.columns, task, path.stem, str(path))
+
+
+@lru_cache(maxsize=1)  # it is asked for once for each client with a table of its own
+def _reading_at(path: Path, state: object, key: ByText, task: Task) -> Reading:
+    return reading_of(_rows(path), key.columns, task, str(path))
 
 
 def dataset_of(rows: Rows, columns: Columns, task: Task, name: str, where: str) -> Dataset:
