@@ -294,3 +294,12 @@ def test_experiment_on__gives_a_files_local_training_to_every_method_that_trains
     assert (other["training"]["optimizer"], other["training"]["lr"]) == ("sgd", 0.3)
     assert same["mu"] == 0.7
     assert "mu" not in other
+
+
+def test_what_a_table_s_columns_are_is_in_the_configuration_of_tables_alone(tmp_path):
+    assert "columns" not in experiment_for("fedavg", []).tree()["federation"]
+    (tmp_path / "table.csv").write_text("age,outcome\n" + "1,a\n2,b\n" * 9)
+    told = ["federation.columns.target=outcome", "federation.columns.test=0.5"]
+    told += [f"federation.dataset={tmp_path / 'table.csv'}"]
+    columns = experiment_for("fedavg", told).tree()["federation"]["columns"]
+    assert (columns["target"], columns["test"], columns["tokens"]) == ("outcome", 0.5, 64)

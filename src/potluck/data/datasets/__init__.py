@@ -24,7 +24,7 @@ from potluck.data.datasets._held import ArraySource, HeldSource
 from potluck.data.datasets._npz import NpzSource
 from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
-from potluck.data.tables.columns import NO_COLUMNS, Columns
+from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import Reading
 from potluck.data.tables.source import TableSource, is_table
 from potluck.data.transforms import STEPS, augmented
@@ -52,7 +52,7 @@ def describe(
     name_or_path: str | Path,
     task: Task | None = None,
     image_size: int | None = None,
-    columns: Columns = NO_COLUMNS,
+    columns: Columns | None = None,
 ) -> Description:
     """The description of a data set, without reading the inputs.
 
@@ -92,7 +92,7 @@ def load(
     augmentation: str | Sequence[str] = "standard",
     image_size: int | None = None,
     task: Task | None = None,
-    columns: Columns = NO_COLUMNS,
+    columns: Columns | None = None,
 ) -> Dataset:
     """A data set by name, or from a folder of images, an `.npz` file, a table, or a function of a Python file.
 
@@ -167,12 +167,12 @@ class _Meant:
         return replace(found, task=self.task, num_classes=self.task.width_for(found.train_targets), classes=None)
 
 
-def _source(name_or_path: str | Path, task: Task | None, image_size: int | None, columns: Columns) -> Source:
+def _source(name_or_path: str | Path, task: Task | None, image_size: int | None, columns: Columns | None) -> Source:
     """The source of a data set, for a task and a size of images if one is named."""
     source = _found(name_or_path)
     if isinstance(source, TableSource | FunctionSource):
-        source = replace(source, columns=columns)
-    elif columns != NO_COLUMNS:
+        source = source if columns is None else replace(source, columns=columns)
+    elif columns is not None:
         raise ConfigError(f"federation.columns: {name_or_path} is no table; leave it out")
     if task is not None:
         source = _of_task(source, task)
@@ -205,7 +205,7 @@ def _found(name_or_path: str | Path) -> Source:
             f"{path}: cannot be accessed ({error}); give the path of a folder or of an .npz file"
         ) from error
     if is_table(path) and (is_folder or is_file):
-        return TableSource(path, NO_COLUMNS)
+        return TableSource(path)
     if is_folder:
         return FolderSource(path)
     if is_file:

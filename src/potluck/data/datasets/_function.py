@@ -16,7 +16,7 @@ from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._torch import from_torch
-from potluck.data.tables.columns import NO_COLUMNS, Columns
+from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import Reading
 from potluck.data.tables.source import ByText, dataset_of, reading_of
 
@@ -35,7 +35,7 @@ class FunctionSource:
 
     name: str
     task: Task | None = None
-    columns: Columns = NO_COLUMNS
+    columns: Columns | None = None
 
     def describe(self) -> Description:
         """Calls the function."""
@@ -49,7 +49,11 @@ class FunctionSource:
         """How tables are to be read, to be read as the function's; None if it returns none."""
         found = _called(self.name, *self._file())
         rows = _tables_in(found)
-        return None if rows is None else reading_of(rows, self.columns, self.task or CLASSIFICATION, self.name)
+        return (
+            None
+            if rows is None
+            else reading_of(rows, self.columns or Columns(), self.task or CLASSIFICATION, self.name)
+        )
 
     def has_rows(self) -> bool:
         """Whether it returns a table, or two."""
@@ -76,12 +80,12 @@ def _called(name: str, path: str, content: str) -> Any:
 
 
 @lru_cache(maxsize=1)  # a run describes its data more than once before it loads them
-def _loaded(name: str, path: str, content: str, task: Task | None, key: ByText) -> Dataset:
+def _loaded(name: str, path: str, content: str, task: Task | None, key: ByText[Columns | None]) -> Dataset:
     found, task_or_classes = _called(name, path, content), task or CLASSIFICATION
     rows = _tables_in(found)
     if rows is not None:
-        return dataset_of(rows, key.columns, task_or_classes, name, name)
-    if key.columns != NO_COLUMNS:
+        return dataset_of(rows, key.columns or Columns(), task_or_classes, name, name)
+    if key.columns is not None:
         raise DataError(f"{name}: federation.columns speaks of a table; found {type(found).__name__}")
     if isinstance(found, Dataset):
         return replace(found, name=name)

@@ -49,6 +49,3 @@ class Columns(Checked):
     def besides(self) -> tuple[str, ...]:
         """The columns that are not inputs by themselves."""
         return tuple(name for name in (self.target, self.by, self.group) if name is not None)
-
-
-NO_COLUMNS = Columns()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from potluck.data.dataset import Dataset, Description
 from potluck.data.tables.columns import Columns
 from potluck.data.tables.reading import Reading, Table
 
+C = TypeVar("C", bound=Columns | None)
 Rows: TypeAlias = Table | tuple[Table, Table]
 
 SUFFIXES = (".csv", ".parquet")
+_UNSAID = Columns()
 _TIMES_LARGER = 8  # a table in memory, and what is made of it, than as a CSV file
 
 
@@ -42,7 +44,7 @@ class TableSource:
     """
 
     path: Path
-    columns: Columns
+    columns: Columns = _UNSAID
     task: Task = CLASSIFICATION
 
     def describe(self) -> Description:
@@ -69,10 +71,10 @@ class TableSource:
 
 
 @dataclass(frozen=True, eq=False)
-class ByText:
-    """Columns as a key of a cache, by their text, since they may hold tables."""
+class ByText(Generic[C]):
+    """Columns, or None, as a key of a cache, by their text, since they may hold tables."""
 
-    columns: Columns
+    columns: C
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByText) and repr(self.columns) == repr(other.columns)
@@ -89,12 +91,12 @@ def _state(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @lru_cache(maxsize=2)  # a run describes its data more than once before it loads them
-def _loaded(path: Path, state: object, key: ByText, task: Task) -> Dataset:
+def _loaded(path: Path, state: object, key: ByText[Columns], task: Task) -> Dataset:
     return dataset_of(_rows(path), key.columns, task, path.stem, str(path))
 
 
 @lru_cache(maxsize=1)  # it is asked for once for each client with a table of its own
-def _reading_at(path: Path, state: object, key: ByText, task: Task) -> Reading:
+def _reading_at(path: Path, state: object, key: ByText[Columns], task: Task) -> Reading:
     return reading_of(_rows(path), key.columns, task, str(path))
 
 

@@ -26,7 +26,7 @@ from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets import describe, load, reading_of
 from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
-from potluck.data.tables.columns import NO_COLUMNS, Columns
+from potluck.data.tables.columns import Columns
 from potluck.experiment.federation.needs import check_needs
 from potluck.experiment.settings.schema import Experiment, FederationConfig, ModelSpec
 from potluck.models import get_model
@@ -259,14 +259,16 @@ def _described(experiment: Experiment, place: str) -> Description:
     return describe(place, experiment.task, config.image_size, columns_of(experiment, place))
 
 
-def columns_of(experiment: Experiment, place: str | Path) -> Columns:
+def columns_of(experiment: Experiment, place: str | Path) -> Columns | None:
     """What the columns of a table are, for one of the experiment's data sets: all are read as the common one is.
+
+    None if the experiment speaks of none.
 
     Raises:
         DataError: the common data cannot be read.
     """
     config = experiment.federation
-    if config.columns == NO_COLUMNS or config.columns.known is not None or str(place) == config.dataset:
+    if config.columns is None or config.columns.known is not None or str(place) == config.dataset:
         return config.columns
     reading = reading_of(config.dataset, experiment.task, config.columns)
     return config.columns if reading is None else replace(config.columns, by=None, known=reading.table())

@@ -17,7 +17,7 @@ from potluck.core.schema import LARGEST
 from potluck.core.tasks.task import Task
 from potluck.data.datasets import check_augmentation
 from potluck.data.partition import Partition
-from potluck.data.tables.columns import NO_COLUMNS, Columns
+from potluck.data.tables.columns import Columns
 from potluck.engine.executors.choice import ExecutorName
 from potluck.engine.numerics.numerics import PLAIN, Numerics
 from potluck.engine.rounds.engine import OnDivergence
@@ -88,7 +88,7 @@ class FederationConfig(Checked):
     """
 
     dataset: str = "digits"
-    columns: Columns = NO_COLUMNS
+    columns: Columns | None = None
     augmentation: str | tuple[str, ...] = "standard"
     image_size: _Side | None = None
     train_fraction: _Share = 1.0
