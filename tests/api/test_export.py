@@ -127,6 +127,7 @@ def named() -> Federation:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # is deprecated, of late by a FutureWarning
 @pytest.mark.parametrize("ending", ["pt2", "ts", "onnx", "safetensors"])
 def test_export__a_network_of_inputs_with_names_reads_them_by_these_names(ending, tmp_path):
     run = Run(quick(get_method("local")), named(), RunConfig(rounds=1))

@@ -279,7 +279,8 @@ class _Writing:
                 batch = torch.export.Dim("batch", min=1)
                 growing = {name: {0: batch} for name in self._named}
                 shapes = growing if isinstance(self.inputs, Mapping) else growing["input"]
-                return torch.export.export(self.net, (rows_of(self.inputs, slice(2)),), dynamic_shapes=(shapes,))
+                net = _OfMapping(self.net) if isinstance(self.inputs, Mapping) else self.net
+                return torch.export.export(net, (rows_of(self.inputs, slice(2)),), dynamic_shapes=(shapes,))
             except Exception as error:
                 raise self._refusal("exported", error) from error
 
@@ -300,6 +301,18 @@ class _Writing:
     def _refusal(self, format: Format, error: Exception) -> ConfigError:
         text = _cause(error)
         return ConfigError(f"{self.who}: {type(self.net).__name__} cannot be written as {format}: {text}")
+
+
+class _OfMapping(nn.Module):
+    """A network as a function of a mapping, which torch binds to the names of `forward` before any hook is called."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Inputs by name to logits (batch, classes)."""
+        return self.net(inputs)
 
 
 def _widths(federation: Federation, name: str, capacity: float, weights: Mapping[str, Tensor]) -> list[float]:

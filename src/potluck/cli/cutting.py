@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from potluck.cli.plan import shape_of
+from potluck.cli.plan import parsed_shape
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import Form, InputShape, shown
 from potluck.core.ground.rng import Key, isolated
@@ -65,7 +65,7 @@ def inputs_of(text: str, *, tokens: bool) -> InputShape:
         ConfigError: it is no such text.
     """
     if "=" not in text:
-        return shape_of(text)
+        return parsed_shape(text)
     found = dict[str, Form]()
     for one in text.split(","):
         name, _, rest = one.partition("=")
@@ -73,7 +73,7 @@ def inputs_of(text: str, *, tokens: bool) -> InputShape:
         kind = getattr(torch, dtype or ("int64" if tokens else "float32"), None)
         if not name or not isinstance(kind, torch.dtype):
             raise ConfigError(f"--shape {one!r}: expected a name, sizes and perhaps a type, such as ids=64:int64")
-        found[name] = Form(shape_of(shape), kind)
+        found[name] = Form(parsed_shape(shape), kind)
     return found
 
 

@@ -79,7 +79,7 @@ def print_plan(
     Console().print(table)
 
 
-def shape_of(text: str) -> tuple[int, ...]:
+def parsed_shape(text: str) -> tuple[int, ...]:
     """The shape in text such as "3x32x32".
 
     Raises:

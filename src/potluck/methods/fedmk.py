@@ -148,10 +148,8 @@ class FedMK(fl.Method[State]):
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         n = fl.schema.UpTo(self.per_class * server.num_classes)
-        return fl.Schema(
-            inputs=fl.schema.floats(n, *fl.one_shape(server.input_shape)),
-            labels=fl.schema.Labels(n, server.num_classes),
-        )
+        x = fl.schema.floats(n, *fl.one_shape(server.input_shape))
+        return fl.Schema(inputs=x, labels=fl.schema.Labels(n, server.num_classes))
 
     @fl.on_client
     def condense(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:

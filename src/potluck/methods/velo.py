@@ -194,10 +194,8 @@ class Velo(fl.SharesWeights[State]):
     def _fitted(self, weights: fl.Weights | None, rows: fl.prototypes.Rows, server: fl.Server) -> fl.Weights:
         """A VAE, new or from these weights, after training on the stored features."""
         values = rows["values"].flatten(1)
-        data, vae = (
-            fl.Examples(values, rows["labels"]),
-            fl.cvae.server_vae(server, values.shape[1], self.vae_width, weights),
-        )
+        data = fl.Examples(values, rows["labels"])
+        vae = fl.cvae.server_vae(server, values.shape[1], self.vae_width, weights)
         server.fit(fl.Fit(vae, fl.cvae.VAELoss(self.kl_weight, self.kl_reduction), data, self.vae_training))
         return fl.weights.weights_of(vae)
 

@@ -8,7 +8,7 @@ from potluck.core.ground.inputs import (
     count_of,
     each,
     first_of,
-    joined,
+    joined_inputs,
     one_shape,
     positions_of,
     rows_of,
@@ -37,10 +37,10 @@ def test_rows_of__takes_the_same_rows_of_every_tensor():
     assert rows_of(IMAGE[0], None).shape == (1, 3, 2, 2)
 
 
-def test_joined__puts_batches_of_the_same_names_together():
-    twice = joined([NAMED, NAMED], torch.stack)
+def test_joined_inputs__puts_batches_of_the_same_names_together():
+    twice = joined_inputs([NAMED, NAMED], torch.stack)
     assert {name: x.shape for name, x in twice.items()} == {"ids": (2, 2, 3), "age": (2, 2, 1)}
-    assert joined([IMAGE, IMAGE], torch.cat).shape == (4, 3, 2, 2)
+    assert joined_inputs([IMAGE, IMAGE], torch.cat).shape == (4, 3, 2, 2)
 
 
 def test_shape_of__says_types_of_named_inputs_which_are_needed_to_make_some():

@@ -7,8 +7,8 @@ import torch
 
 from potluck.core.ground.errors import ConfigError, DataError, PotluckWarning
 from potluck.core.tasks.named import task_named
-from potluck.data.datasets import describe, load, reading_of
-from potluck.data.tables.columns import MOST_NAMES, Columns
+from potluck.data.datasets import common_reading, describe, load
+from potluck.data.tables.columns import MOST_DIFFERENT, Columns
 
 ROWS = pd.DataFrame(
     {
@@ -101,6 +101,13 @@ def test_a_group_that_is_in_train_and_in_test_is_refused(table):
         load(place, columns=Columns(target="outcome", inputs=("age",), group="patient"))
 
 
+@pytest.mark.parametrize("column", ["by", "group"])
+def test_a_part_that_does_not_say_whose_rows_are_or_which_belong_together_is_refused(table, column):
+    place = table(ROWS, ROWS.drop(columns="patient"))
+    with pytest.raises(DataError, match="no column 'patient'; found site, age"):
+        load(place, columns=Columns(target="outcome", inputs=("age",), **{column: "patient"}))
+
+
 def test_owners_are_numbered_in_the_order_of_their_names_in_both_parts_together(table):
     found = load(table(ROWS, ROWS.assign(site="east")), columns=Columns(target="outcome", inputs=("age",), by="site"))
     assert found.owners[0][:2].tolist() == [1, 2]
@@ -117,7 +124,7 @@ def test_text_is_read_byte_by_byte_beside_the_other_columns(table):
 
 
 def test_another_table_is_read_as_the_common_one_is(table, tmp_path):
-    known = reading_of(table(ROWS, ROWS), None, COLUMNS).table()
+    known = common_reading(table(ROWS, ROWS), None, COLUMNS).table()
     other = pd.DataFrame({"age": [45.0, 55], "ward": [3, 9], "sex": ["x", "f"], "outcome": ["ill", "ill"]})
     other.to_csv(tmp_path / "other.csv", index=False)
     columns = Columns(target="outcome", names=("ward",), test=0.5, known=known)
@@ -130,7 +137,7 @@ def test_another_table_is_read_as_the_common_one_is(table, tmp_path):
 
 
 def test_a_column_in_another_unit_is_asked_about(table, tmp_path):
-    known = reading_of(table(ROWS, ROWS), None, COLUMNS).table()
+    known = common_reading(table(ROWS, ROWS), None, COLUMNS).table()
     months = ROWS.assign(age=ROWS.age * 12)
     months.to_csv(tmp_path / "months.csv", index=False)
     with pytest.warns(PotluckWarning, match=r"age: mean .* and 45 in the common data .* is it in the same unit\?"):
@@ -167,7 +174,7 @@ def test_missing_numbers_are_the_mean_if_asked_for(table):
         (ROWS.assign(outcome=0.5), COLUMNS, "outcome: found numbers with fractions; expected classes: for numbers"),
         (ROWS.iloc[:0], COLUMNS, "no rows for training; give at least one"),
         (
-            pd.DataFrame({"id": [f"k{k}" for k in range(2 * MOST_NAMES)], "outcome": ["a", "b"] * MOST_NAMES}),
+            pd.DataFrame({"id": [f"k{k}" for k in range(2 * MOST_DIFFERENT)], "outcome": ["a", "b"] * MOST_DIFFERENT}),
             Columns(target="outcome"),
             r"id: 3\d\d different names, such as 'k\d+'; expected at most 200: list it in",
         ),

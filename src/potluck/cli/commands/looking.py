@@ -108,13 +108,13 @@ def plan(
     ] = "none",
 ) -> None:
     """Show into which pieces FeDepth cuts a model for given memory budgets, and what each piece takes."""
-    from potluck.cli.plan import print_plan, shape_of
+    from potluck.cli.plan import parsed_shape, print_plan
 
     print_plan(
         model,
         budgets,
         num_classes=classes,
-        input_shape=shape_of(shape),
+        input_shape=parsed_shape(shape),
         batch_size=batch_size,
         optimizer=optimizer,
     )

@@ -48,7 +48,7 @@ def rows_of(inputs: Inputs, at: Tensor | slice | None) -> Inputs:
     return each(inputs, lambda tensor: tensor[at])
 
 
-def joined(batches: Sequence[Inputs], join: Callable[[list[Tensor]], Tensor]) -> Inputs:
+def joined_inputs(batches: Sequence[Inputs], join: Callable[[list[Tensor]], Tensor]) -> Inputs:
     """Several inputs of the same names as one, such as by `torch.stack` or `torch.cat`."""
     first = batches[0]
     if isinstance(first, Mapping):

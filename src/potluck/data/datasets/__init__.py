@@ -25,7 +25,7 @@ from potluck.data.datasets._npz import NpzSource
 from potluck.data.datasets._sized import SizedSource, check_images
 from potluck.data.datasets._torch import from_torch
 from potluck.data.tables.columns import Columns
-from potluck.data.tables.reading import Reading
+from potluck.data.tables.reading import ColumnReading
 from potluck.data.tables.source import TableSource, is_table
 from potluck.data.transforms import STEPS, augmented
 
@@ -79,7 +79,7 @@ def is_tabular(name_or_path: str | Path) -> bool:
     return isinstance(source, TableSource | FunctionSource) and source.has_rows()
 
 
-def reading_of(name_or_path: str | Path, task: Task | None, columns: Columns) -> Reading | None:
+def common_reading(name_or_path: str | Path, task: Task | None, columns: Columns) -> ColumnReading | None:
     """How tables are to be read to be read as this data set; None if it is no table. Arguments as for `load`."""
     source = _source(name_or_path, task, None, columns)
     source = source.source if isinstance(source, _Meant) else source

@@ -77,8 +77,7 @@ class Arrays:
         """The data set that these arrays make, by their full names; examples are not augmented."""
         num_classes, names = self.counted(arrays)
         train, test = (self.inputs_of(arrays, part) for part in INPUTS)
-        has_owners = all(name in arrays for name in OWNERS)
-        owners = tuple(as_targets(arrays[name], f"{self.where}: {name}") for name in OWNERS) if has_owners else None
+        owners = [as_targets(arrays[name], f"{self.where}: {name}") for name in OWNERS if name in arrays]
         return Dataset(
             name=self.name,
             train_inputs=train,
@@ -89,7 +88,7 @@ class Arrays:
             preprocess=plain(train),
             classes=names,
             task=self.task,
-            owners=owners,  # type: ignore[arg-type], which are two
+            owners=(owners[0], owners[1]) if owners else None,
         )
 
     def inputs_of(self, arrays: Mapping[str, np.ndarray], part: str) -> Inputs:

@@ -17,7 +17,7 @@ from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets._arrays import Arrays, check_names, flattened
 from potluck.data.datasets._torch import from_torch
 from potluck.data.tables.columns import Columns
-from potluck.data.tables.reading import Reading
+from potluck.data.tables.reading import ColumnReading
 from potluck.data.tables.source import ByText, dataset_of, reading_of
 
 _EXPECTED = (
@@ -45,7 +45,7 @@ class FunctionSource:
         """What the function returns; it is not augmented."""
         return _loaded(self.name, *self._file(), self.task, ByText(self.columns))
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> ColumnReading | None:
         """How tables are to be read, to be read as the function's; None if it returns none."""
         found = _called(self.name, *self._file())
         rows = _tables_in(found)
@@ -81,16 +81,17 @@ def _called(name: str, path: str, content: str) -> Any:
 
 @lru_cache(maxsize=1)  # a run describes its data more than once before it loads them
 def _loaded(name: str, path: str, content: str, task: Task | None, key: ByText[Columns | None]) -> Dataset:
-    found, task_or_classes = _called(name, path, content), task or CLASSIFICATION
+    found, meant = _called(name, path, content), task or CLASSIFICATION
     rows = _tables_in(found)
     if rows is not None:
-        return dataset_of(rows, key.columns or Columns(), task_or_classes, name, name)
+        return dataset_of(rows, key.columns or Columns(), meant, name, name)
+    _called.cache_clear()  # arrays are not held twice
     if key.columns is not None:
         raise DataError(f"{name}: federation.columns speaks of a table; found {type(found).__name__}")
     if isinstance(found, Dataset):
         return replace(found, name=name)
     if isinstance(found, Mapping):
-        return Arrays(name, name, task_or_classes).dataset(_arrays(found, name))
+        return Arrays(name, name, meant).dataset(_arrays(found, name))
     if isinstance(found, Sequence) and len(found) == 2:
         return from_torch(found[0], found[1], name=name)
     raise DataError(f"{name}: expected {_EXPECTED}; found {type(found).__name__}")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from potluck.core.ground.fields import Checked, above, at_least, at_most, below
 
-MOST_NAMES = 200
+MOST_DIFFERENT = 200
 """The most different names of a column of the inputs. Numbers of people or of documents would have thousands."""
 
 

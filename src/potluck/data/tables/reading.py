@@ -14,7 +14,7 @@ from potluck.core.ground.errors import DataError, PotluckWarning, nearest
 from potluck.core.ground.inputs import Inputs
 from potluck.core.ground.machine import check_fits
 from potluck.core.tasks.task import Task
-from potluck.data.tables.columns import MOST_NAMES, Columns
+from potluck.data.tables.columns import MOST_DIFFERENT, Columns
 from potluck.data.tables.tokens import tokens_of
 
 Table: TypeAlias = Any
@@ -28,7 +28,7 @@ _FAR = 10  # deviations by which the mean of a column differs if it is in other 
 
 
 @dataclass(frozen=True)
-class Reading:
+class ColumnReading:
     """What was found in the training rows of one table, to read others alike.
 
     Attributes:
@@ -44,7 +44,7 @@ class Reading:
     classes: tuple[str, ...]
 
     @classmethod
-    def found(cls, train: Table, columns: Columns, task: Task, where: str) -> "Reading":
+    def found(cls, train: Table, columns: Columns, task: Task, where: str) -> "ColumnReading":
         """By looking at training rows.
 
         Raises:
@@ -60,7 +60,7 @@ class Reading:
         return cls(numbers, names, tuple(name for name in inputs if name in columns.text), classes)
 
     @classmethod
-    def told(cls, table: Mapping[str, Any], where: str) -> "Reading":
+    def told(cls, table: Mapping[str, Any], where: str) -> "ColumnReading":
         """As another machine has written it in `table`.
 
         Raises:
@@ -72,8 +72,8 @@ class Reading:
             text = tuple(map(str, table["text"]))
             if not all(math.isfinite(number) for pair in numbers.values() for number in pair):
                 raise ValueError("a number is not finite")
-            if not (numbers or names or text) or any(len(found) > MOST_NAMES for found in names.values()):
-                raise ValueError(f"no column, or more than {MOST_NAMES} names in one")
+            if not (numbers or names or text) or any(len(found) > MOST_DIFFERENT for found in names.values()):
+                raise ValueError(f"no column, or more than {MOST_DIFFERENT} names in one")
             return cls(numbers, names, text, tuple(map(str, table["classes"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
@@ -216,10 +216,10 @@ def _as_numbers(column: Column) -> np.ndarray:
 
 def _names_in(column: Column, where: str) -> tuple[str, ...]:
     found = sorted(set(_as_names(column).dropna()))
-    if len(found) > MOST_NAMES:
+    if len(found) > MOST_DIFFERENT:
         raise DataError(
-            f"{where}: {len(found)} different names, such as {found[0]!r}; expected at most {MOST_NAMES}: list it in"
-            " federation.columns.text if it is text, or leave it out of federation.columns.inputs"
+            f"{where}: {len(found)} different names, such as {found[0]!r}; expected at most {MOST_DIFFERENT}: list it"
+            " in federation.columns.text if it is text, or leave it out of federation.columns.inputs"
         )
     return tuple(found)
 

@@ -16,7 +16,7 @@ from potluck.core.tasks.named import CLASSIFICATION
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
 from potluck.data.tables.columns import Columns
-from potluck.data.tables.reading import Reading, Table
+from potluck.data.tables.reading import ColumnReading, Table
 
 C = TypeVar("C", bound=Columns | None)
 Rows: TypeAlias = Table | tuple[Table, Table]
@@ -65,7 +65,7 @@ class TableSource:
         _rows(self.path)
         return True
 
-    def reading(self) -> Reading:
+    def reading(self) -> ColumnReading:
         """How other tables are to be read, to be read alike."""
         return _reading_at(self.path, _state(self.path), ByText(self.columns), self.task)
 
@@ -96,7 +96,7 @@ def _loaded(path: Path, state: object, key: ByText[Columns], task: Task) -> Data
 
 
 @lru_cache(maxsize=1)  # it is asked for once for each client with a table of its own
-def _reading_at(path: Path, state: object, key: ByText[Columns], task: Task) -> Reading:
+def _reading_at(path: Path, state: object, key: ByText[Columns], task: Task) -> ColumnReading:
     return reading_of(_rows(path), key.columns, task, str(path))
 
 
@@ -130,15 +130,15 @@ def dataset_of(rows: Rows, columns: Columns, task: Task, name: str, where: str) 
     )
 
 
-def reading_of(rows: Rows, columns: Columns, task: Task, where: str) -> Reading:
+def reading_of(rows: Rows, columns: Columns, task: Task, where: str) -> ColumnReading:
     """How other tables are to be read, to be read as these rows are; arguments as of `dataset_of`."""
     return _reading(_parts(rows, columns, where).train, columns, task, where)
 
 
-def _reading(train: Table, columns: Columns, task: Task, where: str) -> Reading:
+def _reading(train: Table, columns: Columns, task: Task, where: str) -> ColumnReading:
     if columns.known is not None:
-        return Reading.told(columns.known, where)
-    return Reading.found(train, columns, task, where)
+        return ColumnReading.told(columns.known, where)
+    return ColumnReading.found(train, columns, task, where)
 
 
 def _rows(path: Path) -> Rows:
@@ -154,6 +154,8 @@ def _parts(rows: Rows, columns: Columns, where: str) -> _Parts:
     """The rows for training and those for tests."""
     if isinstance(rows, tuple):
         parts = _Parts(*rows)
+        for part in parts:
+            _check_named(part, columns, where)
         _check_apart(parts, columns.group, where)
     else:
         parts = _divided(rows, columns, where)
@@ -182,9 +184,16 @@ def _read(file: Path) -> Table:
     return found
 
 
+def _check_named(rows: Table, columns: Columns, where: str) -> None:
+    """Check that rows say whose they are and which belong together, if they are to be divided by that."""
+    for name in (columns.by, columns.group):
+        if name is not None and name not in rows.columns:
+            raise DataError(f"{where}: no column {name!r}; found {', '.join(rows.columns[:20])}")
+
+
 def _check_apart(parts: _Parts, group: str | None, where: str) -> None:
     """Check that no rows of a group are in both parts."""
-    if group is None or any(group not in rows.columns for rows in parts):
+    if group is None:
         return
     both = sorted({*map(str, parts.train[group])} & {*map(str, parts.test[group])})
     if both:
@@ -196,19 +205,16 @@ def _check_apart(parts: _Parts, group: str | None, where: str) -> None:
 
 def _divided(rows: Table, columns: Columns, where: str) -> _Parts:
     """Rows for training and for tests: of each owner's rows, or groups of rows, the share that is for tests."""
-    for name in (columns.by, columns.group):
-        if name is not None and name not in rows.columns:
-            raise DataError(f"{where}: no column {name!r}; found {', '.join(rows.columns[:20])}")
+    _check_named(rows, columns, where)
     owners = _numbers(rows, columns.by)
     groups = _numbers(rows, columns.group) if columns.group else np.arange(len(rows))
     draws = np.random.default_rng(Key(("table", "test")).seed)
-    tested = np.zeros(len(rows), dtype=bool)
     settled = dict[Any, bool]()  # groups that have rows of several owners are settled by the first
     for owner in np.unique(owners):
         own = [group for group in np.unique(groups[owners == owner]) if group not in settled]
         chosen = set(draws.permutation(own)[: round(columns.test * len(own))])
         settled |= {group: group in chosen for group in own}
-    tested[:] = [settled[group] for group in groups]
+    tested = np.array([settled[group] for group in groups], dtype=bool)
     return _Parts(rows[~tested], rows[tested])
 
 

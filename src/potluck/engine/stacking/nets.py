@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from potluck.core.ground.inputs import joined
+from potluck.core.ground.inputs import joined_inputs
 from potluck.core.ground.rng import Key
 from potluck.core.nets.batchnorm import takes_batch_statistics
 from potluck.core.nets.calling import call_with
@@ -341,7 +341,7 @@ def _batches(clients: list[_Client], number: int) -> Batch:
     """The clients' batches `number`, as tensors (clients, batch, ...)."""
     found = [client.batch(number) for client in clients]
     columns = {name: torch.stack([batch.columns[name] for batch in found]) for name in found[0].columns}
-    inputs = joined([batch.inputs for batch in found], torch.stack)
+    inputs = joined_inputs([batch.inputs for batch in found], torch.stack)
     return Batch(inputs, torch.stack([batch.targets for batch in found]), columns)
 
 

@@ -24,7 +24,7 @@ from potluck.core.nets.scale import cutting_at
 from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
 from potluck.data.dataset import Dataset, Description
-from potluck.data.datasets import describe, load, reading_of
+from potluck.data.datasets import common_reading, describe, load
 from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
 from potluck.data.tables.columns import Columns
 from potluck.experiment.federation.needs import check_needs
@@ -270,7 +270,7 @@ def columns_of(experiment: Experiment, place: str | Path) -> Columns | None:
     config = experiment.federation
     if config.columns is None or config.columns.known is not None or str(place) == config.dataset:
         return config.columns
-    reading = reading_of(config.dataset, experiment.task, config.columns)
+    reading = common_reading(config.dataset, experiment.task, config.columns)
     return config.columns if reading is None else replace(config.columns, by=None, known=reading.table())
 
 

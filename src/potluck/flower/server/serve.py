@@ -23,7 +23,7 @@ from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key
 from potluck.core.requests.examples import Examples
-from potluck.data.datasets import reading_of
+from potluck.data.datasets import common_reading
 from potluck.data.federate import MatchedClasses
 from potluck.engine.disk.files import write_atomically
 from potluck.engine.executors.choice import ChosenExecutor
@@ -272,7 +272,7 @@ def _told(experiment: Experiment, base: Federation) -> dict[str, Any]:
         tree["federation"]["models"] = [_by_digest(spec) for spec in experiment.models]
     common = next(spec for spec in experiment.named_models if spec.architecture == base.server_architecture)
     tree["federation"]["server_model"] = _by_digest(common)
-    if config.columns and (reading := reading_of(config.dataset, experiment.task, config.columns)):
+    if config.columns and (reading := common_reading(config.dataset, experiment.task, config.columns)):
         of_one_owner = {key: value for key, value in tree["federation"]["columns"].items() if key != "by"}
         tree["federation"]["columns"] = {**of_one_owner, "known": reading.table()}
     return tree

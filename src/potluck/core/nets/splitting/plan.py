@@ -5,7 +5,7 @@ It is made once, by looking at one net, and holds for every net of the architect
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from potluck.core.ground.errors import explained
-from potluck.core.ground.inputs import Form, Inputs, each, rows_of
+from potluck.core.ground.inputs import Form, Inputs, each, first_of, rows_of, shape_of
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
 from potluck.core.nets.modes import mode
@@ -138,11 +138,10 @@ def _plan(net: nn.Module, inputs: Inputs, cut: Sequence[str]) -> SplitPlan:
     return found.as_chosen(cut, inputs) if cut else found.by_rule(reads, inputs)
 
 
-def _forms(inputs: Inputs) -> Form | dict[str, Form]:
+def _forms(inputs: Inputs) -> Form | Mapping[str, Form]:
     """Of one example."""
-    if isinstance(inputs, Tensor):
-        return Form(tuple(inputs.shape[1:]), inputs.dtype)
-    return {name: Form(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in inputs.items()}
+    shape = shape_of(inputs)
+    return shape if isinstance(shape, Mapping) else Form(shape, first_of(inputs).dtype)
 
 
 def _reads_last(net: nn.Module, seen: Watched) -> tuple[str, int] | None:
