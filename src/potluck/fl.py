@@ -69,6 +69,7 @@ from potluck.parts import angles as angles
 from potluck.parts import banks as banks
 from potluck.parts import certainty as certainty
 from potluck.parts import channels as channels
+from potluck.parts import classes as classes
 from potluck.parts import common as common
 from potluck.parts import crosslayer as crosslayer
 from potluck.parts import cvae as cvae

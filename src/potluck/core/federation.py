@@ -11,6 +11,7 @@ from torch import Size, nn
 from potluck.core.ground.errors import ConfigError, nearest
 from potluck.core.ground.inputs import InputShape
 from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.classes import OwnClasses, OwnHead
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Cuts, Scale, built
 from potluck.core.nets.splitting import Splits
@@ -59,6 +60,7 @@ class Member:
         parameters: which of those names are trained.
         examples: number of training examples.
         frozen: which of those names the model's builder has frozen; they are never sent. The rest are buffers.
+        head: how its outputs and those of all classes belong together; None if it has outputs for all.
     """
 
     id: ClientId
@@ -68,6 +70,12 @@ class Member:
     parameters: frozenset[str]
     examples: int
     frozen: frozenset[str] = frozenset()
+    head: OwnHead | None = None
+
+    @property
+    def base(self) -> str:
+        """The name of its architecture with outputs for all classes."""
+        return self.architecture if self.head is None else self.head.base
 
     @property
     def buffers(self) -> frozenset[str]:
@@ -153,6 +161,35 @@ class Federation:
         with isolated(key):
             return to_training(built(self.architectures[name], scale, name, self.cuts, self.splits))
 
+    def head_of(self, architecture: str) -> OwnHead | None:
+        """How an architecture's outputs and those of all classes belong together; None if it has outputs for all."""
+        builder = self.architectures[architecture]
+        return builder if isinstance(builder, OwnHead) else None
+
+    def base_of(self, architecture: str) -> str:
+        """The name of an architecture with outputs for all classes."""
+        head = self.head_of(architecture)
+        return architecture if head is None else head.base
+
+    def classes_of(self, client: ClientId) -> OwnClasses | None:
+        """The classes of a client's outputs; None if it has all."""
+        head = self.head_of(self.sites[client].architecture)
+        return None if head is None else head.classes
+
+    def common_test(self, client: ClientId) -> Examples | None:
+        """The examples of the common test set that a client could know: those of the classes of its outputs."""
+        if self.test is None or (own := self.classes_of(client)) is None:
+            return self.test
+        if own.numbers not in self._tests:
+            known = torch.isin(self.test.labels, torch.tensor(own.numbers))
+            self._tests[own.numbers] = self.test.take(known.nonzero().flatten())
+        return self._tests[own.numbers]
+
+    @cached_property
+    def _tests(self) -> dict[tuple[int, ...], Examples]:
+        """Parts of the common test set, by the classes that they hold."""
+        return {}
+
     @cached_property
     def input_shape(self) -> InputShape:
         """Shape of one prepared input, or of each of the named ones; empty where no client's data are known."""
@@ -192,7 +229,8 @@ class Federation:
         """A client with this architecture and no data."""
         net = self.build(architecture, Key((architecture,)))
         shapes = {name: tensor.shape for name, tensor in tensors_of(net).items()}
-        return Member(0, architecture, 1.0, shapes, frozenset(parameters_of(net)), 0, frozen_names(net))
+        trained, frozen = frozenset(parameters_of(net)), frozen_names(net)
+        return Member(0, architecture, 1.0, shapes, trained, 0, frozen, self.head_of(architecture))
 
 
 def empty_like(examples: Examples) -> Examples:

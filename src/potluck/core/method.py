@@ -73,6 +73,10 @@ class Method(Checked, Generic[S]):
     """Whether the server builds clients' networks, for their initial weights, their shapes or their replies. If False,
     clients on other machines may have networks unknown to the server."""
 
+    aligns_classes: ClassVar[bool] = False
+    """Whether clients may have outputs for classes of their own alone: what this method exchanges means the same class
+    everywhere, and it asks nothing of a class that a client lacks."""
+
     predicts_with_exits: ClassVar[bool] = False
     """Whether exits have a part in predictions, see `potluck.parts.exits`; else they serve training alone."""
 

@@ -37,6 +37,7 @@ class Offer:
         unvalidated: clients without a validation part.
         task: what outputs mean.
         input_shape: of one prepared input, or of each of the named ones.
+        own_classes: whether clients have outputs for classes of their own alone.
     """
 
     architectures: Mapping[str, Builder]
@@ -48,13 +49,14 @@ class Offer:
     input_shape: InputShape = ()
     public_labels: bool = False
     real_inputs: bool | None = True
+    own_classes: bool = False
 
     @classmethod
     def of(cls, federation: Federation) -> "Offer":
         """What an assembled federation offers."""
         return cls(
             architectures=federation.architectures,
-            assigned={id: site.architecture for id, site in federation.sites.items()},
+            assigned={id: federation.base_of(site.architecture) for id, site in federation.sites.items()},
             server_architecture=federation.server_architecture,
             public=federation.public is not None and len(federation.public) > 0,
             unvalidated=tuple(id for id, site in sorted(federation.sites.items()) if not len(site.validation)),
@@ -62,6 +64,7 @@ class Offer:
             input_shape=federation.input_shape,
             public_labels=federation.public_labels,
             real_inputs=federation.real_inputs,
+            own_classes=any(federation.classes_of(id) is not None for id in federation.sites),
         )
 
     @cached_property
@@ -121,6 +124,7 @@ class Need:
     ONE_OUTPUT: ClassVar["Need"]
     REAL_INPUTS: ClassVar["Need"]
     ONE_INPUT: ClassVar["Need"]
+    ALL_CLASSES: ClassVar["Need"]
 
     def __str__(self) -> str:
         return self.text
@@ -264,6 +268,12 @@ def _one_input(offer: Offer) -> str | None:
     return f"it reckons with inputs of one tensor, and those here have names: {shown(offer.input_shape)}"
 
 
+def _all_classes(offer: Offer) -> str | None:
+    if not offer.own_classes:
+        return None
+    return "it exchanges what all clients say of all classes, and here clients have outputs for their own classes alone"
+
+
 _ANY_TASK = "use a method that takes any task, such as fedavg, scaffold or fedin"
 Need.ONE_ARCHITECTURE = Need(
     "one architecture for all clients",
@@ -317,3 +327,8 @@ Need.REAL_INPUTS = Need(
     "expected inputs of floating point; use a method that makes no inputs, such as fedavg or fedgen",
 )
 Need.ONE_INPUT = Need("inputs of one tensor", _one_input, "use a method that takes any inputs, such as fedavg or fedin")
+Need.ALL_CLASSES = Need(
+    "outputs for all classes at all clients",
+    _all_classes,
+    "leave out federation.classes, or use a method that aligns classes, such as fedavg, fedproto, fedmd or fml",
+)

@@ -1,20 +1,21 @@
 """The parties of a round as a method sees them: the server, the cohort, a client."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from potluck.core.federation import ClientId, Criterion, Roster
+from potluck.core.federation import ClientId, Criterion, Member, Roster
 from potluck.core.ground.errors import ConfigError, DivergenceError, EntryError, PotluckError
 from potluck.core.ground.inputs import InputShape
 from potluck.core.ground.notes import Notes
 from potluck.core.ground.rng import Key
 from potluck.core.ground.text import last_lines, one_line
 from potluck.core.message import Message
+from potluck.core.nets.classes import OwnClasses
 from potluck.core.nets.scale import Scale
 from potluck.core.nets.weights import Weights, learnt_of, load
 from potluck.core.requests.beside_training import Gradient, NormStatistics, Predict
@@ -169,6 +170,10 @@ class Server:
     _asked: Counter[str] = field(default_factory=Counter[str], init=False)
     notes: Notes = field(default_factory=Notes, init=False)
 
+    def members(self, ids: Iterable[ClientId]) -> list[Member]:
+        """What is known of these clients, such as those of replies, in their order."""
+        return [self.roster[id] for id in ids]
+
     def note(self, **numbers: float) -> None:
         """Report numbers under these names, for the records and the report of this round.
 
@@ -280,6 +285,8 @@ class Client:
         num_classes: the width of an output: of a classification, its classes.
         architecture: name of its network in the federation.
         keeps_model: whether `model` is kept for the next call; a handler may set it to False.
+        classes: those that `model` has outputs for, while a logit of minus infinity stands for each other one; None if
+            it has outputs for all.
         releases: private releases made in this call, which the privacy mechanism adds here; one at most.
         notes: numbers reported in this call.
     """
@@ -299,6 +306,7 @@ class Client:
     _module: Callable[[str, Callable[[], nn.Module]], nn.Module]
     round: int = 0
     keeps_model: bool = True
+    classes: OwnClasses | None = None
     releases: int = field(default=0, init=False)
     notes: Notes = field(default_factory=Notes, init=False)
     _stored: Mapping[str, Weights] = field(default_factory=dict[str, Weights])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.federation import Member
+from potluck.core.nets.classes import OwnClasses
 
 LARGEST = 1e9
 """The largest number in a reply, by default. Squares of such numbers, summed over any model, are still far from
@@ -310,6 +311,39 @@ class Probabilities(Kind):
 
 
 @dataclass(frozen=True)
+class OwnLogits(Kind):
+    """Logits (rows, classes) of a client with outputs for some classes: minus infinity for all others, and for no own.
+
+    Attributes:
+        rows: how many.
+        own: the classes that the client has outputs for.
+    """
+
+    rows: Dimension
+    own: OwnClasses
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the tensor."""
+        return floats(self.rows, self.own.width).nbytes
+
+    def check(self, value: Any, where: str, look: Look) -> None:
+        """Check the form, that own classes' numbers are finite, and that there are no others."""
+        form = Tensors(torch.get_default_dtype(), (self.rows, self.own.width))
+        if not isinstance(value, Tensor):
+            raise Misfit(f"{where} is {described(value)}; expected {form}")
+        if value.shape != form.shape or value.dtype != form.dtype:
+            form._check_form(value, where, look)
+        check_numbers(self.own.rows_of(value, 1), where, look.largest)
+        if not bool((value[:, self.own.lacking] == -math.inf).all()):
+            raise Misfit(f"{where} has numbers for classes that the client lacks; expected minus infinity")
+
+    def unbounded(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+        """The numbers of its own classes."""
+        yield path, self.own.rows_of(value, 1)
+
+
+@dataclass(frozen=True)
 class Plain(Kind):
     """A number within bounds, an integer if `kind` is int."""
 
@@ -411,6 +445,11 @@ def some_of(weights: Mapping[str, Tensor]) -> Schema:
 def floats(*shape: Dimension, least: float = -math.inf, most: float = math.inf) -> Kind:
     """A tensor of this shape, of the default floating type, its values from `least` to `most`."""
     return Tensors(torch.get_default_dtype(), shape, least, most)
+
+
+def logits(rows: Dimension, classes: int, member: Member) -> Kind:
+    """What a client's network puts out (rows, classes), minus infinity for classes that it has no output for."""
+    return floats(rows, classes) if member.head is None else OwnLogits(rows, member.head.classes)
 
 
 def integers(*shape: Dimension, least: int, most: int) -> Kind:

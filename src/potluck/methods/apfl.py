@@ -53,6 +53,8 @@ class APFL(fl.Averages):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {"fixed": {"adaptive": False}, "mostly own": {"alpha": 0.9}}
 
     alpha: Annotated[float, fl.at_least(0), fl.at_most(1)] = 0.5

@@ -63,6 +63,7 @@ class Cronus(fl.Stateless):
 
     family = "public"
     unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
+    aligns_classes = True
 
     variants = {
         "trimmed mean": {"aggregation": "rule"},
@@ -111,13 +112,16 @@ class Cronus(fl.Stateless):
         """Y, a distribution over classes for each row."""
         predictions = predicted.entries("predictions")
         if self.aggregation == "rule":
-            return fl.public.consensus(predictions, self.combine)
-        labels, kept = filtered_mean(torch.stack(predictions), self.outliers, self.variance)
+            return fl.public.consensus(predictions, self.combine, members=server.members(predicted))
+        held = fl.classes.held(server.members(predicted), server.num_classes)
+        labels, kept = filtered_mean(torch.stack(predictions), self.outliers, self.variance, held)
         server.note(dropped=1 - float(kept.mean()))
         return labels
 
 
-def filtered_mean(points: Tensor, outliers: float, variance: float) -> tuple[Tensor, Tensor]:
+def filtered_mean(
+    points: Tensor, outliers: float, variance: float, held: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """For every row, the mean of the points that are left when the outlying ones have been dropped.
 
     While the covariance of a row's points has an eigenvalue above `variance`, the point with the largest projection on
@@ -128,21 +132,26 @@ def filtered_mean(points: Tensor, outliers: float, variance: float) -> tuple[Ten
         points: one for each client and row, (clients, rows, classes).
         outliers: below 0.5.
         variance: largest eigenvalue at which nothing is dropped.
+        held: which classes a client has, bool (clients, classes), in which alone it is compared and counts; all if
+            None.
 
     Returns:
         The means (rows, classes), and which points were left, 1 or 0, (rows, clients).
     """
     points = points.transpose(0, 1)
     kept = torch.ones_like(points[:, :, 0])
+    known = torch.ones_like(points[0]) if held is None else held.to(points)
     for _ in range(int(outliers * points.shape[1] + 1e-9)):  # 0.29 * 100 is a little below 29
-        gaps = (points - _mean(points, kept)[:, None]) * kept[:, :, None]
+        gaps = (points - _mean(points, kept, known)[:, None]) * kept[:, :, None] * known
         products = gaps @ gaps.mT / kept.sum(1)[:, None, None]
         values, vectors = torch.linalg.eigh(products)
         farthest = vectors[:, :, -1].abs().argmax(1)
         wide = (values[:, -1] > variance).nonzero().flatten()
         kept[wide, farthest[wide]] = 0
-    return _mean(points, kept), kept
+    mean = _mean(points, kept, known)
+    return mean if bool(known.all()) else fl.public.as_distributions(mean), kept
 
 
-def _mean(points: Tensor, kept: Tensor) -> Tensor:
-    return (points * kept[:, :, None]).sum(1) / kept.sum(1)[:, None]
+def _mean(points: Tensor, kept: Tensor, known: Tensor) -> Tensor:
+    counted = kept[:, :, None] * known
+    return (points * counted).sum(1) / counted.sum(1).clamp(min=1)

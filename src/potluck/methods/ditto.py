@@ -50,6 +50,8 @@ class Ditto(fl.Averages):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {"by samples": {"sharing.weighting": "samples"}, "lasting optimisers": {"personal.persist": True}}
 
     personal: fl.LocalTraining = fl.LocalTraining()

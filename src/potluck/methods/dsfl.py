@@ -79,6 +79,7 @@ class DSFL(fl.Method[State]):
 
     family = "public"
     unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
+    aligns_classes = True
 
     variants = {
         "simple aggregation": {"aggregation": "sa"},
@@ -105,7 +106,7 @@ class DSFL(fl.Method[State]):
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         rows = fl.public.drawn_rows(server, self.public_examples)
         replies = cohort.ask(self.local_update, fl.Message(rows=rows, lesson=state.lesson or None))
-        lesson = {"rows": rows, "labels": self._labels(replies)}  # aggregation
+        lesson = {"rows": rows, "labels": self._labels(replies, server)}  # aggregation
         model = fl.load(server.build(), state.common)
         data = fl.public.soft_lesson(server, lesson)
         report = server.fit(fl.Fit(model, fl.public.soft_labels_loss, data, self.server_training))  # distillation, w_g
@@ -113,8 +114,9 @@ class DSFL(fl.Method[State]):
         return State(fl.learnt_of(model), lesson)
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
-        kind = fl.schema.floats if self.average == "logits" else fl.schema.Probabilities
-        return fl.Schema(predictions=kind(len(message["rows"]), server.num_classes))
+        form = (len(message["rows"]), server.num_classes)
+        as_logits = self.average == "logits"
+        return fl.Schema(predictions=fl.schema.logits(*form, member) if as_logits else fl.schema.Probabilities(*form))
 
     @fl.on_client
     def local_update(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
@@ -126,13 +128,13 @@ class DSFL(fl.Method[State]):
         logits = yield fl.Predict(client.model, fl.public.public_of(client).take(message["rows"]))  # prediction
         return fl.Message(predictions=logits if self.average == "logits" else logits.softmax(1))  # upload
 
-    def _labels(self, replies: fl.Replies) -> Tensor:
+    def _labels(self, replies: fl.Replies, server: fl.Server) -> Tensor:
         """t_g, a distribution over classes for each row: by ERA, softmax(mean of t_k / T); by SA, the mean."""
         predictions = replies.entries("predictions")
         if self.average == "logits":
-            mean = self.combine(predictions, [1.0] * len(replies)).softmax(1)
+            mean = fl.classes.averaged(self.combine, predictions, [1.0] * len(replies)).softmax(1)
         else:
-            mean = fl.public.consensus(predictions, self.combine)
+            mean = fl.public.consensus(predictions, self.combine, members=server.members(replies))
         return mean if self.aggregation == "sa" else (mean / self.temperature).softmax(1)
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module:

@@ -40,6 +40,7 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -70,6 +71,7 @@ class FD(fl.Method[State]):
     """
 
     family = "classes"
+    aligns_classes = True
 
     variants = {
         "logits": {"exchanged": "logits"},
@@ -93,14 +95,15 @@ class FD(fl.Method[State]):
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         sent = {id: fl.Message(averages=self._averages(state, id, server.num_classes)) for id in cohort.ids}
         replies = cohort.ask(self.local_update, sent)
-        return State(
-            {str(id): fl.prototypes.one_each(reply["means"], reply["labels"]) for id, reply in replies.items()}
-        )
+        known = {id: fl.classes.only_own(reply["means"], server.roster[id]) for id, reply in replies.items()}
+        return State({str(id): fl.prototypes.one_each(known[id], reply["labels"]) for id, reply in replies.items()})
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         present, classes = fl.schema.UpTo(server.num_classes), server.num_classes
         of_probabilities = self.exchanged == "probabilities"
-        means = fl.schema.Probabilities(present, classes) if of_probabilities else fl.schema.floats(present, classes)
+        means = (fl.schema.Probabilities if of_probabilities else partial(fl.schema.logits, member=member))(
+            present, classes
+        )
         return fl.Schema(means=means, labels=fl.schema.Labels(present, classes, present))
 
     @fl.on_client
@@ -118,9 +121,11 @@ class FD(fl.Method[State]):
         heard = [rows for reporter, rows in state.reports.items() if reporter != left_out]
         if not heard:
             return None
-        return fl.prototypes.averages(
-            {name: torch.cat([rows[name] for rows in heard]) for name in heard[0]}, classes, self.combine
-        )
+        rows = {name: torch.cat([rows[name] for rows in heard]) for name in heard[0]}
+        table = fl.prototypes.averages(rows, classes, self.combine)
+        if self.exchanged == "probabilities" and bool((table["means"] == -torch.inf).any()):
+            table["means"] = fl.public.as_distributions(table["means"])
+        return table
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class FDMeta(fl.Method[State]):
 
     family = "public"
     unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
+    aligns_classes = True
 
     variants = {
         "random": {"sampling": "random"},
@@ -100,7 +101,8 @@ class FDMeta(fl.Method[State]):
         model = fl.load(server.build(), state.common)
         rows = self._chosen(model if state.learnt else None, server)
         replies = cohort.ask(self.local_update, fl.Message(rows=rows))
-        labels = fl.public.consensus(replies.entries("predictions"), self.combine)
+        predictions, members = replies.entries("predictions"), server.members(replies)
+        labels = fl.public.consensus(predictions, self.combine, members=members)
         lesson = fl.public.soft_lesson(server, {"rows": rows, "labels": labels})
         report = server.fit(fl.Fit(model, fl.public.soft_labels_loss, lesson, self.server_training))
         server.note(distillation_loss=report.loss)

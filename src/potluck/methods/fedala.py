@@ -59,6 +59,8 @@ class FedALA(fl.Averages):
         most: passes, the first time.
     """
 
+    aligns_classes = True
+
     variants = {"two layers": {"adaptive_layers": 2}, "by architecture": {"sharing.scope": "architecture"}}
 
     adaptive_layers: Annotated[int, fl.at_least(1)] = 1

@@ -91,6 +91,7 @@ class FedAUX(fl.SharesWeights[State]):
 
     family = "public"
     unguarded = "a rule acts among the clients of one architecture, and 'trimmed' drops none of three"
+    aligns_classes = True
 
     variants = {
         "equal": {"certainty": "equal"},
@@ -195,12 +196,14 @@ class Weighted:
 
     def add(self, logits: Tensor, scores: Tensor | None) -> None:
         """Add a client's logits; without scores (rows,) every row counts 1."""
-        weight = (torch.ones(len(logits)) if scores is None else scores + 1e-8)[:, None]
-        self._sum, self._weight = self._sum + weight * logits, self._weight + weight
+        has = logits != -torch.inf  # a client says nothing of classes that it has no outputs for
+        weight = (torch.ones(len(logits)) if scores is None else scores + 1e-8)[:, None] * has
+        self._sum, self._weight = self._sum + weight * logits.masked_fill(~has, 0.0), self._weight + weight
 
     def mean(self) -> Tensor:
         """The sum of s_i f_i over the sum of s_i."""
-        return torch.as_tensor(self._sum / self._weight)
+        weight = torch.as_tensor(self._weight)
+        return (self._sum / weight).masked_fill(weight == 0, -torch.inf)
 
 
 def others(examples: int, rows: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ class FedAvg(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {
         "uniform": {"sharing.weighting": "uniform"},
         "by architecture": {"sharing.scope": "architecture"},

@@ -51,6 +51,8 @@ class FedBABU(fl.Averages):
         tuning_batch: examples in a step of it.
     """
 
+    aligns_classes = True
+
     variants = {"head": {"tuned": "head"}, "not tuned": {"tuning_epochs": 0}}
 
     tuned: Literal["all", "head"] = "all"

@@ -51,6 +51,8 @@ BATCHNORM = fl.Need("BatchNorm, to have something of one's own", lambda offer: N
 class FedBN(fl.personal.KeepsLayers):
     """Hyper-parameters of FedBN: those of `Averages`, with equal weights as in the paper."""
 
+    aligns_classes = True
+
     variants = {"by samples": {"sharing.weighting": "samples"}}
 
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")

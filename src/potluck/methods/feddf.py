@@ -72,6 +72,7 @@ class FedDF(fl.SharesWeights[State]):
 
     family = "public"
     unguarded = "a rule acts among the clients of one architecture, and 'trimmed' drops none of three"
+    aligns_classes = True
 
     variants = {
         "probabilities": {"ensemble": "probabilities"},
@@ -98,7 +99,8 @@ class FedDF(fl.SharesWeights[State]):
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
         replies = cohort.stream(self.local_update, self.sharing.send(state.weights, cohort, server))
-        means, taught = self.sharing.no_means(server.roster, "weights", "buffers"), self.sharing.combine.running()
+        means = self.sharing.no_means(server.roster, "weights", "buffers")
+        taught = fl.classes.running(self.sharing.combine, server.roster)
         for id, reply in self.sharing.combine.arriving(replies):
             means.add(id, reply)
             taught.add(self._predictions(id, reply, server))
@@ -123,7 +125,7 @@ class FedDF(fl.SharesWeights[State]):
         """What a client's model predicts for the public data, as the ensemble combines it."""
         net = fl.load(server.build(server.roster[id].architecture), {**reply["weights"], **reply.get("buffers", {})})
         logits = server.predict(fl.Predict(net, fl.public.public_of(server)))
-        return logits if self.ensemble == "logits" else logits.softmax(1)
+        return logits if self.ensemble == "logits" else fl.classes.only_own(logits.softmax(1), server.roster[id])
 
     def global_model(self, state: State, server: fl.Server) -> nn.Module:
         prototypes = [fl.load(server.build(p), state.weights[p]) for p in sorted(state.weights)]

@@ -86,6 +86,8 @@ class FedDPA(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {
         "clipped": {"clipped": True},
         "noisy": {"clipped": True, "noise_multiplier": 0.1},
@@ -124,7 +126,7 @@ class FedDPA(fl.SharesWeights[State]):
         key, clients = fl.fold_in(int(torch.randint(2**62, (), generator=server.rng))), len(server.roster)
         for i, reply in self.sharing.combine.arriving(replies):
             sent = state.weights[self.sharing.group(server.roster[i])]
-            clipped = self.clip(sent, reply["weights"], clients, key.fold(i).generator())
+            clipped = self.clip(sent, reply["weights"], clients, key.fold(i).generator(), server.roster[i].head)
             means.add(i, fl.Message(**{**reply, "weights": clipped}))
             del reply  # before the next comes
         return State(means.over(state.weights, "weights", "buffers"))
@@ -158,16 +160,28 @@ class FedDPA(fl.SharesWeights[State]):
         own = self.evaluated == "own" and client.state.get("started", False)
         return client.model if own else self.sharing.deploy(client, message)
 
-    def clip(self, sent: fl.Weights, trained: fl.Weights, clients: int, rng: torch.Generator) -> fl.Weights:
-        """A client's weights with its update clipped to a norm of C, and noise of its own, whoever else was drawn."""
-        sent = {name: sent[name] for name in trained}
+    def clip(
+        self,
+        pool: fl.Weights,
+        trained: fl.Weights,
+        clients: int,
+        rng: torch.Generator,
+        head: fl.classes.OwnHead | None = None,
+    ) -> fl.Weights:
+        """A client's weights with its update clipped to a norm of C, and noise of its own, whoever else was drawn.
+
+        A client with classes of its own has a part of the pool, and of the noise.
+        """
+        whole = {name: pool[name] for name in trained}
+        sent = whole if head is None else head.part_of(whole)
         update = fl.weights.minus(trained, sent)
         length = float(torch.stack([torch.linalg.vector_norm(tensor) for tensor in update.values()]).norm())
         noise = self.bound * self.noise_multiplier / clients**0.5
         found = fl.weights.plus(sent, update, 1 / max(1.0, length / self.bound))
         if not noise:
             return found
-        return {n: w + noise * torch.randn(w.shape, generator=rng, dtype=w.dtype) for n, w in found.items()}
+        drawn = {n: noise * torch.randn(w.shape, generator=rng, dtype=w.dtype) for n, w in whole.items()}
+        return fl.weights.plus(found, drawn if head is None else head.part_of(drawn))
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ class FedDyn(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {
         "by samples": {"sharing.weighting": "samples"},
         "by architecture": {"sharing.scope": "architecture"},

@@ -177,12 +177,7 @@ class FedET(fl.SharesWeights[State]):
         """What clients' models call the layers that travel."""
         if self.representation == "none":
             return set()
-        return {server.about(member.architecture, head_name) for member in server.roster.values()}
-
-
-def head_name(net: nn.Module, input_shape: fl.InputShape) -> str:
-    """What a model calls its head."""
-    return fl.split(net).head_name
+        return {server.about(member.architecture, fl.heads.head_name) for member in server.roster.values()}
 
 
 @dataclass(frozen=True)

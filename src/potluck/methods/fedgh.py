@@ -35,6 +35,7 @@ Departures from the paper
        64 and 10 epochs, or of 512 and 30.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -62,6 +63,7 @@ class FedGH(fl.Method[State]):
 
     family = "classes"
     unguarded = "the server's head learns from every client's means of classes"
+    aligns_classes = True
 
     variants = {"own heads": {"clients_adopt": False}}
 
@@ -78,7 +80,7 @@ class FedGH(fl.Method[State]):
         return State(fl.learnt_of(_new_head(server)))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        rows = fl.prototypes.reported(cohort.ask(self.local_update, self.header(state)))
+        rows = fl.prototypes.reported(cohort.ask(self.local_update, self.headers(state, cohort.ids, server)))
         return self.taught(state, rows["values"], F.one_hot(rows["labels"], server.num_classes), server)
 
     def taught(self, state: State, features: Tensor, shares: Tensor, server: fl.Server) -> State:
@@ -97,15 +99,18 @@ class FedGH(fl.Method[State]):
         return fl.Message(**(yield from fl.prototypes.measured(client)))
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        return self.header(state)
+        return self.headers(state, [client_id], server)[client_id]
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         return with_header(client, message)
 
-    def header(self, state: State) -> fl.Message:
-        """What clients are sent: the header, or nothing."""
-        return fl.Message(head=state.head if self.clients_adopt else None)
+    def headers(self, state: State, ids: Sequence[fl.ClientId], server: fl.Server) -> dict[fl.ClientId, fl.Message]:
+        """What clients are sent: the header, or of it their own classes' rows, or nothing."""
+        whole = fl.Message(head=state.head if self.clients_adopt else None)
+        unlike = [member for member in server.members(ids) if member.head is not None and self.clients_adopt]
+        own = {member.id: fl.Message(head=fl.heads.head_for(state.head, member, server)) for member in unlike}
+        return {id: own.get(id, whole) for id in ids}
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,8 @@ class FedGKD(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {
         "the last model teaches": {"buffer": 1},
         "distance of logits": {"divergence": "mse"},
@@ -123,7 +125,7 @@ class FedGKD(fl.SharesWeights[State]):
         """Of the teacher, the layers that a client owns; its buffers only if they are averaged."""
         if not teacher:
             return None
-        owned = fl.weights.pick(teacher[self.sharing.group(member)], member.shapes)
+        owned = self.sharing.owned(teacher, member)
         shared = self.sharing.buffers == "average"
         return {name: tensor for name, tensor in owned.items() if shared or name in member.parameters}
 
@@ -150,7 +152,7 @@ class TaughtLoss:
         with torch.no_grad():
             taught = extras["teacher"](batch.inputs)
         gap = (
-            F.mse_loss(logits, taught)
+            fl.losses.difference(logits, taught, F.mse_loss)
             if self.divergence == "mse"
             else fl.losses.distillation(logits, taught, self.temperature)
         )

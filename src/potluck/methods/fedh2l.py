@@ -69,6 +69,7 @@ class FedH2L(fl.Stateless):
 
     family = "public"
     unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
+    aligns_classes = True
 
     variants = {
         "mean": {"weighting": "mean"},
@@ -91,7 +92,7 @@ class FedH2L(fl.Stateless):
     def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         rows = fl.public.drawn_rows(server, self.public_examples)
         told = cohort.ask(self.learn_and_predict, fl.Message(rows=rows))
-        cohort.ask(self.learn_from_peers, {i: fl.Message(peers=self._peers(i, told)) for i in told})
+        cohort.ask(self.learn_from_peers, {i: fl.Message(peers=self._peers(i, told, server)) for i in told})
         return state
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
@@ -113,6 +114,8 @@ class FedH2L(fl.Stateless):
         if peers is None:
             peers = torch.zeros(len(seeds), client.num_classes)
         loss, seeds = SeedLoss(client.criterion, self.strength), seeds.with_columns(peers=peers)
+        if not len(seeds := fl.public.of_own_classes(client, seeds)):
+            return fl.Message()
         if self.conflicts == "keep":
             yield fl.Fit(client.model, loss, seeds, self.mutual)
             return fl.Message()
@@ -122,12 +125,13 @@ class FedH2L(fl.Stateless):
         client.note(**report.combined)
         return fl.Message()
 
-    def _peers(self, id: fl.ClientId, told: fl.Replies) -> Tensor | None:
+    def _peers(self, id: fl.ClientId, told: fl.Replies, server: fl.Server) -> Tensor | None:
         """What the others predict, (rows, classes): the sum or the mean of their probabilities; None without others."""
-        others = [reply["predictions"] for other, reply in told.items() if other != id]
+        others = {other: reply["predictions"] for other, reply in told.items() if other != id}
         if not others:
             return None
-        return fl.public.consensus(others, self.combine) * (len(others) if self.weighting == "sum" else 1)
+        mean = fl.public.consensus([*others.values()], self.combine, members=server.members(others))
+        return mean * (len(others) if self.weighting == "sum" else 1)
 
 
 @dataclass(frozen=True)

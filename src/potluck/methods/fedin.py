@@ -121,6 +121,8 @@ class FedIN(fl.privacy.ReleasesFeatures[State]):
         sharing: who averages with whom.
     """
 
+    aligns_classes = True
+
     variants = {
         "exact": {"rule": "exact"},
         "exact, whole": {"rule": "exact", "granularity": "whole"},

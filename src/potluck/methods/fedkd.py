@@ -97,6 +97,7 @@ class FedKD(fl.Method[State]):
     """
 
     family = "common"
+    aligns_classes = True
 
     variants = {
         "joint": {"gradients": "joint"},

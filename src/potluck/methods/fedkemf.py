@@ -70,6 +70,7 @@ class FedKEMF(fl.CommonModel):
     """
 
     unguarded = "the server's network learns from every client's predictions"
+    aligns_classes = True
 
     variants = {
         "max": {"ensemble": "max"},

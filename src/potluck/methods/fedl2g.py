@@ -85,6 +85,7 @@ class FedL2G(fl.Method[State]):
     """
 
     family = "classes"
+    aligns_classes = True
 
     variants = {
         "features": {"guided": "features", "server_rate": 100.0},
@@ -115,11 +116,13 @@ class FedL2G(fl.Method[State]):
         replies = cohort.ask(self.local_update, fl.Message(guide=state.guide))
         rows = fl.prototypes.one_each(torch.cat(replies.entries("gradients")), torch.cat(replies.entries("studied")))
         mean = fl.prototypes.averages(rows, server.num_classes, self.combine)["means"]
-        return State(state.guide - self.server_rate * mean)
+        return State(state.guide - self.server_rate * mean.masked_fill(mean == -torch.inf, 0.0))
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         rows = fl.schema.UpTo(server.num_classes, least=0)
-        gradients = fl.schema.floats(rows, message["guide"].shape[1])
+        width = message["guide"].shape[1]
+        of_features = self.guided == "features"
+        gradients = fl.schema.floats(rows, width) if of_features else fl.schema.logits(rows, width, member)
         return fl.Schema(studied=fl.schema.Labels(rows, server.num_classes, present=rows), gradients=gradients)
 
     @fl.on_client
@@ -135,7 +138,10 @@ class FedL2G(fl.Method[State]):
         asked = {"quiz": quiz.batch(torch.arange(len(quiz)))}
         found = yield fl.Gradient(pair, QuizLoss(loss, self.study_rate), study, asked, batch_size=self.study)
         studied = study.labels.unique()
-        return fl.Message(studied=studied, gradients=found["guide.weight"][studied])
+        gradients = found["guide.weight"][studied]
+        if client.classes is not None and self.guided == "logits":
+            gradients = client.classes.only(gradients)  # it says nothing of the others
+        return fl.Message(studied=studied, gradients=gradients)
 
     def _divided(self, client: fl.Client) -> tuple[fl.Examples, fl.Examples]:
         """The examples that the client trains with, and the quiz, which may be empty."""
@@ -164,9 +170,8 @@ class GuidedLoss:
             logits = guided = net(batch.inputs)
         else:
             _, guided, logits = fl.split(net).passed(batch.inputs)
-        return self.criterion(logits, batch.targets) + self.strength * F.mse_loss(
-            guided, extras["guide"][batch.targets]
-        )
+        gap = fl.losses.difference(guided, extras["guide"][batch.targets], F.mse_loss)
+        return self.criterion(logits, batch.targets) + self.strength * gap
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class FedMD(fl.Stateless):
     """
 
     family = "public"
+    aligns_classes = True
 
     variants = {
         "squared": {"digest_loss": "mse"},
@@ -85,20 +86,21 @@ class FedMD(fl.Stateless):
     def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:
         rows = fl.public.drawn_rows(server, self.public_examples)
         scored = cohort.ask(self.score_public, fl.Message(rows=rows))
-        consensus = self.combine(scored.entries("logits"), [1.0] * len(scored))
+        consensus = fl.classes.averaged(self.combine, scored.entries("logits"), [1.0] * len(scored))
         cohort.ask(self.digest_and_revisit, {i: fl.Message(consensus=consensus) for i in scored})
         return state
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         if handler == "score_public":
-            return fl.Schema(logits=fl.schema.floats(len(message["rows"]), server.num_classes))
+            return fl.Schema(logits=fl.schema.logits(len(message["rows"]), server.num_classes, member))
         return fl.Schema()
 
     @fl.on_client
     def score_public(self, client: fl.Client, message: fl.Message) -> fl.ClientWork:
         if self.public_labels and not client.state.get("taught"):
             once = replace(self.public_training, persist=False)  # no later fit would read its optimiser
-            yield fl.Fit(client.model, client.objective, fl.public.public_of(client), once, name="public")
+            if len(examples := fl.public.of_own_classes(client, fl.public.public_of(client))):
+                yield fl.Fit(client.model, client.objective, examples, once, name="public")
             client.state["taught"] = True
         pretraining = self.training if self.pretrain else None
         logits = yield from fl.public.predict_rows(client, message["rows"], pretraining)
@@ -115,12 +117,12 @@ class FedMD(fl.Stateless):
 
 def digest_l1(net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
     """Mean absolute difference to the consensus logits."""
-    return F.l1_loss(net(batch.inputs), batch.columns["consensus"])
+    return fl.losses.difference(net(batch.inputs), batch.columns["consensus"], F.l1_loss)
 
 
 def digest_mse(net: nn.Module, batch: fl.Batch, extras: fl.Extras) -> Tensor:
     """Mean squared difference to the consensus logits."""
-    return F.mse_loss(net(batch.inputs), batch.columns["consensus"])
+    return fl.losses.difference(net(batch.inputs), batch.columns["consensus"], F.mse_loss)
 
 
 DIGEST = {"l1": digest_l1, "mse": digest_mse}

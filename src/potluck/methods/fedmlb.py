@@ -62,6 +62,8 @@ class FedMLB(fl.Averages):
         teacher_learns: whether the distillation has a gradient in the hybrid paths too, see departure 2.
     """
 
+    aligns_classes = True
+
     variants = {"constant teacher": {"teacher_learns": False}}
 
     lambda1: Annotated[float, fl.at_least(0)] = 1.0

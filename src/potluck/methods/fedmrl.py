@@ -66,6 +66,8 @@ class FedMRL(fl.CommonModel):
         combine: how the copies become one.
     """
 
+    aligns_classes = True
+
     variants = {
         "uniform": {"weighting": "uniform"},
         "own head alone": {"common_weight": 0.0},

@@ -62,6 +62,7 @@ class FedNova(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights p_i.
     """
 
+    aligns_classes = True
     training: fl.LocalTraining = fl.LocalTraining()
     sharing: fl.Averaging = fl.Sharing()
 

@@ -55,6 +55,8 @@ class FedNTD(fl.Averages):
         temperature: tau, by which both nets' logits are divided.
     """
 
+    aligns_classes = True
+
     variants = {"temperature of the code's class": {"temperature": 3.0}}
 
     beta: Annotated[float, fl.at_least(0)] = 1.0

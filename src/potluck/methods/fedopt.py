@@ -66,6 +66,8 @@ class FedOpt(fl.SharesWeights[State]):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {
         "FedYogi": {"optimizer": "yogi"},
         "FedAdagrad": {"optimizer": "adagrad", "beta1": 0.0},

@@ -45,6 +45,8 @@ class FedPer(fl.personal.KeepsLayers):
         personal_layers: K_P, how many layers stay: the head, and stages before it.
     """
 
+    aligns_classes = True
+
     variants = {"two layers": {"personal_layers": 2}, "uniform": {"sharing.weighting": "uniform"}}
 
     personal_layers: Annotated[int, fl.at_least(1)] = 1

@@ -75,6 +75,8 @@ class FedProto(fl.prototypes.PredictsByPrototypes[State]):
         combine: how the prototypes of a class become one.
     """
 
+    aligns_classes = True
+
     variants = {
         "the paper's distance": {"distance": "means"},
         "by samples": {"weighting": "samples"},

@@ -52,6 +52,8 @@ class FedProx(fl.Averages):
         coupled: whether the pull is part of the loss, or a step of its own after each of the optimiser's.
     """
 
+    aligns_classes = True
+
     variants = {"decoupled": {"coupled": False}}
 
     mu: Annotated[float, fl.at_least(0)] = 0.1

@@ -51,9 +51,10 @@ class FedRE(FedGH):
     """
 
     unguarded = "the server's head learns from every client's mixture"
+    aligns_classes = True
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, self.header(state))
+        replies = cohort.ask(self.local_update, self.headers(state, cohort.ids, server))
         r, y = (torch.cat(replies.entries(name)) for name in ("representation", "shares"))
         return self.taught(state, r, y, server)
 

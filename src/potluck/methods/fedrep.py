@@ -49,6 +49,8 @@ class FedRep(fl.personal.KeepsLayers):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {"by samples": {"sharing.weighting": "samples"}, "lasting optimisers": {"head.persist": True}}
 
     head: fl.LocalTraining = fl.LocalTraining(epochs=10)

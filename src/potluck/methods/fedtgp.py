@@ -92,6 +92,7 @@ class FedTGP(fl.prototypes.PredictsByPrototypes[State]):
     """
 
     unguarded = "the server's prototypes learn from every client's"
+    aligns_classes = True
 
     variants = {
         "farthest": {"margin": "farthest"},

@@ -86,6 +86,7 @@ class Felo(fl.SharesWeights[State]):
     """
 
     family = "classes"
+    aligns_classes = True
 
     variants = {
         "shared weights": {"sharing.scope": "layer"},
@@ -139,7 +140,7 @@ class Felo(fl.SharesWeights[State]):
         return fl.Schema(
             counts=fl.schema.ClassCounts(server.num_classes, member.examples, present),
             features=fl.schema.floats(present, *shape),
-            logits=fl.schema.floats(present, server.num_classes),
+            logits=fl.schema.logits(present, server.num_classes, member),
             **self.sharing.expected(member, message),
         )
 

@@ -57,6 +57,8 @@ class FML(fl.CommonModel):
         combine: how the copies become one.
     """
 
+    aligns_classes = True
+
     variants = {
         "by samples": {"weighting": "samples"},
         "lasting optimisers": {"training.persist": True},

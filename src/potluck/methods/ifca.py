@@ -60,6 +60,7 @@ class IFCA(fl.Method[State]):
 
     family = "weights"
     unguarded = "a rule acts among the clients of one cluster"
+    aligns_classes = True
     variants = {"three": {"clusters": 3}, "local statistics": {"sharing.buffers": "local"}}
 
     training: fl.LocalTraining = fl.LocalTraining()

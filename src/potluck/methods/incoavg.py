@@ -51,6 +51,8 @@ from potluck.methods.fedavg import FedAvg, State
 class InCoAvg(fl.crosslayer.InCo[State], FedAvg):
     """Hyper-parameters of InCoAvg: those of FedAvg, with equal weights as in the paper, and `inco`."""
 
+    aligns_classes = True
+
     variants = {
         "paper": {"inco.rule": "paper", "inco.granularity": "tensor"},
         "theorem": {"inco.rule": "theorem", "inco.normalise": False},

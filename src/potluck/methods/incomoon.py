@@ -33,6 +33,8 @@ from potluck.methods.moon import MOON
 class InCoMOON(fl.crosslayer.InCo[fl.sharing.Averaged], MOON):
     """Hyper-parameters of InCoMOON: those of MOON, with equal weights as in the paper, and `inco`."""
 
+    aligns_classes = True
+
     variants = {"by architecture": {"sharing.scope": "architecture"}}
 
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")

@@ -34,6 +34,8 @@ from potluck.methods.fednova import FedNova, State
 class InCoNova(fl.crosslayer.InCo[State], FedNova):
     """Hyper-parameters of InCoNova: those of FedNova, with equal weights as in the paper, and `inco`."""
 
+    aligns_classes = True
+
     variants = {"by architecture": {"sharing.scope": "architecture"}}
 
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")

@@ -32,6 +32,8 @@ from potluck.methods.fedprox import FedProx
 class InCoProx(fl.crosslayer.InCo[fl.sharing.Averaged], FedProx):
     """Hyper-parameters of InCoProx: those of FedProx, with equal weights as in the paper, and `inco`."""
 
+    aligns_classes = True
+
     variants = {"by architecture": {"sharing.scope": "architecture"}}
 
     sharing: fl.Sharing = fl.Sharing(weighting="uniform")

@@ -34,4 +34,6 @@ from potluck.methods.scaffold import Scaffold, State
 class InCoScaffold(fl.crosslayer.InCo[State], Scaffold):
     """Hyper-parameters of InCoScaffold: those of SCAFFOLD, and `inco`."""
 
+    aligns_classes = True
+
     variants = {"gradient": {"option": "gradient"}, "by architecture": {"sharing.scope": "architecture"}}

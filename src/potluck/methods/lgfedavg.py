@@ -35,6 +35,7 @@ Departures from the paper
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import nn
@@ -61,6 +62,7 @@ class LGFedAvg(fl.Method[State]):
     """
 
     family = "weights"
+    aligns_classes = True
 
     variants = {"all": {"averaged": "all"}, "uniform": {"weighting": "uniform"}, "median": {"combine.rule": "median"}}
 
@@ -78,8 +80,12 @@ class LGFedAvg(fl.Method[State]):
         return State(fl.learnt_of(self._global_layers(fl.heads.client_net(server))))
 
     def round(self, state: State, cohort: fl.Cohort, server: fl.Server) -> State:
-        replies = cohort.ask(self.local_update, fl.Message(shared=state.shared))
-        return State(fl.means.mean_of(replies, "shared", self.weighting, self.combine))
+        replies = cohort.ask(self.local_update, {id: self.inference_message(state, id, server) for id in cohort.ids})
+        shares = replies.entries("examples") if self.weighting == "samples" else [1.0] * len(replies)
+        prefix = partial(self._prefix, server)
+        return State(
+            fl.classes.mean_of_rows(replies, "shared", server.roster, shares, self.combine, state.shared, prefix)
+        )
 
     def replies(self, handler: str, member: fl.Member, message: fl.Message, server: fl.Server) -> fl.Schema:
         return fl.Schema(shared=fl.schema.like(message["shared"]), examples=fl.schema.count(member.examples))
@@ -91,12 +97,17 @@ class LGFedAvg(fl.Method[State]):
         return fl.Message(shared=fl.learnt_of(layers), examples=len(client.train))
 
     def inference_message(self, state: State, client_id: fl.ClientId, server: fl.Server) -> fl.Message:
-        return fl.Message(shared=state.shared)
+        member = server.roster[client_id]
+        return fl.Message(shared=fl.classes.rows_for(state.shared, member, self._prefix(server, member)))
 
     @fl.on_client
     def inference_model(self, client: fl.Client, message: fl.Message) -> nn.Module:
         fl.load(self._global_layers(client.model), message["shared"])
         return client.model
+
+    def _prefix(self, server: fl.Server, member: fl.Member) -> str:
+        """What the names of the global layers begin with in a client's network."""
+        return f"{server.about(member.base, fl.heads.head_name)}." if self.averaged == "head" else ""
 
     def _global_layers(self, net: nn.Module) -> nn.Module:
         return fl.split(net).head if self.averaged == "head" else net

@@ -33,6 +33,7 @@ class Local(fl.Stateless):
 
     family = "alone"
     unguarded = "exchanges nothing"
+    aligns_classes = True
 
     variants = {
         "lasting optimisers": {"training.persist": True},

@@ -56,6 +56,7 @@ class MOON(fl.Averages):
         temperature: tau.
     """
 
+    aligns_classes = True
     mu: Annotated[float, fl.at_least(0)] = 1.0
     temperature: Annotated[float, fl.above(0)] = 0.5
 

@@ -59,6 +59,8 @@ class PerFedAvg(fl.Averages):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {"Hessian-free": {"rule": "hessian-free"}, "exact": {"rule": "exact"}}
 
     alpha: Annotated[float, fl.at_least(0)] = 0.01

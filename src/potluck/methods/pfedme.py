@@ -63,6 +63,8 @@ class PFedMe(fl.Averages):
         sharing: who averages with whom, with which weights.
     """
 
+    aligns_classes = True
+
     variants = {"global model": {"evaluated": "global"}, "beyond": {"beta": 2.0}}
 
     training: fl.LocalTraining = fl.LocalTraining()

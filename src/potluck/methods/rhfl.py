@@ -90,6 +90,7 @@ class RHFL(fl.Method[State]):
 
     family = "public"
     unguarded = "what clients send are distributions, of which one client of five moves a mean by a fifth"
+    aligns_classes = True
 
     variants = {
         "an exchange for every batch": {"exchanges": 3},
@@ -123,7 +124,7 @@ class RHFL(fl.Method[State]):
         for rows in drawn.tensor_split(min(self.exchanges, len(drawn))):
             predicted = cohort.ask(self.predict_public, {i: fl.Message(rows=rows) for i in present})
             weights = confidences([state.qualities.get(i) for i in predicted], self.confidence, self.scale)
-            targets = self._targets(predicted, dict(zip(predicted, weights, strict=True)))
+            targets = self._targets(predicted, dict(zip(predicted, weights, strict=True)), server)
             server.note(highest_confidence=max(weights), lowest_confidence=min(weights))
             present = list(cohort.ask(self.learn_from_others, {i: fl.Message(target=t) for i, t in targets.items()}))
         trained = cohort.ask(self.local_update, {i: fl.Message() for i in present})
@@ -168,14 +169,16 @@ class RHFL(fl.Method[State]):
         logits = yield fl.Predict(client.model, client.train)
         return max(float(self._objective(client).of(logits, client.train.labels)), LOWEST_LOSS)
 
-    def _targets(self, predicted: fl.Replies, weights: Mapping[fl.ClientId, float]) -> dict[fl.ClientId, Tensor]:
+    def _targets(
+        self, predicted: fl.Replies, weights: Mapping[fl.ClientId, float], server: fl.Server
+    ) -> dict[fl.ClientId, Tensor]:
         """For every client the sum of the others' predictions by weight (rows, classes); zeros if it is alone."""
         targets: dict[fl.ClientId, Tensor] = {}
         for i, own in predicted.items():
-            theirs = [reply["predictions"] for j, reply in predicted.items() if j != i]
-            shares = [weight for j, weight in weights.items() if j != i]
+            theirs = {j: reply["predictions"] for j, reply in predicted.items() if j != i}
+            shares, members = [weights[j] for j in theirs], server.members(theirs)
             targets[i] = sum(shares) * (
-                fl.public.consensus(theirs, self.combine, shares) if theirs else own["predictions"]
+                fl.public.consensus([*theirs.values()], self.combine, shares, members) if theirs else own["predictions"]
             )
         return targets
 

@@ -73,6 +73,8 @@ class Scaffold(fl.SharesWeights[State]):
         sharing: who averages with whom.
     """
 
+    aligns_classes = True
+
     variants = {
         "gradient": {"option": "gradient"},
         "by samples": {"control_weighting": "samples"},
@@ -153,7 +155,7 @@ class Scaffold(fl.SharesWeights[State]):
         return self.sharing.reply(client, weights=None, dy=fl.weights.minus(y, x), dc=fl.weights.minus(new_c_i, c_i))
 
     def _control_of(self, state: State, member: fl.Member) -> fl.Weights:
-        control = state.control[self.sharing.group(member)]
+        control = self.sharing.owned(state.control, member)
         return {name: control[name] for name in sorted(member.parameters)}
 
     def _control_share(self, member: fl.Member) -> float:

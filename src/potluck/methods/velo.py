@@ -101,6 +101,7 @@ class Velo(fl.SharesWeights[State]):
     """
 
     family = "classes"
+    aligns_classes = True
 
     variants = {
         "replay": {"use": "replay"},
@@ -174,7 +175,7 @@ class Velo(fl.SharesWeights[State]):
         return fl.Schema(
             features=fl.schema.floats(n, *fl.features.feature_shape(server, member.architecture, self.place)),
             labels=fl.schema.Labels(n, server.num_classes, present),
-            logits=fl.schema.floats(present, server.num_classes),
+            logits=fl.schema.logits(present, server.num_classes, member),
             **self.sharing.expected(member, message),
         )
 

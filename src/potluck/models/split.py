@@ -11,6 +11,7 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import Inputs, InputShape
+from potluck.core.nets.classes import spread
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import CannotSplit, plan_of
@@ -77,6 +78,8 @@ class Split(ABC):
     def head(self) -> nn.Module:
         """The last module, features (batch, num_features) to outputs; its tensors have names of their own.
 
+        Of a network with own classes it puts out those alone, unlike `classifier`.
+
         Raises:
             ConfigError: no one module reads all features and gives the outputs.
         """
@@ -123,7 +126,7 @@ class _OfStages(Split):
         return self._net.pool(self._behind(s_in))
 
     def classifier(self, s_out: Tensor) -> Tensor:
-        return self._net.head(s_out)
+        return spread(self._net, self._net.head(s_out))
 
     def features(self, x: Inputs) -> Tensor:
         return self.intermediate(self.extractor(x))
@@ -141,7 +144,7 @@ class _OfStages(Split):
         return found, self.resumed(reached, len(found))
 
     def resumed(self, h: Tensor, stages: int) -> Tensor:
-        return self._net.head(self._net.pool(self._net.stages[stages:](h)))
+        return self.classifier(self._net.pool(self._net.stages[stages:](h)))
 
     def head_problem(self) -> str | None:
         return None
@@ -191,7 +194,7 @@ class _OfPlan(Split):
     def classifier(self, s_out: Tensor) -> Tensor:
         whole = s_out.reshape(len(s_out), *self._plan.features.shape) if self._plan.flat else s_out
         if self._plan.head is not None:
-            return self._net.get_submodule(self._plan.head)(whole)
+            return spread(self._net, self._net.get_submodule(self._plan.head)(whole))
         return self._plan.course.run(self._net, whole, self._plan.features)
 
     def features(self, x: Inputs) -> Tensor:

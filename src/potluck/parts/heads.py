@@ -4,19 +4,36 @@ Methods that exchange heads, or train one for everybody, need heads of one shape
 need features of one width. The networks before the heads may differ in anything.
 """
 
-from torch import nn
+from collections.abc import Mapping
 
+from torch import Tensor, nn
+
+from potluck.core.federation import Member
+from potluck.core.ground.inputs import InputShape
 from potluck.core.needs import Need, Offer
 from potluck.core.nets.batchnorm import batch_norms
 from potluck.core.nets.splitting import split_problem
 from potluck.core.nets.weights import parameters_of, weights_of
 from potluck.core.roles import Server
 from potluck.models.split import Split, split
+from potluck.parts.classes import rows_for
 
 
 def client_net(server: Server) -> nn.Module:
     """A network of the first client's architecture with the run's initial weights, for what all clients have alike."""
-    return server.build(next(iter(server.roster.values())).architecture)
+    return server.build(next(iter(server.roster.values())).base)
+
+
+def head_name(net: nn.Module, input_shape: InputShape) -> str:
+    """What a network calls its head."""
+    return split(net).head_name
+
+
+def head_for(head: Mapping[str, Tensor], member: Member, server: Server) -> Mapping[str, Tensor]:
+    """Of a head with all classes, by names in it, what a client's own has."""
+    if member.head is None:
+        return head
+    return rows_for(head, member, f"{server.about(member.base, head_name)}.")
 
 
 def _parts(offer: Offer) -> dict[str, Split]:

@@ -11,6 +11,8 @@ from potluck.core.federation import Criterion
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras
 
+_NOTHING = -1e30  # the logarithm of a probability that stands for zero
+
 
 def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Squared Euclidean distance between the net's parameters and `anchor`; a scalar.
@@ -83,13 +85,16 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor, present: Tensor) -> Te
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of a student to a teacher's probabilities, mean over the batch.
 
-    Its gradient in the student is that of KL(teacher || student); the value differs by the teacher's entropy.
+    Its gradient in the student is that of KL(teacher || student); the value differs by the teacher's entropy. What the
+    teacher says of classes that the student has no output for does not count, so an example weighs as much as the
+    teacher takes it for one of the student's classes.
 
     Args:
         logits: the student's, (batch, classes).
         targets: the teacher's probabilities, (batch, classes); no gradient flows into them.
     """
-    return -(targets.detach() * F.log_softmax(_exact(logits), 1)).sum(1).mean()
+    known = targets.detach().masked_fill(logits == -torch.inf, 0.0)
+    return -(known * _log_shares(_exact(logits))).sum(1).mean()
 
 
 def distillation(
@@ -105,11 +110,34 @@ def distillation(
         temperature: both are divided by it before the softmax.
         teacher_learns: whether a gradient flows into the teacher's logits.
     """
-    student = F.log_softmax(_exact(logits) / temperature, 1)
     target = teacher_logits if teacher_learns else teacher_logits.detach()
-    teacher = F.log_softmax(_exact(target) / temperature, 1)
+    student, teacher = (_log_shares(z / temperature) for z in in_common(_exact(logits), _exact(target)))
     divergence = (teacher.exp() * (teacher - student)).sum(1).mean()  # F.kl_div has no rule for stacked clients
     return temperature**2 * divergence
+
+
+def in_common(logits: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with minus infinity for every class that one of them has no output for, and so says nothing of."""
+    lacking = (logits == -torch.inf) | (others == -torch.inf)
+    return logits.masked_fill(lacking, -torch.inf), others.masked_fill(lacking, -torch.inf)
+
+
+def difference(logits: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A mean over examples and classes, such as `F.mse_loss`, of the classes that both have outputs for.
+
+    Args:
+        logits: (batch, classes).
+        targets: (batch, classes), such as a teacher's.
+        loss: the mean, over all numbers, of something that is 0 where both are equal.
+    """
+    lacking = (logits == -torch.inf) | (targets == -torch.inf)
+    share = (~lacking).sum() / lacking.numel()  # exactly 1 where all have all classes
+    return loss(logits.masked_fill(lacking, 0.0), targets.masked_fill(lacking, 0.0)) / share
+
+
+def _log_shares(logits: Tensor) -> Tensor:
+    """The logarithm of probabilities, whose product with probability zero is zero for classes without an output."""
+    return F.log_softmax(logits, 1).clamp(min=_NOTHING)
 
 
 def _exact(logits: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from potluck.core.requests.fit import Extras, Observed, Request
 from potluck.core.roles import Client, Replies, Server
 from potluck.core.schema import ClassCounts, Schema, UpTo, floats
 from potluck.models.split import split
+from potluck.parts.classes import MeanOfPredictions
 from potluck.parts.features import feature_shape
 from potluck.parts.heads import COMMON_WIDTH
 from potluck.parts.means import Aggregate
@@ -42,8 +43,25 @@ def distance(values: Tensor, labels: Tensor, table: Table | None) -> Tensor:
     return (gaps * table["known"][labels]).mean()
 
 
+def logit_distance(logits: Tensor, labels: Tensor, table: Table | None) -> Tensor:
+    """`distance` of logits, over the classes that both they and the row of the table know."""
+    if table is None:
+        return logits.new_zeros(())
+    means = table["means"][labels]
+    lacking = (logits == -torch.inf) | (means == -torch.inf)
+    gaps = (logits.masked_fill(lacking, 0.0) - means.masked_fill(lacking, 0.0)).square().mean(1)
+    share = (~lacking).to(gaps).mean(1)  # exactly 1 where all have all classes
+    return (gaps / share * table["known"][labels]).mean()
+
+
 def averages(rows: Rows, classes: int, combine: Aggregate | None = None) -> Table:
-    """By class, the mean of the values (n, width) weighted by their counts, or their combination by a robust rule."""
+    """By class, the mean of the values (n, width) weighted by their counts, or their combination by a robust rule.
+
+    Logits that are minus infinity, for classes that a client has no output for, do not count; means of nothing else are
+    minus infinity too.
+    """
+    if rows["values"].dim() == 2 and bool((rows["values"] == -torch.inf).any()):
+        return _averages_of_known(rows, classes, combine or Aggregate())
     if combine is not None and combine.rule != "mean":
         return _combined(rows, classes, combine)
     labels, counts = rows["labels"], rows["counts"]
@@ -51,6 +69,25 @@ def averages(rows: Rows, classes: int, combine: Aggregate | None = None) -> Tabl
     shares = (counts / whole[labels]).to(rows["values"].dtype)  # before the sum, so that one value comes back exactly
     means = rows["values"].new_zeros(classes, rows["values"].shape[1])
     return {"means": means.index_add_(0, labels, rows["values"] * shares[:, None]), "known": whole > 0}
+
+
+def _averages_of_known(rows: Rows, classes: int, combine: Aggregate) -> Table:
+    """`averages`, column by column of those values that are not minus infinity."""
+    values, labels = rows["values"], rows["labels"]
+    known, means = labels.bincount(minlength=classes) > 0, values.new_zeros(classes, values.shape[1])
+    if combine.rule == "mean":
+        has = values != -torch.inf
+        counts = rows["counts"][:, None] * has
+        whole = torch.zeros(means.shape, dtype=counts.dtype).index_add_(0, labels, counts)
+        shares = (counts / whole[labels].clamp(min=1)).to(values.dtype)
+        means.index_add_(0, labels, values.masked_fill(~has, 0.0) * shares)
+        return {"means": means.masked_fill((whole == 0) & known[:, None], -torch.inf), "known": known}
+    for label in labels.unique().tolist():
+        mine, mean = labels == label, MeanOfPredictions(combine)
+        for value, count in zip(values[mine], rows["counts"][mine].tolist(), strict=True):
+            mean.add(value[None], float(count))
+        means[label] = mean.value()[0]
+    return {"means": means, "known": known}
 
 
 def _combined(rows: Rows, classes: int, combine: Aggregate) -> Table:
@@ -128,7 +165,7 @@ class PrototypeLoss:
     def __call__(self, net: nn.Module, batch: Batch, extras: Extras) -> tuple[Tensor, Observed]:
         """Of one batch of examples with classes."""
         labels, (_, h, z) = batch.targets, split(net).passed(batch.inputs)
-        gaps = distance(h, labels, extras["features"]) + distance(z, labels, extras["logits"])
+        gaps = distance(h, labels, extras["features"]) + logit_distance(z, labels, extras["logits"])
         return self.criterion(z, labels) + self.alpha * gaps, {"features": h, "logits": z, "labels": labels}
 
 
@@ -148,7 +185,7 @@ class ReplayLoss:
         """Of one batch of examples with classes; the pass of H_y leaves running statistics alone."""
         labels, parts = batch.targets, split(net)
         h, _, z = parts.passed(batch.inputs)
-        task, gap = self.criterion(z, labels), distance(z, labels, extras["logits"])
+        task, gap = self.criterion(z, labels), logit_distance(z, labels, extras["logits"])
         observed = {"features": h, "logits": z, "labels": labels}
         synthetic = extras["features"]
         if synthetic is None or (known := synthetic["known"][labels]).sum() < 2:  # one has no batch statistics
@@ -156,7 +193,7 @@ class ReplayLoss:
         replayed, share = labels[known], known.float().mean()
         with keep_statistics(net):
             again = parts.classifier(parts.intermediate(synthetic["means"][replayed]))
-        taught = self.criterion(again, replayed) + distance(again, replayed, extras["logits"])
+        taught = self.criterion(again, replayed) + logit_distance(again, replayed, extras["logits"])
         return (1 - self.alpha * share) * task + self.alpha * (share * taught + gap), observed
 
 
@@ -227,6 +264,8 @@ class PredictsByPrototypes(Method[P]):
 
     @on_client
     def inference_model(self, client: Client, message: Message) -> nn.Module:
-        """The client's network, which predicts with its own head if it was sent no prototypes."""
+        """The client's network, which predicts with its own head if it was sent no prototypes of its classes."""
         table = message.get("prototypes")
-        return client.model if table is None else NearestPrototype(client.model, table)
+        if table is not None and client.classes is not None:
+            table = {**table, "known": table["known"] & ~client.classes.lacking}
+        return client.model if table is None or not table["known"].any() else NearestPrototype(client.model, table)

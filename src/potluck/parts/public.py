@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from potluck.core.federation import Member
 from potluck.core.requests.beside_training import Predict
 from potluck.core.requests.examples import Batch, Examples
 from potluck.core.requests.fit import Extras, Fit, LocalTraining, Request
 from potluck.core.roles import Client, Server
+from potluck.parts.classes import averaged, only_own
 from potluck.parts.losses import soft_cross_entropy
 from potluck.parts.means import Aggregate
 
@@ -18,6 +20,14 @@ def public_of(party: Server | Client) -> Examples:
     """The public examples, which `Need.PUBLIC_DATA` has made sure of."""
     assert party.public is not None
     return party.public
+
+
+def of_own_classes(client: Client, labelled: Examples) -> Examples:
+    """Those of labelled public examples whose class the client's network has an output for."""
+    if client.classes is None:
+        return labelled
+    own = torch.isin(labelled.labels, torch.tensor(client.classes.numbers))
+    return labelled.take(own.nonzero().flatten())
 
 
 def drawn_rows(server: Server, most: int) -> Tensor:
@@ -64,10 +74,24 @@ def soft_labels_loss(net: nn.Module, batch: Batch, extras: Extras) -> Tensor:
     return soft_cross_entropy(net(batch.inputs), batch.columns["soft_labels"])
 
 
-def consensus(predictions: Sequence[Tensor], combine: Aggregate, shares: Sequence[float] | None = None) -> Tensor:
-    """The combination of the clients' distributions, by their shares or equally: distributions, (rows, classes)."""
-    combined = combine(predictions, [1.0] * len(predictions) if shares is None else shares)
-    return combined if combine.rule == "mean" else as_distributions(combined)
+def consensus(
+    predictions: Sequence[Tensor],
+    combine: Aggregate,
+    shares: Sequence[float] | None = None,
+    members: Sequence[Member] = (),
+) -> Tensor:
+    """The combination of the clients' distributions, by their shares or equally: distributions, (rows, classes).
+
+    Args:
+        predictions: of each client.
+        combine: how they become one; class by class over the clients that have the class.
+        shares: their weights.
+        members: the clients, if some of them may have outputs for classes of their own alone.
+    """
+    unlike = any(member.head for member in members)
+    known = [only_own(one, member) for one, member in zip(predictions, members, strict=True)] if unlike else predictions
+    combined = averaged(combine, known, [1.0] * len(predictions) if shares is None else shares)
+    return combined if combine.rule == "mean" and not unlike else as_distributions(combined)
 
 
 def as_distributions(combined: Tensor) -> Tensor:

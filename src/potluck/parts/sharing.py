@@ -34,6 +34,7 @@ from potluck.core.requests.beside_training import NormStatistics
 from potluck.core.requests.fit import LocalTraining, Request
 from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
 from potluck.core.schema import Kind, Schema, count, like
+from potluck.parts.classes import MeanByClass, axes_of, part_of
 from potluck.parts.means import Aggregate, Gathered
 
 GroupWeights = dict[str, Weights]
@@ -114,9 +115,9 @@ class Sharing(Checked):
             ValueError: clients that average with each other have a layer of the same name in different shapes.
         """
         pool: GroupWeights = {}
-        members = {member.architecture: member for member in server.roster.values() if self.averages}
-        for member in sorted(members.values(), key=lambda m: (-_size(m), m.architecture)):
-            net = server.build(member.architecture, draw=draw)
+        members = {member.base: member for member in server.roster.values() if self.averages}
+        for member in sorted(members.values(), key=lambda m: (-_size(m), m.base)):
+            net = server.build(member.base, draw=draw)
             mine = {name: tensor for name, tensor in learnt_of(net).items() if name not in own(net)}
             group = pool.setdefault(self.group(member), {})
             for name in [name for name in mine if name in group]:
@@ -131,7 +132,11 @@ class Sharing(Checked):
 
     def group(self, member: Member) -> str:
         """The name of the group that a client averages with."""
-        return member.architecture if self.scope == "architecture" else "all"
+        return member.base if self.scope == "architecture" else "all"
+
+    def owned(self, pool: GroupWeights, member: Member) -> Weights:
+        """What a client's network has of tensors by group; of a head with its own classes their rows."""
+        return pick(part_of(pool[self.group(member)], member), member.shapes)
 
     def send(self, pool: GroupWeights, cohort: Cohort, server: Server, **more: Entry) -> dict[ClientId, Message]:
         """A message for each client of the cohort with the weights it owns, and buffers if they are shared.
@@ -149,7 +154,7 @@ class Sharing(Checked):
         added = {name: value(member) if callable(value) else value for name, value in more.items()}
         if not self.averages:
             return Message(**added)
-        owned = pick(pool[self.group(member)], member.shapes)
+        owned = self.owned(pool, member)
         weights = {name: tensor for name, tensor in owned.items() if name in member.parameters}
         buffers = {name: tensor for name, tensor in owned.items() if name in member.buffers}
         return Message(weights=weights, buffers=self._if_averaged(buffers), **added)
@@ -273,11 +278,11 @@ class Sharing(Checked):
     def global_model(self, pool: GroupWeights, server: Server) -> nn.Module | None:
         """The one model of a federation with one architecture and shared buffers; None otherwise."""
         members = list(server.roster.values())
-        if not self.averages or len({member.architecture for member in members}) > 1:
+        if not self.averages or len({member.base for member in members}) > 1:
             return None
         if self.buffers != "average" and members[0].buffers:
             return None
-        return load(server.build(members[0].architecture), pool[self.group(members[0])])
+        return load(server.build(members[0].base), pool[self.group(members[0])])
 
     def _if_averaged(self, buffers: Weights) -> Weights | None:
         return buffers if self.buffers == "average" and buffers else None
@@ -309,7 +314,8 @@ class Means:
         self._sharing = sharing
         self._roster = roster
         self._entries = entries
-        self._found: dict[str, dict[str, dict[str, RunningMean | Gathered]]] = {entry: {} for entry in entries}
+        self._by_class = axes_of(roster)
+        self._found: dict[str, dict[str, dict[str, RunningMean | Gathered | MeanByClass]]] = {e: {} for e in entries}
 
     def add(self, id: ClientId, reply: Message) -> None:
         """Add a client's reply; entries or layers that it lacks do not count.
@@ -324,9 +330,16 @@ class Means:
             weight = (share or self._sharing.weight)(member, reply)
             layers = self._found[entry].setdefault(self._sharing.group(member), {})
             for name, tensor in _by_layer(value, member).items():
+                share = weight[name] if isinstance(weight, Mapping) else weight
+                if tensor.dim() and (found := self._by_class.get((member.base, name))) is not None:
+                    running = layers.setdefault(name, MeanByClass(self._sharing.combine, *found))
+                    assert isinstance(running, MeanByClass)
+                    running.add(tensor, share, None if member.head is None else member.head.classes)
+                    continue
                 running = layers.setdefault(name, self._sharing.combine.running())
+                assert not isinstance(running, MeanByClass)
                 check_same_shapes(name, [tensor.shape, *([] if running.shape is None else [running.shape])])
-                running.add(tensor, weight[name] if isinstance(weight, Mapping) else weight)
+                running.add(tensor, share)
 
     def over(self, keep: GroupWeights, *entries: str) -> GroupWeights:
         """The means of these entries over `keep`, the value of layers that no client sent.
@@ -338,7 +351,10 @@ class Means:
         for entry in entries:
             for group, layers in self._found[entry].items():
                 before = merged.get(group, {})
-                found = {name: running.value() for name, running in layers.items()}
+                found = {
+                    name: running.value(before.get(name)) if isinstance(running, MeanByClass) else running.value()
+                    for name, running in layers.items()
+                }
                 for name in found.keys() & before.keys():
                     check_same_shapes(name, [found[name].shape, before[name].shape])
                 merged[group] = {**before, **found}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from potluck.testing.checks.classes import asks_nothing_of_classes_that_a_client_lacks, means_the_same_class_everywhere
 from potluck.testing.checks.clients import (
     learns_a_toy_task,
     leaves_a_layer_to_its_owners,
@@ -63,19 +64,23 @@ class Check:
 
 def checks_of(method: Subject) -> list[Check]:
     """Every check for a method: the contract's, its variants', and the limits that its documentation states."""
-    contract = [Check(check.__name__, partial(check, method)) for check in (*_CONTRACT, *_of_cutting(method))]
+    contract = [Check(check.__name__, partial(check, method)) for check in (*_CONTRACT, *_of_some(method))]
     variants = [
         Check(f"{name}: {check.__name__}", partial(check, method, overrides), name)
         for name, overrides in ((name, assigned(variant)) for name, variant in method.variants.items())
-        for check in (*_OF_VARIANTS, *_of_cutting(method, overrides))
+        for check in (*_OF_VARIANTS, *_of_some(method, overrides))
     ]
     limits = [Check(f"limit: {limit.text}", limit.verify) for limit in limits_of(method)]
     return [*contract, *variants, *limits]
 
 
-def _of_cutting(method: Subject, overrides: Overrides = ()) -> tuple[Callable[[Subject, Overrides], None], ...]:
-    """The check of those that cut networks which need not be staged."""
-    return (cuts_any_network_alike,) if cuts_networks(method, overrides) else ()
+def _of_some(method: Subject, overrides: Overrides = ()) -> tuple[Callable[[Subject, Overrides], None], ...]:
+    """The checks of those that cut networks which need not be staged, and of those that align clients' own classes."""
+    of_cutting = (cuts_any_network_alike,) if cuts_networks(method, overrides) else ()
+    aligns = method.aligns_classes
+    return of_cutting + (
+        (means_the_same_class_everywhere, asks_nothing_of_classes_that_a_client_lacks) if aligns else ()
+    )
 
 
 def check_method(method: Subject) -> None:

@@ -66,7 +66,13 @@ class World:
 
 
 def toy_net(
-    depth: int, batchnorm: bool, frozen: bool = False, scale: Scale = FULL, *, width: int = _WIDTH
+    depth: int,
+    batchnorm: bool,
+    frozen: bool = False,
+    scale: Scale = FULL,
+    *,
+    width: int = _WIDTH,
+    classes: int = CLASSES,
 ) -> StagedNet:
     """A staged net on ten features with `depth` hidden stages of `width` units after the first.
 
@@ -76,14 +82,14 @@ def toy_net(
     units = scale.of(width)
     stages = {"stem": _stage(_FEATURES, units, batchnorm)}
     stages |= {f"hidden{i}": _stage(units, units, batchnorm) for i in range(1, depth + 1)}
-    net = StagedNet(stages, nn.Linear(units, CLASSES))
+    net = StagedNet(stages, nn.Linear(units, classes))
     if frozen:
         stages["stem"].requires_grad_(False).eval()
         for norm in batch_norms(stages["stem"]).values():
             assert norm.running_mean is not None
             nn.init.normal_(norm.running_mean)
         net.get_parameter("stages.hidden1.0.bias").requires_grad_(False)
-    return of_depth(net, scale.depth, CLASSES, (_FEATURES,))
+    return of_depth(net, scale.depth, classes, (_FEATURES,))
 
 
 def _stage(inputs: int, outputs: int, batchnorm: bool) -> nn.Module:

@@ -11,6 +11,7 @@ from torch import nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import InputShape
+from potluck.core.nets.classes import OwnHead, with_classes
 from potluck.core.nets.entrance import with_entrance
 from potluck.core.nets.slicing import Cut, NoSlices, cut_of
 from potluck.core.nets.splitting import Splits
@@ -101,8 +102,10 @@ def built(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cu
         ConfigError: the builder takes no `scale` and the net cannot be cut, or does not build the net at this one, or
             anything but a network.
     """
+    own, builder = (builder, builder.builder) if isinstance(builder, OwnHead) else (None, builder)
     net = with_entrance(_made(builder, scale, architecture, cuts), splits.input_shape)
-    return splits.remember(net, (architecture, scale), cut_marked(builder), builder)
+    splits.remember(net, (architecture, scale), cut_marked(builder), builder)
+    return net if own is None else with_classes(net, own.classes)
 
 
 def _made(builder: Callable[..., nn.Module], scale: Scale, architecture: str, cuts: Cuts) -> nn.Module:

@@ -63,13 +63,21 @@ def check_targets(federation: Federation, *, whole: bool = True) -> None:
             )
 
 
-def not_finite(state: Any, before: Any) -> str | None:
-    """Where a state holds NaN or infinity that the previous one did not, and which; None if nowhere."""
+def not_finite(state: Any, before: Any, *, lacking: bool = False) -> str | None:
+    """Where a state holds NaN or infinity that the previous one did not, and which; None if nowhere.
+
+    Args:
+        state: of a method's server.
+        before: the previous one.
+        lacking: whether minus infinity may stand for what nobody says of a class, since not all clients have all.
+    """
     known = {id(leaf) for _, leaf in _leaves(before, "") if isinstance(leaf, Tensor)}
-    found = {where: what for where, leaf in _leaves(state, "") if id(leaf) not in known and (what := _broken(leaf))}
+    found = {
+        where: what for where, leaf in _leaves(state, "") if id(leaf) not in known and (what := _broken(leaf, lacking))
+    }
     if not found:
         return None
-    had = {where for where, leaf in _leaves(before, "") if where in found and _broken(leaf)}
+    had = {where for where, leaf in _leaves(before, "") if where in found and _broken(leaf, lacking)}
     return next((f"{where} holds {what}" for where, what in found.items() if where not in had), None)
 
 
@@ -105,8 +113,10 @@ def _leaves(node: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield where, node
 
 
-def _broken(leaf: Any) -> str | None:
+def _broken(leaf: Any, lacking: bool = False) -> str | None:
     """What a leaf holds that is not finite, "NaN" or "infinity"; None if nothing."""
     if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
+        if lacking:
+            leaf = leaf.masked_fill(leaf == -math.inf, 0.0)
         return next((str(end) for end in extremes(leaf) if not math.isfinite(end)), None)
     return str(leaf) if isinstance(leaf, float) and not math.isfinite(leaf) else None

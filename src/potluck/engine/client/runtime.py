@@ -18,10 +18,11 @@ from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.nets.batchnorm import measure_statistics, unlearnt
+from potluck.core.nets.classes import classes_of
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Scale
 from potluck.core.nets.slicing import lies_in, part
-from potluck.core.nets.weights import frozen_of, load, weights_of
+from potluck.core.nets.weights import frozen_of, load, tensors_of, weights_of
 from potluck.core.requests.examples import Examples
 from potluck.core.requests.fit import Fit, Request
 from potluck.core.requests.inference import predictions
@@ -133,7 +134,11 @@ class ClientRuntime:
     def evaluate(self, request: EvalRequest) -> EvalResult:
         """Evaluate the client's inference model."""
         site = self._federation.sites[request.client]
-        examples = {"validation": site.validation, "own": site.test, "common": self._federation.test}
+        examples = {
+            "validation": site.validation,
+            "own": site.test,
+            "common": self._federation.common_test(request.client),
+        }
         message = Message.decode(request.payload)
         model = self.inference_model(request.client, message, request.record, request.round)
         chosen = {part: found for part in request.parts if (found := examples[part]) is not None and len(found)}
@@ -211,6 +216,7 @@ class ClientRuntime:
             architecture=site.architecture,
             round=round_number,
             keeps_model=self._method.keeps_model,
+            classes=self._federation.classes_of(client_id),
             _build=self.build,
             _module=self.module,
             _stored=kept.get("modules", {}),
@@ -222,11 +228,15 @@ class ClientRuntime:
 
         They depend on nothing else: whatever the method, the server and all clients of an architecture start alike.
         Frozen tensors are those of the run's full net whatever the draw; those of a narrower or shallower net are parts
-        of them.
+        of them, as are all of a net with classes of its own of that with all classes.
         """
         name = architecture or self._federation.server_architecture
-        key = fold_in(self._seed, "common model", name)
-        net = self._federation.build(name, key.fold(draw) if draw else key, scale)
+        head = self._federation.head_of(name)
+        key = fold_in(self._seed, "common model", name if head is None else head.base)
+        drawn = key.fold(draw) if draw else key
+        net = self._federation.build(name, drawn, scale)
+        if head is not None:
+            load(net, head.part_of(tensors_of(self._federation.build(head.base, drawn, scale))))
         if (scale != FULL or draw) and (frozen := frozen_of(net)):
             places, full = lies_in(net), frozen_of(self._federation.build(name, key))
             load(net, {name: part(full[name], places[name]) for name in frozen if name in full}, partial=True)
@@ -239,5 +249,6 @@ class ClientRuntime:
 
 
 def name_of(model: nn.Module) -> str:
-    """A fingerprint, the same only for models of equal layers and equal weights."""
-    return digest(pack([repr(model), weights_of(model)]))
+    """A fingerprint, the same only for models of equal layers, equal weights and outputs for the same classes."""
+    own = classes_of(model)
+    return digest(pack([repr(model), weights_of(model), *([] if own is None else [list(own.numbers)])]))

@@ -40,7 +40,7 @@ class Dispatch:
 
     def sizes(self, client: ClientId) -> dict[str, int]:
         """The number of examples of each part."""
-        site, test = self.federation.sites[client], self.federation.test
+        site, test = self.federation.sites[client], self.federation.common_test(client)
         sizes = {"train": len(site.train), "validation": len(site.validation), "own": len(site.test)}
         return {**sizes, "common": 0 if test is None else len(test)}
 

@@ -311,7 +311,8 @@ class Engine:
         Raises:
             DivergenceError: it has; `StateDiverged`, which loses the round, if the run is to continue.
         """
-        if (where := not_finite(state, before)) is None:
+        lacking = any(member.head for member in self.federation.roster.values())
+        if (where := not_finite(state, before, lacking=lacking)) is None:
             return
         found = f"the server's state diverged: {where}"
         if self._drop_diverged:

@@ -27,7 +27,14 @@ from potluck.data.dataset import Dataset, Description
 from potluck.data.datasets import common_reading, describe, load
 from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
 from potluck.data.tables.columns import Columns
-from potluck.experiment.federation.needs import check_needs
+from potluck.experiment.federation.needs import check_needs, needs_of
+from potluck.experiment.federation.own_classes import (
+    OwnHeads,
+    Parts,
+    check_has_classes,
+    classes_held,
+    of_classes,
+)
 from potluck.experiment.settings.schema import Experiment, FederationConfig, ModelSpec
 from potluck.models import get_model
 from potluck.models.contract import StagedNet
@@ -80,18 +87,27 @@ def assemble(experiment: Experiment, *, checked: bool = False) -> Assembly:
         public=config.public != "none",
         public_labels=config.public_labels,
         unvalidated=() if config.validation_fraction > 0 else tuple(assigned),
+        own_classes=config.classes == "own",
         task=matched.common.task,
         real_inputs=None,
     )
     if not checked:
-        check_needs(experiment.method.needs(), experiment.method_name, offer)
+        check_needs(needs_of(experiment.method), experiment.method_name, offer)
     _check_partition(experiment, matched.common.task)
+    if config.classes == "own":
+        check_has_classes(matched.common.task)
 
     dataset = _loaded(experiment, config.dataset, experiment.task)
     if config.data:
         dataset = matched.relabelled(dataset, dataset.name)
     private, public = _private_and_public(experiment, dataset)
     dealt = _own(experiment, matched) if config.data else _dealt(experiment, dataset, private)
+    if config.classes == "own":
+        heads = own_heads(experiment, *task)
+        held = [classes_held(parts) for parts in dealt.parts]
+        assigned = {client: heads.named(experiment.model_of(client), held[client]) for client in assigned}
+        architectures = {**architectures, **heads.builders}
+        dealt = replace(dealt, parts=[of_classes(p, numbers) for p, numbers in zip(dealt.parts, held, strict=True)])
     capacities = list(islice(cycle(config.capacities or (1.0,)), config.clients))
     sites = {
         client: Site(client, assigned[client], *parts, capacity=capacities[client])
@@ -189,8 +205,17 @@ def _private_and_public(experiment: Experiment, dataset: Dataset) -> tuple[Tenso
 class _Dealt:
     """Each client's training, validation and test examples, and a digest of the division."""
 
-    parts: list[tuple[Examples, Examples, Examples]]
+    parts: list[Parts]
     fingerprint: str
+
+
+def own_heads(experiment: Experiment, num_classes: int, input_shape: InputShape) -> OwnHeads:
+    """The builders of the experiment's models with outputs for some of the classes."""
+
+    def builder_for(spec: ModelSpec, outputs: int) -> Builder:
+        return builder_of(spec, outputs, input_shape, experiment.feature_fit)
+
+    return OwnHeads(builder_for, num_classes)
 
 
 def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
@@ -202,7 +227,7 @@ def _dealt(experiment: Experiment, dataset: Dataset, private: Tensor) -> _Dealt:
     dealt = experiment.partition(divided[private], config.clients, key.fold("partition"))
     parts = [private[part] for part in dealt]
     tests = matching_test_parts(divided, parts, matching, key.fold("test"))
-    found: list[tuple[Examples, Examples, Examples]] = []
+    found: list[Parts] = []
     for client, (part, test) in enumerate(zip(parts, tests, strict=True)):
         fraction, draw = config.validation_fraction, key.fold("validation", client)
         train, validation = split_validation(part, train_labels, fraction, draw)
@@ -302,7 +327,7 @@ def load_own(experiment: Experiment, place: str | Path) -> Dataset:
     return _loaded(experiment, place, task_of(experiment))
 
 
-def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> tuple[Examples, Examples, Examples]:
+def own_parts(experiment: Experiment, client: ClientId, dataset: Dataset) -> Parts:
     """A client's training, validation and test examples, of its own data with the federation's numbers."""
     common = common_data(experiment)
     if dataset.train.input_shape != common.input_shape:

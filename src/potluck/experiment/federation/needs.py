@@ -2,9 +2,16 @@
 
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import Any
 
 from potluck.core.ground.errors import ConfigError
+from potluck.core.method import Method
 from potluck.core.needs import Need, Offer
+
+
+def needs_of(method: Method[Any]) -> frozenset[Need]:
+    """What a method needs of a federation: what it says, and all classes unless it aligns clients' own ones."""
+    return method.needs() | (frozenset() if method.aligns_classes else frozenset({Need.ALL_CLASSES}))
 
 
 def check_needs(needs: Iterable[Need], method_name: str, offer: Offer) -> None:

@@ -9,6 +9,7 @@ from potluck.core.federation import Federation
 from potluck.core.ground.errors import ConfigError, explained
 from potluck.core.ground.inputs import by_name, shown
 from potluck.core.ground.rng import Key, isolated
+from potluck.core.nets.classes import classes_of, own_outputs, spread
 from potluck.core.nets.weights import parameters_of, tensors_of
 from potluck.core.requests.examples import Batch, Examples
 
@@ -107,10 +108,12 @@ class _Rehearsal:
     def _logits(self, net: nn.Module, when: str) -> Tensor:
         """The network's outputs, which are logits of the right shape."""
         try:
-            outputs: object = net(self._inputs)
+            with own_outputs(net):
+                outputs: object = net(self._inputs)
         except Exception as error:  # the user's own code
             raise self._wrong(f"cannot read inputs {self._shape}{self._whose} {when}: {explained(error)}") from error
-        task, width = self._federation.task, self._federation.num_classes
+        task, own = self._federation.task, classes_of(net)
+        width = self._federation.num_classes if own is None else len(own.numbers)
         wanted = task.output_shape(self._inputs, width)
         expected = f"{'logits' if task.has_classes else 'outputs'} of shape (batch, {', '.join(map(str, wanted[1:]))})"
         if not isinstance(outputs, Tensor):
@@ -125,7 +128,7 @@ class _Rehearsal:
             raise self._wrong(f"returns {outputs.dtype}; expected {expected}, of floating point")
         if self._sound and not outputs.isfinite().all():
             raise self._wrong(f"returns NaN or infinity {when}, with its first weights; expected finite logits")
-        return outputs
+        return spread(net, outputs)
 
     @property
     def _shape(self) -> str:

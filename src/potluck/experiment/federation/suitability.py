@@ -9,7 +9,7 @@ from potluck.core.ground.errors import PotluckError, PotluckWarning
 from potluck.core.needs import Offer
 from potluck.engine.rounds.engine import Engine
 from potluck.experiment.federation.assemble import assemble
-from potluck.experiment.federation.needs import cautions, check_needs
+from potluck.experiment.federation.needs import cautions, check_needs, needs_of
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.settings.schema import Experiment
 from potluck.methods import get_method, list_methods
@@ -50,10 +50,10 @@ def verdicts(federation: Federation, seed: int = 0) -> Iterator[Verdict]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PotluckWarning)
             try:
-                check_needs(method.needs(), name, offer)
+                check_needs(needs_of(method), name, offer)
                 method.init(Engine(method, federation, seed=seed).server(0))
             except PotluckError as error:
                 yield Verdict(name, str(error).removeprefix(f"{name} cannot run here: "))
                 continue
         warned = [str(w.message) for w in caught if issubclass(w.category, PotluckWarning)]
-        yield Verdict(name, notes=(*cautions(method.needs(), name, offer), *warned))
+        yield Verdict(name, notes=(*cautions(needs_of(method), name, offer), *warned))

@@ -23,7 +23,7 @@ from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
 from potluck.engine.disk.files import make_folder, sync, write_atomically
 from potluck.experiment.federation.assemble import Assembly
-from potluck.experiment.federation.needs import cautions
+from potluck.experiment.federation.needs import cautions, needs_of
 from potluck.experiment.folder.code import keep_code
 from potluck.experiment.settings.schema import Experiment
 from potluck.records import (
@@ -137,7 +137,7 @@ def write_manifest(folder: Path, assembly: Assembly, computing: dict[str, Any], 
 
 def _cautions(assembly: Assembly, experiment: Experiment) -> dict[str, list[str]]:
     """What the readers of a report should know of clients that the method does nothing for, if there are such."""
-    found = cautions(experiment.method.needs(), experiment.method_name, Offer.of(assembly.federation))
+    found = cautions(needs_of(experiment.method), experiment.method_name, Offer.of(assembly.federation))
     return {"cautions": found} if found else {}
 
 

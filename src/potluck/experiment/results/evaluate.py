@@ -137,7 +137,7 @@ def evaluate(engine: Engine, state: Any, *, round_number: int = 0, common_test: 
             ClientRecord(
                 round=round_number,
                 client=site.id,
-                architecture=site.architecture,
+                architecture=federation.base_of(site.architecture),
                 examples_train=len(site.train),
                 examples_test=len(site.test),
                 accuracy_personal=accuracies.get("personal", {}).get(ACCURACY.name),

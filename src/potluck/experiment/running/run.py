@@ -30,7 +30,7 @@ from potluck.engine.executors.choice import ChosenExecutor, choose_executor
 from potluck.engine.rounds.engine import Engine
 from potluck.engine.rounds.lost import Deserted
 from potluck.engine.rounds.report import RoundReport
-from potluck.experiment.federation.needs import cautions, check_needs
+from potluck.experiment.federation.needs import cautions, check_needs, needs_of
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.folder.checkpoint import Checkpoints
 from potluck.experiment.folder.trained import Trained
@@ -166,13 +166,13 @@ class Run:
         """
         method = self._engine.method
         name, offer = type(method).__name__, Offer.of(self._engine.federation)
-        check_needs(method.needs(), name, offer)
+        check_needs(needs_of(method), name, offer)
         if self._folder and self._last:
             check_continues(self._folder, self._last, self._settings, self._config.rounds)
         if method.releases_privately and self._folder and self._last and not (self._folder / RELEASES).is_file():
             raise CheckpointError(f"{self._folder / RELEASES} is missing; what clients have released is not known")
         self.notes = self._records.check(self._last) if self._records else []
-        self.notes += cautions(method.needs(), name, offer)
+        self.notes += cautions(needs_of(method), name, offer)
         self.notes += self._config.computing.notes()
         try:
             self._state = self._engine.start()

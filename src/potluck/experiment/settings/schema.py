@@ -50,6 +50,10 @@ class FederationConfig(Checked):
             common one.
         data: for each client, its own data set, folder or file instead of a share. Classes are matched by name, or by
             number if they have no names.
+        classes: "own" gives every client's network outputs for its own classes alone, those of its training and
+            validation examples. They mean the same everywhere by name. A client is tested, on its own part and on the
+            common one, on the examples of its classes. The server knows which classes a client has. Default: all
+            networks have outputs for all classes of the federation.
         columns: what the columns are, if `dataset` or `data` are tables: `.csv` or `.parquet` files, folders with a
             `train` and a `test` of these, or functions that return a DataFrame.
         augmentation: of training images: "standard" as is usual for the data set, "none", or a list of steps, which
@@ -93,6 +97,7 @@ class FederationConfig(Checked):
     image_size: _Side | None = None
     train_fraction: _Share = 1.0
     data: tuple[str, ...] | None = None
+    classes: Literal["own"] | None = None
     clients: _Clients = 10
     partition: dict[str, Any] = field(default_factory=lambda: {"name": "dirichlet"})
     models: tuple[str | dict[str, Any], ...] | None = None

@@ -29,8 +29,10 @@ from potluck.experiment.federation.assemble import (
     common_of,
     load_own,
     named,
+    own_heads,
     own_parts,
 )
+from potluck.experiment.federation.own_classes import classes_held, of_classes
 from potluck.experiment.federation.rehearsal import rehearse
 from potluck.experiment.settings.schema import Experiment, ModelSpec
 from potluck.flower import JOB, REFUSAL, Envelope
@@ -87,9 +89,9 @@ class Node:
         Args:
             classes: the names of those that its data may have, if they have names.
         """
-        site = self._federation.sites[self._client]
+        site, own = self._federation.sites[self._client], self._federation.classes_of(self._client)
         return Introduction(
-            architecture=site.architecture,
+            architecture=self._federation.base_of(site.architecture),
             capacity=site.capacity,
             network=Network.of(self._federation.build(site.architecture, Key((site.architecture,)))),
             train=len(site.train),
@@ -98,6 +100,7 @@ class Node:
             input_shape=self._federation.input_shape,
             num_classes=self._federation.num_classes,
             classes=classes,
+            outputs=None if own is None else own.numbers,
         )
 
 
@@ -297,9 +300,15 @@ def own_of(config: NodeConfig, experiment: Experiment, client: ClientId, classes
     capacities = experiment.federation.capacities or (1.0,)
     capacity = capacities[client % len(capacities)] if config.capacity is None else config.capacity
     architectures, server_architecture = architectures_of(experiment, *task)
+    architectures[own.architecture] = builder_of(own, *task, experiment.feature_fit)
+    name = own.architecture
+    if experiment.federation.classes == "own":
+        heads, numbers = own_heads(experiment, *task), classes_held(parts)
+        name, parts = heads.named(own, numbers), of_classes(parts, numbers)
+        architectures |= heads.builders
     federation = Federation(
-        sites={client: Site(client, own.architecture, *parts, capacity=capacity)},
-        architectures={**architectures, own.architecture: builder_of(own, *task, experiment.feature_fit)},
+        sites={client: Site(client, name, *parts, capacity=capacity)},
+        architectures=architectures,
         server_architecture=server_architecture,
         num_classes=dataset.num_classes,
         public=public,

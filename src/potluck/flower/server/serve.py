@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from potluck.core.ground.discovery import named_file
 from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key
+from potluck.core.nets.classes import OwnClasses, OwnHead
 from potluck.core.requests.examples import Examples
 from potluck.data.datasets import common_reading
 from potluck.data.federate import MatchedClasses
 from potluck.engine.disk.files import write_atomically
 from potluck.engine.executors.choice import ChosenExecutor
-from potluck.experiment.federation.assemble import Assembly, assemble_server, common_classes
+from potluck.experiment.federation.assemble import Assembly, assemble_server, common_classes, own_heads
+from potluck.experiment.federation.own_classes import architecture_with
 from potluck.experiment.results.result import Result
 from potluck.experiment.running.execute import execute, holding, prepare
 from potluck.experiment.settings.resolve import resolve
@@ -232,8 +234,11 @@ class _Meeting:
             )
         if strange := sorted({*(found.classes or ())} - {*self.matched.classes}):
             return self.matched.lacks(strange[0], "its data")
-        if (ours := self._networks.get(found.architecture)) is not None:
-            return _difference(found.architecture, ours, found.network)
+        if found.outputs is not None and self.experiment.federation.classes != "own":
+            return "its network has outputs for classes of its own; expected all, or federation.classes = 'own'"
+        if found.architecture in self.base.architectures:
+            name = self._networks.named(found)
+            return _difference(name, self._networks.network(name), found.network)
         if self.experiment.method.builds_clients_models:
             return (
                 f"its network {found.architecture!r} is not in the experiment, and with {self.experiment.method_name}"
@@ -243,9 +248,49 @@ class _Meeting:
         return None
 
     @cached_property
-    def _networks(self) -> dict[str, Network]:
-        """The experiment's own."""
-        return {name: Network.of(self.base.build(name, Key((name,)))) for name in self.base.architectures}
+    def _networks(self) -> "_Networks":
+        return _Networks(self.experiment, self.base, self.matched)
+
+
+class _Networks:
+    """The experiment's networks, and those of nodes with outputs for classes of their own.
+
+    Args:
+        experiment: the server's.
+        base: the server's assembly, without clients.
+        matched: the federation's classes.
+    """
+
+    def __init__(self, experiment: Experiment, base: Federation, matched: MatchedClasses) -> None:
+        self._base = base
+        self._method = experiment.method_name
+        self._specs = {spec.architecture: spec for spec in experiment.named_models}
+        self._heads = own_heads(experiment, matched.width, matched.common.input_shape)
+        self._known = dict[str, Network]()
+
+    def named(self, found: Introduction) -> str:
+        """The name of a node's network, whose builder is among `builders` from now on."""
+        if found.outputs is None:
+            return found.architecture
+        if (spec := self._specs.get(found.architecture)) is not None:
+            return self._heads.named(spec, found.outputs)
+        own = OwnClasses(found.outputs, self._base.num_classes)
+        name = architecture_with(found.architecture, own)
+        unknown = partial(_unknown, found.architecture, self._method)
+        self._heads.builders.setdefault(name, OwnHead(unknown, found.architecture, own, {}))
+        return name
+
+    def network(self, name: str) -> Network:
+        """The description of a network of the experiment's; each is built once."""
+        if name not in self._known:
+            ours = replace(self._base, architectures=self.builders)
+            self._known[name] = Network.of(ours.build(name, Key((name,))))
+        return self._known[name]
+
+    @property
+    def builders(self) -> dict[str, Builder]:
+        """By name, those of the experiment, and of networks that have been named."""
+        return {**self._base.architectures, **self._heads.builders}
 
 
 def _difference(name: str, ours: Network, theirs: Network) -> str | None:
@@ -361,10 +406,13 @@ def remote_assembly(
         matched: the federation's classes.
         introductions: the clients' introductions.
     """
-    members = {client: of.member(client) for client, of in introductions.items()}
-    architectures: dict[str, Builder] = dict(base.architectures)
-    for member in members.values():
-        architectures.setdefault(member.architecture, partial(_unknown, member, experiment.method_name))
+    networks = _Networks(experiment, base, matched)
+    names = {client: networks.named(of) for client, of in introductions.items()}
+    architectures = networks.builders
+    for name in names.values():
+        architectures.setdefault(name, partial(_unknown, name, experiment.method_name))
+    heads = {name: builder for name, builder in architectures.items() if isinstance(builder, OwnHead)}
+    members = {id: of.member(id, names[id], heads.get(names[id])) for id, of in introductions.items()}
     federation = RemoteFederation(
         sites={client: _elsewhere(members[client], of) for client, of in introductions.items()},
         architectures=architectures,
@@ -391,9 +439,9 @@ def _elsewhere(member: Member, of: Introduction) -> Site:
     return Site(member.id, member.architecture, train, validation, test, member.capacity)
 
 
-def _unknown(member: Member, method: str, **options: float) -> nn.Module:
+def _unknown(architecture: str, method: str, **options: float) -> nn.Module:
     """A builder that refuses a node's own network; methods with `builds_clients_models = False` never call it."""
     raise ConfigError(
-        f"{method} builds the network {member.architecture!r} of client {member.id} on the server, which builds only"
-        " those of its experiment; add it to federation.models"
+        f"{method} builds a client's network {architecture!r} on the server, which builds only those of its experiment;"
+        " add it to federation.models"
     )

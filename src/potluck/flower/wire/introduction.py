@@ -17,6 +17,7 @@ from potluck.core.federation import ClientId, Member
 from potluck.core.ground.errors import WireError
 from potluck.core.ground.inputs import Form, InputShape
 from potluck.core.ground.text import one_line
+from potluck.core.nets.classes import OwnHead
 from potluck.core.nets.weights import frozen_names, parameters_of, tensors_of
 from potluck.flower.wire.classes import MOST_CLASSES, ClassNames
 from potluck.flower.wire.schemas import LONGEST_NAME, Header, Name, read
@@ -49,6 +50,9 @@ _Count = Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
 _InputSides = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MOST_DIMENSIONS)]
 
 
+_Class = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+
+
 class _NamedInput(Header):
     shape: _InputSides
     dtype: str
@@ -67,6 +71,7 @@ class _Introduced(Header):
     input_shape: _InputSides | Annotated[dict[Name, _NamedInput], Field(min_length=1, max_length=MOST_INPUTS)]
     num_classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     classes: ClassNames | None
+    outputs: Annotated[list[_Class], Field(min_length=1, max_length=MOST_CLASSES)] | None
 
 
 class _Refused(Header):
@@ -110,13 +115,14 @@ class Introduction:
     """A node's description of its client.
 
     Attributes:
-        architecture: a label for its network.
+        architecture: a label for its network, with outputs for all classes.
         capacity: share of the full model that it can train.
         train: examples it learns from; `validation` and `test` likewise.
         input_shape: of one prepared input, or of each of the named ones with its type.
         num_classes: the width of an output, which is the federation's.
         classes: the names of those that its data may have; None if these number their classes, empty if the task has no
             classes.
+        outputs: the federation's numbers of the classes that its network has outputs for, in their order; None if all.
     """
 
     architecture: str
@@ -128,6 +134,7 @@ class Introduction:
     input_shape: InputShape
     num_classes: int
     classes: tuple[str, ...] | None
+    outputs: tuple[int, ...] | None = None
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> "Introduction":
@@ -156,6 +163,7 @@ class Introduction:
             _read_shape(found.input_shape),
             found.num_classes,
             None if found.classes is None else tuple(found.classes),
+            None if found.outputs is None else tuple(found.outputs),
         )
 
     def header(self) -> dict[str, Any]:
@@ -173,12 +181,19 @@ class Introduction:
             "input_shape": _told_shape(self.input_shape),
             "num_classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
+            "outputs": None if self.outputs is None else list(self.outputs),
         }
 
-    def member(self, client: ClientId) -> Member:
-        """The client as the server's half of a method sees it."""
+    def member(self, client: ClientId, architecture: str, head: OwnHead | None) -> Member:
+        """The client as the server's half of a method sees it.
+
+        Args:
+            client: which it is.
+            architecture: the server's name for its network.
+            head: how its outputs and those of all classes belong together; None if it has outputs for all.
+        """
         of = self.network
-        return Member(client, self.architecture, self.capacity, of.shapes, of.parameters, self.train, of.frozen)
+        return Member(client, architecture, self.capacity, of.shapes, of.parameters, self.train, of.frozen, head)
 
 
 def _told_shape(input_shape: InputShape) -> Any:
@@ -220,6 +235,9 @@ def _check(found: _Introduced) -> None:
     for what, names in (("parameters", found.parameters), ("frozen", found.frozen)):
         if strange := sorted({*names} - found.shapes.keys()):
             raise WireError(f"its introduction: {what}: {one_line(strange[0], 80)!r} is not among its shapes")
+    numbers = found.outputs or []
+    if len(set(numbers)) < len(numbers) or any(number >= found.num_classes for number in numbers):
+        raise WireError(f"its introduction: outputs: expected different numbers below {found.num_classes}")
     if found.classes is not None and len(set(found.classes)) < len(found.classes):
         raise WireError("its introduction: classes: expected different names, found one of them twice")
     if both := sorted({*found.parameters} & {*found.frozen}):

@@ -18,6 +18,7 @@ from potluck.core.ground.errors import explained
 from potluck.core.ground.inputs import Form, Inputs, each, first_of, rows_of, shape_of
 from potluck.core.ground.rng import Key, isolated
 from potluck.core.nets.batchnorm import BATCH_NORMS, norms_of
+from potluck.core.nets.classes import own_outputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting.look import SIZES, CannotSplit, Place, Watched, cutting_places, watch_pass
 from potluck.core.nets.splitting.prove import prove
@@ -117,7 +118,9 @@ def make_plan(net: nn.Module, inputs: Inputs, cut: Sequence[str] = ()) -> SplitP
     """
     try:
         with isolated(Key(("splitting",))), plain_attention():
-            return _plan(copy.deepcopy(net).cpu(), inputs, cut)  # whose generator the proofs set
+            looked_at = copy.deepcopy(net).cpu()  # whose generator the proofs set
+            with own_outputs(looked_at):
+                return _plan(looked_at, inputs, cut)
     except CannotSplit:
         raise
     except Exception as error:  # of the user's own forward
