@@ -25,6 +25,7 @@ from potluck.core.federation import ClientId, Federation
 from potluck.core.ground.errors import ConfigError, StorageError, explained
 from potluck.core.ground.inputs import Inputs, rows_of
 from potluck.core.ground.rng import Key
+from potluck.core.nets.classes import alone, own_classes_of
 from potluck.core.nets.scale import Scale
 from potluck.core.requests.examples import Examples
 from potluck.experiment.folder.trained import Trained
@@ -101,9 +102,12 @@ def export(
     """
     format = format_of(path, chosen)
     net = trained.global_model() if client is None else trained.model(client)
-    examples = trained.examples(client)
+    examples, own = trained.examples(client), own_classes_of(net)
     who = "the global model" if client is None else f"client {client}"
     facts = {**(run or {}), **_facts(trained, client, net, examples)}
+    if own is not None:
+        facts |= {"outputs": len(own.numbers), "classes": [facts["classes"][number] for number in own.numbers]}
+        net = alone(net)
     writing = _Writing(net, _inputs(examples), facts, who)
     if format == "state-dict":
         facts["scale"] = asdict(writing.scale_in(trained.federation, client))
@@ -332,7 +336,7 @@ def _loaded(federation: Federation, name: str, scale: Scale, weights: Mapping[st
         net.load_state_dict(weights)
     except (RuntimeError, ConfigError, TypeError, ValueError):
         return None
-    return net.eval()
+    return alone(net.eval())
 
 
 _FIXED = "works with sizes or values as Python numbers; write x.shape[0] for len(x), and torch.where for if"

@@ -23,6 +23,7 @@ from potluck.core.tasks.own_metrics import own_metric
 from potluck.data.dataset import Description
 from potluck.data.datasets import describe, list_datasets
 from potluck.data.partition import get_partition, list_partitions
+from potluck.experiment.federation.needs import needs_of
 from potluck.experiment.federation.parts import part_of
 from potluck.experiment.folder.folder import open_folder, run_digest
 from potluck.experiment.settings.keys import Setting, options_of, settings_of
@@ -120,7 +121,7 @@ def print_details(name: str, *, digest: bool) -> None:
 
 def _print_method(console: Console, cls: type[Method[Any]]) -> None:
     _print_class(console, cls, "method")
-    for need in sorted(cls().needs(), key=str):
+    for need in sorted(needs_of(cls()), key=str):
         console.print(f"needs {need}: if not, {need.advice}", markup=False, soft_wrap=True)
     console.print(f"file {inspect.getfile(cls)}", markup=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ from torch import Size, Tensor, nn
 
 from potluck.core.ground.errors import ConfigError
 from potluck.core.ground.inputs import Inputs, InputShape
-from potluck.core.nets.classes import spread
+from potluck.core.nets.classes import spread_outputs
 from potluck.core.nets.entrance import blank_inputs
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import CannotSplit, plan_of
@@ -126,7 +126,7 @@ class _OfStages(Split):
         return self._net.pool(self._behind(s_in))
 
     def classifier(self, s_out: Tensor) -> Tensor:
-        return spread(self._net, self._net.head(s_out))
+        return spread_outputs(self._net, self._net.head(s_out))
 
     def features(self, x: Inputs) -> Tensor:
         return self.intermediate(self.extractor(x))
@@ -194,7 +194,7 @@ class _OfPlan(Split):
     def classifier(self, s_out: Tensor) -> Tensor:
         whole = s_out.reshape(len(s_out), *self._plan.features.shape) if self._plan.flat else s_out
         if self._plan.head is not None:
-            return spread(self._net, self._net.get_submodule(self._plan.head)(whole))
+            return spread_outputs(self._net, self._net.get_submodule(self._plan.head)(whole))
         return self._plan.course.run(self._net, whole, self._plan.features)
 
     def features(self, x: Inputs) -> Tensor:

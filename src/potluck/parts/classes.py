@@ -18,7 +18,7 @@ from potluck.core.roles import Replies
 from potluck.parts.means import Aggregate, Gathered
 
 
-def part_of(weights: Mapping[str, Tensor], member: Member) -> Weights:
+def owned_part(weights: Mapping[str, Tensor], member: Member) -> Weights:
     """Of the tensors of a network with all classes, those that a client's network has, with its own classes' rows."""
     mine = {name: tensor for name, tensor in weights.items() if name in member.shapes}
     return mine if member.head is None else member.head.part_of(mine)
@@ -148,7 +148,7 @@ def axes_of(roster: Roster) -> dict[tuple[str, str], tuple[int, int]]:
     return {(head.base, name): (axis, head.classes.width) for head in heads for name, axis in head.axes.items()}
 
 
-def own_of(predictions: Tensor) -> OwnClasses | None:
+def known_classes(predictions: Tensor) -> OwnClasses | None:
     """The classes that logits (rows, classes) are of, which are minus infinity for others; None if all."""
     has = predictions[0] != -torch.inf
     return None if bool(has.all()) else OwnClasses(tuple(has.nonzero().flatten().tolist()), len(has))
@@ -172,7 +172,7 @@ class MeanOfPredictions:
 
     def add(self, predictions: Tensor, share: float = 1.0) -> None:
         """Add a client's."""
-        own, width = own_of(predictions), predictions.shape[1]
+        own, width = known_classes(predictions), predictions.shape[1]
         self._found = self._found or MeanByClass(self._rule, 1, width)
         self._found.add(predictions if own is None else own.rows_of(predictions, 1), share, own)
 
@@ -202,7 +202,7 @@ def averaged(rule: Aggregate, predictions: Sequence[Tensor], shares: Sequence[fl
     Returns:
         (rows, classes), minus infinity for classes that none of them has.
     """
-    if all(own_of(one) is None for one in predictions):
+    if all(known_classes(one) is None for one in predictions):
         return rule(predictions, shares)
     mean = MeanOfPredictions(rule)
     for one, share in zip(predictions, shares, strict=True):

@@ -34,7 +34,7 @@ from potluck.core.requests.beside_training import NormStatistics
 from potluck.core.requests.fit import LocalTraining, Request
 from potluck.core.roles import Arriving, Client, Cohort, Replies, Server
 from potluck.core.schema import Kind, Schema, count, like
-from potluck.parts.classes import MeanByClass, axes_of, part_of
+from potluck.parts.classes import MeanByClass, axes_of, owned_part
 from potluck.parts.means import Aggregate, Gathered
 
 GroupWeights = dict[str, Weights]
@@ -136,7 +136,7 @@ class Sharing(Checked):
 
     def owned(self, pool: GroupWeights, member: Member) -> Weights:
         """What a client's network has of tensors by group; of a head with its own classes their rows."""
-        return pick(part_of(pool[self.group(member)], member), member.shapes)
+        return pick(owned_part(pool[self.group(member)], member), member.shapes)
 
     def send(self, pool: GroupWeights, cohort: Cohort, server: Server, **more: Entry) -> dict[ClientId, Message]:
         """A message for each client of the cohort with the weights it owns, and buffers if they are shared.

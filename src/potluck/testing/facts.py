@@ -9,6 +9,7 @@ from potluck.core.ground.tree import unpack
 from potluck.core.method import Method, runs_on_client
 from potluck.engine.executors.stacked import Stacked
 from potluck.engine.rounds.engine import Engine
+from potluck.experiment.federation.needs import needs_of
 from potluck.testing.limits import limits_of
 from potluck.testing.wire import documented
 from potluck.testing.worlds import World, quick, run_rounds, toy_federation
@@ -55,7 +56,7 @@ def facts_of(method: type[Method[Any]]) -> Facts:
     """
     wire = documented(method)[0]
     return Facts(
-        needs=tuple(sorted(map(str, method().needs()))),
+        needs=tuple(sorted(map(str, needs_of(method())))),
         exchanges=handlers(method),
         down=wire.down,
         up=wire.up,

@@ -183,14 +183,23 @@ def with_classes(net: N, classes: OwnClasses) -> N:
     return net
 
 
-def classes_of(net: nn.Module) -> OwnClasses | None:
+def alone(net: N) -> N:
+    """The network of own outputs that `with_classes` was given, as its owner deploys it."""
+    for key, hook in list(net._forward_hooks.items()):
+        if isinstance(hook, _Spreading):
+            del net._forward_hooks[key]
+    vars(net).pop(_RECORD, None)
+    return net
+
+
+def own_classes_of(net: nn.Module) -> OwnClasses | None:
     """The classes of a network's outputs; None if it has all of the federation's."""
     return getattr(net, _RECORD, None)
 
 
-def spread(net: nn.Module, outputs: Tensor) -> Tensor:
+def spread_outputs(net: nn.Module, outputs: Tensor) -> Tensor:
     """What a network's last part has put out by itself, as the network would put it out."""
-    own = classes_of(net)
+    own = own_classes_of(net)
     return outputs if own is None else own.spread(outputs)
 
 

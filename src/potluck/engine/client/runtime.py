@@ -18,7 +18,7 @@ from potluck.core.ground.tree import pack, unpack
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.nets.batchnorm import measure_statistics, unlearnt
-from potluck.core.nets.classes import classes_of
+from potluck.core.nets.classes import own_classes_of
 from potluck.core.nets.modes import to_training
 from potluck.core.nets.scale import FULL, Scale
 from potluck.core.nets.slicing import lies_in, part
@@ -250,5 +250,5 @@ class ClientRuntime:
 
 def name_of(model: nn.Module) -> str:
     """A fingerprint, the same only for models of equal layers, equal weights and outputs for the same classes."""
-    own = classes_of(model)
+    own = own_classes_of(model)
     return digest(pack([repr(model), weights_of(model), *([] if own is None else [list(own.numbers)])]))

@@ -19,7 +19,7 @@ from potluck.core.ground.inputs import joined_inputs
 from potluck.core.ground.rng import Key
 from potluck.core.nets.batchnorm import takes_batch_statistics
 from potluck.core.nets.calling import call_with
-from potluck.core.nets.classes import classes_of
+from potluck.core.nets.classes import own_classes_of
 from potluck.core.nets.modes import mode
 from potluck.core.nets.splitting import NotPlanned, split_problem, unplanned
 from potluck.core.nets.weights import Weights
@@ -48,7 +48,7 @@ def stacking_key(fit: Fit) -> tuple[Any, ...]:
         repr(fit.net),
         [parameter.requires_grad for parameter in fit.net.parameters()],
         [module.training for module in fit.net.modules()],
-        [classes_of(module) for net in (fit.net, *(net for _, net in frozen)) for module in net.modules()],
+        [own_classes_of(module) for net in (fit.net, *(net for _, net in frozen)) for module in net.modules()],
         _names(nn.ModuleList([fit.net, *(net for _, net in frozen)])),
         fit.losses,
         fit.training,

@@ -9,7 +9,7 @@ from potluck.core.federation import Federation
 from potluck.core.ground.errors import ConfigError, explained
 from potluck.core.ground.inputs import by_name, shown
 from potluck.core.ground.rng import Key, isolated
-from potluck.core.nets.classes import classes_of, own_outputs, spread
+from potluck.core.nets.classes import own_classes_of, own_outputs, spread_outputs
 from potluck.core.nets.weights import parameters_of, tensors_of
 from potluck.core.requests.examples import Batch, Examples
 
@@ -112,7 +112,7 @@ class _Rehearsal:
                 outputs: object = net(self._inputs)
         except Exception as error:  # the user's own code
             raise self._wrong(f"cannot read inputs {self._shape}{self._whose} {when}: {explained(error)}") from error
-        task, own = self._federation.task, classes_of(net)
+        task, own = self._federation.task, own_classes_of(net)
         width = self._federation.num_classes if own is None else len(own.numbers)
         wanted = task.output_shape(self._inputs, width)
         expected = f"{'logits' if task.has_classes else 'outputs'} of shape (batch, {', '.join(map(str, wanted[1:]))})"
@@ -128,7 +128,7 @@ class _Rehearsal:
             raise self._wrong(f"returns {outputs.dtype}; expected {expected}, of floating point")
         if self._sound and not outputs.isfinite().all():
             raise self._wrong(f"returns NaN or infinity {when}, with its first weights; expected finite logits")
-        return spread(net, outputs)
+        return spread_outputs(net, outputs)
 
     @property
     def _shape(self) -> str:
