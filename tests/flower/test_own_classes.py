@@ -139,7 +139,7 @@ def lying(honest, outputs):
         reply = honest(message)
         header, payload = unwrap(reply.content)
         if "outputs" in header:
-            reply.content = wrap(({**header, "outputs": outputs}, payload))
+            reply.content = wrap({**header, "outputs": outputs}, payload)
         return reply
 
     return answer
@@ -156,10 +156,8 @@ def test_a_node_whose_network_is_not_of_the_classes_that_it_tells_takes_no_part(
 
 @pytest.mark.slow
 def test_a_node_has_classes_of_its_own_only_where_the_server_says_so(sites):
-    wanted, honest = (
-        tree(sites, ["mlp2"]),
-        {f"node{n}": through(client_app, home) for n, home in enumerate(homes(sites))},
-    )
+    wanted = tree(sites, ["mlp2"])
+    honest = {f"node{n}": through(client_app, home) for n, home in enumerate(homes(sites))}
     del wanted["federation"]["classes"]
     grid = Loopback({**honest, "node0": lying(honest["node0"], [0, 1])})
     with pytest.raises(NodesMissing, match="outputs for classes of its own; expected all"):

@@ -439,6 +439,6 @@ def _of_own_classes(federation: Federation) -> list[str]:
     if not few:
         return []
     return [
-        f"{len(few)} of {len(federation.sites)} clients have outputs for classes of their own alone: each is tested on the"
-        " examples of these"
+        f"{len(few)} of {len(federation.sites)} clients have outputs for classes of their own alone, and are tested on"
+        " these"
     ]
