@@ -11,8 +11,6 @@ from potluck.core.federation import Criterion
 from potluck.core.requests.examples import Batch
 from potluck.core.requests.fit import Extras
 
-_NOTHING = -1e30  # the logarithm of a probability that stands for zero
-
 
 def squared_distance(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Squared Euclidean distance between the net's parameters and `anchor`; a scalar.
@@ -93,8 +91,8 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         logits: the student's, (batch, classes).
         targets: the teacher's probabilities, (batch, classes); no gradient flows into them.
     """
-    known = targets.detach().masked_fill(logits == -torch.inf, 0.0)
-    return -(known * _log_shares(_exact(logits))).sum(1).mean()
+    products = targets.detach() * F.log_softmax(_exact(logits), 1)
+    return -products.masked_fill(logits.detach() == -torch.inf, 0.0).sum(1).mean()
 
 
 def distillation(
@@ -102,7 +100,8 @@ def distillation(
 ) -> Tensor:
     """KL(teacher || student) of softened predictions, times temperature squared; mean over the batch, sum over classes.
 
-    The square keeps the gradient's size as the temperature grows (Hinton, Vinyals, Dean 2015, section 2).
+    The square keeps the gradient's size as the temperature grows (Hinton, Vinyals, Dean 2015, section 2). Only classes
+    that both have outputs for count.
 
     Args:
         logits: the student's, (batch, classes).
@@ -111,15 +110,12 @@ def distillation(
         teacher_learns: whether a gradient flows into the teacher's logits.
     """
     target = teacher_logits if teacher_learns else teacher_logits.detach()
-    student, teacher = (_log_shares(z / temperature) for z in in_common(_exact(logits), _exact(target)))
-    divergence = (teacher.exp() * (teacher - student)).sum(1).mean()  # F.kl_div has no rule for stacked clients
+    lacking = (logits.detach() + target.detach()) == -torch.inf  # only one of them, or neither, has an output for these
+    student = F.log_softmax(_exact(logits).masked_fill(lacking, -torch.inf) / temperature, 1)
+    teacher = F.log_softmax(_exact(target).masked_fill(lacking, -torch.inf) / temperature, 1)
+    gaps = (teacher - student).masked_fill(lacking, 0.0)
+    divergence = (teacher.exp() * gaps).sum(1).mean()  # F.kl_div has no rule for stacked clients
     return temperature**2 * divergence
-
-
-def in_common(logits: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with minus infinity for every class that one of them has no output for, and so says nothing of."""
-    lacking = (logits == -torch.inf) | (others == -torch.inf)
-    return logits.masked_fill(lacking, -torch.inf), others.masked_fill(lacking, -torch.inf)
 
 
 def difference(logits: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -130,14 +126,9 @@ def difference(logits: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor],
         targets: (batch, classes), such as a teacher's.
         loss: the mean, over all numbers, of something that is 0 where both are equal.
     """
-    lacking = (logits == -torch.inf) | (targets == -torch.inf)
+    lacking = (logits.detach() + targets.detach()) == -torch.inf
     share = (~lacking).sum() / lacking.numel()  # exactly 1 where all have all classes
     return loss(logits.masked_fill(lacking, 0.0), targets.masked_fill(lacking, 0.0)) / share
-
-
-def _log_shares(logits: Tensor) -> Tensor:
-    """The logarithm of probabilities, whose product with probability zero is zero for classes without an output."""
-    return F.log_softmax(logits, 1).clamp(min=_NOTHING)
 
 
 def _exact(logits: Tensor) -> Tensor:
