@@ -99,7 +99,7 @@ COMPLETED = [
     ("potluck run fedpro", "fedproto fedprox"),
     ("potluck run fedprox method.m", "method.mu="),
     ("potluck run run.see", "run.seed="),
-    ("potluck run fedavg federation.cl", "federation.clients="),
+    ("potluck run fedavg federation.cl", "federation.classes= federation.clients="),
     ("potluck list da", "datasets"),
     ("potluck report ru", "runs/one"),
     ("potluck run --resume ru", "runs/one"),

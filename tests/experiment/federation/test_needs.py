@@ -136,7 +136,7 @@ def test_need__says_what_was_found_and_what_to_do(need, changes, complaint):
 
 def test_need__has_a_text_of_its_own_for_people():
     named = [value for value in vars(Need).values() if isinstance(value, Need)]
-    assert len({str(need) for need in named}) == len(named) == 14
+    assert len({str(need) for need in named}) == len(named) == 15
 
 
 def whole_numbers(federation):

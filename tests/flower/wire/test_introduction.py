@@ -34,7 +34,7 @@ DIGITS = tuple("0123456789")
 def test_introduction_comes_back_as_it_was():
     header = json.loads(json.dumps(RIGHT.header()))
     assert Introduction.read(header) == RIGHT
-    member = RIGHT.member(7, RIGHT.architecture, None)
+    member = RIGHT.member(7)
     assert (member.id, member.examples, member.capacity) == (7, 30, 0.5)
     assert member.shapes == {name: tensor.shape for name, tensor in NET.state_dict().items()}
     assert member.parameters == {name for name, _ in NET.named_parameters()}
@@ -78,6 +78,7 @@ IN_ORDER = {
     "parameters": [[]],
     "frozen": [[]],
     "classes": [None, []],
+    "outputs": [None],
     "input_shape": [[]],  # whether they are the experiment's is looked at when they are met
 }
 

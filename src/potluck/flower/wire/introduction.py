@@ -184,16 +184,17 @@ class Introduction:
             "outputs": None if self.outputs is None else list(self.outputs),
         }
 
-    def member(self, client: ClientId, architecture: str, head: OwnHead | None) -> Member:
+    def member(self, client: ClientId, architecture: str | None = None, head: OwnHead | None = None) -> Member:
         """The client as the server's half of a method sees it.
 
         Args:
             client: which it is.
-            architecture: the server's name for its network.
+            architecture: the server's name for its network, if it is not the node's.
             head: how its outputs and those of all classes belong together; None if it has outputs for all.
         """
         of = self.network
-        return Member(client, architecture, self.capacity, of.shapes, of.parameters, self.train, of.frozen, head)
+        name = architecture or self.architecture
+        return Member(client, name, self.capacity, of.shapes, of.parameters, self.train, of.frozen, head)
 
 
 def _told_shape(input_shape: InputShape) -> Any:
