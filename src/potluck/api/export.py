@@ -143,7 +143,7 @@ def _facts(trained: Trained, client: ClientId | None, net: nn.Module, examples: 
         "outputs": federation.num_classes,
         "classes": list(trained.classes),
         "input": _form(inputs),
-        "preprocessing": _preparation(examples),
+        "preprocessing": preparation_of(examples),
     }
 
 
@@ -154,7 +154,7 @@ def _form(inputs: Inputs) -> dict[str, Any]:
     return {"shape": list(inputs.shape[1:]), "type": str(inputs.dtype).removeprefix("torch.")}
 
 
-def _preparation(examples: Examples) -> list[Any]:
+def preparation_of(examples: Examples) -> list[Any]:
     """The fixed steps that make stored inputs the network's, in order: tables of their settings, or their text."""
     if examples.preprocess is None:
         return []

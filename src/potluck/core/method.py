@@ -77,6 +77,10 @@ class Method(Checked, Generic[S]):
     """Whether clients may have outputs for classes of their own alone: what this method exchanges means the same class
     everywhere, and it asks nothing of a class that a client lacks."""
 
+    needs_networks: ClassVar[bool] = True
+    """Whether every client must have a network of PyTorch's. If False, all that is sent either way are rows, classes
+    and predictions, so that a node may have a model of any kind, such as a forest."""
+
     predicts_with_exits: ClassVar[bool] = False
     """Whether exits have a part in predictions, see `potluck.parts.exits`; else they serve training alone."""
 

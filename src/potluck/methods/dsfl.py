@@ -88,6 +88,7 @@ class DSFL(fl.Method[State]):
     }
 
     builds_clients_models = False
+    needs_networks = False
     training: fl.LocalTraining = fl.LocalTraining()
     distillation: fl.LocalTraining = fl.LocalTraining(batch_size=128)
     server_training: fl.ServerTraining = fl.LocalTraining(batch_size=128)

@@ -80,6 +80,7 @@ class FD(fl.Method[State]):
     }
 
     builds_clients_models = False
+    needs_networks = False
     training: fl.LocalTraining = fl.LocalTraining()
     gamma: Annotated[float, fl.at_least(0)] = 1.0
     exchanged: Exchanged = "probabilities"

@@ -70,6 +70,7 @@ class FedMD(fl.Stateless):
     }
 
     builds_clients_models = False
+    needs_networks = False
     training: fl.LocalTraining = fl.LocalTraining()
     digestion: fl.LocalTraining = fl.LocalTraining(batch_size=128)
     public_examples: Annotated[int, fl.at_least(1)] = 5000

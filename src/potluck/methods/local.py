@@ -40,6 +40,7 @@ class Local(fl.Stateless):
     }
 
     builds_clients_models = False
+    needs_networks = False
     training: fl.LocalTraining = fl.LocalTraining()
 
     def round(self, state: fl.Nothing, cohort: fl.Cohort, server: fl.Server) -> fl.Nothing:

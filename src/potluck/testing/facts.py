@@ -27,6 +27,7 @@ class Facts:
         down: formula of each entry that a client is sent in a round.
         up: formula of each entry that it answers.
         any_network: whether clients on other machines may have networks unknown to the server.
+        any_model: whether they may have models that are no networks.
         limits: how many limits and fixed points the documentation states, which the suite carries out.
     """
 
@@ -35,6 +36,7 @@ class Facts:
     down: dict[str, str]
     up: dict[str, str]
     any_network: bool
+    any_model: bool
     limits: int
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -43,7 +45,8 @@ class Facts:
         yield "exchanges", f"{len(self.exchanges)} a round: {', '.join(self.exchanges)}"
         for way, entries in (("down", self.down), ("up", self.up)):
             yield way, ", ".join(f"{name} {formula}" for name, formula in entries.items()) or "nothing"
-        yield "nodes", "with any network" if self.any_network else "with networks of the experiment"
+        any_network = "with any network" if self.any_network else "with networks of the experiment"
+        yield "nodes", "with any model, a network or not" if self.any_model else any_network
         yield "verified", f"{self.limits} stated limits"
 
 
@@ -61,6 +64,7 @@ def facts_of(method: type[Method[Any]]) -> Facts:
         down=wire.down,
         up=wire.up,
         any_network=not method.builds_clients_models,
+        any_model=not method.needs_networks,
         limits=len(limits_of(method)),
     )
 

@@ -50,6 +50,7 @@ _COMMANDS = {
     "plan": looking.plan,
     "export": deploying.export,
     "keys": deploying.keys,
+    "public": deploying.public,
     "serve": deploying.serve,
     "join": deploying.join,
 }

@@ -1,4 +1,4 @@
-"""Commands that take models and federations to other machines: `export`, `keys`, `serve`, `join`."""
+"""Commands that take models and federations to other machines: `export`, `keys`, `public`, `serve`, `join`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +38,18 @@ def keys(
 
     require_flower()
     make_keys(folder, address or [], node or [], revoke or [], days)
+
+
+def public(
+    to: Annotated[Path, typer.Option(help="The .npz file to write.")],
+    target: TargetArgument = None,
+    overrides: OverridesArgument = None,
+) -> None:
+    """Write a federation's public examples and common test set, prepared, for nodes without PyTorch."""
+    from potluck.cli.public import write_public
+
+    target, assignments = told_apart(target, overrides)
+    write_public(target, assignments, to)
 
 
 def serve(

@@ -16,14 +16,14 @@ from torch.overrides import TorchFunctionMode
 from potluck.core.federation import Builder, ClientId, Federation, Site
 from potluck.core.ground.digest import digest
 from potluck.core.ground.errors import ConfigError, DataError, PotluckError, explained
-from potluck.core.ground.inputs import Inputs, InputShape, count_of, rows_of, shape_of, shown
+from potluck.core.ground.inputs import Inputs, InputShape, by_name, count_of, rows_of, shape_of, shown
 from potluck.core.ground.machine import check_fits
 from potluck.core.ground.rng import Key, fold_in, isolated
 from potluck.core.needs import Offer
 from potluck.core.nets.scale import cutting_at
 from potluck.core.requests.examples import Examples
 from potluck.core.tasks.task import Task
-from potluck.data.dataset import Dataset, Description
+from potluck.data.dataset import Dataset, Description, arrays_digest
 from potluck.data.datasets import common_reading, describe, load
 from potluck.data.federate import MatchedClasses, fingerprint, matching_test_parts, split_validation
 from potluck.data.tables.columns import Columns
@@ -177,6 +177,11 @@ def assemble_server(experiment: Experiment, matched: MatchedClasses | None = Non
         test=test,
         task=matched.common.task,
     )
+
+
+def public_digest(public: Examples | None) -> str | None:
+    """Text that identifies the public examples as they are stored; None if there are none."""
+    return None if public is None else arrays_digest(*by_name(public.inputs).values())
 
 
 def _check_partition(experiment: Experiment, task: Task) -> None:

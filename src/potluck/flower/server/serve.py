@@ -16,9 +16,10 @@ import torch
 from flwr.serverapp import Grid
 from torch import nn
 
+from potluck import methods
 from potluck.core.federation import Builder, ClientId, Federation, Member, Roster, Site
 from potluck.core.ground.digest import digest
-from potluck.core.ground.discovery import named_file
+from potluck.core.ground.discovery import module_names, named_file
 from potluck.core.ground.errors import CheckpointError, ConfigError
 from potluck.core.ground.inputs import InputShape, shown
 from potluck.core.ground.rng import Key
@@ -28,7 +29,13 @@ from potluck.data.datasets import common_reading
 from potluck.data.federate import MatchedClasses
 from potluck.engine.disk.files import write_atomically
 from potluck.engine.executors.choice import ChosenExecutor
-from potluck.experiment.federation.assemble import Assembly, assemble_server, common_classes, own_heads
+from potluck.experiment.federation.assemble import (
+    Assembly,
+    assemble_server,
+    common_classes,
+    own_heads,
+    public_digest,
+)
 from potluck.experiment.federation.own_classes import architecture_with
 from potluck.experiment.results.result import Result
 from potluck.experiment.running.execute import execute, holding, prepare
@@ -89,7 +96,8 @@ def serve(
         name = met.run if met else f"{folder.name}-{secrets.token_hex(4)}"  # unique if the folder is reused
         base = assemble_server(experiment, matched)
         setting = {"experiment": _told(experiment, base), "run": name, "code": _code_of(experiment)}
-        header = {**setting, "classes": told(matched)}
+        common = {"task": matched.common.task.name, "public": public_digest(base.public)}
+        header = {**setting, "classes": told(matched), **common}
         if met is None:
             met = _Meeting(grid, experiment, base, matched, header, say).first()
             write_atomically(folder / NODES, met.to_json())
@@ -236,14 +244,23 @@ class _Meeting:
             return self.matched.lacks(strange[0], "its data")
         if found.outputs is not None and self.experiment.federation.classes != "own":
             return "its network has outputs for classes of its own; expected all, or federation.classes = 'own'"
-        if found.architecture in self.base.architectures:
-            name = self._networks.named(found)
-            return _difference(name, self._networks.network(name), found.network)
-        if self.experiment.method.builds_clients_models:
+        return self._unfit_model(found)
+
+    def _unfit_model(self, found: Introduction) -> str | None:
+        """Why a client with such a model can take no part; None if it can."""
+        method, name = self.experiment.method, self.experiment.method_name
+        if method.needs_networks and not found.network.shapes:
             return (
-                f"its network {found.architecture!r} is not in the experiment, and with {self.experiment.method_name}"
-                " the server builds every client's network; add it to federation.models, or use a method that does not,"
-                " such as fedmd"
+                f"its model {found.architecture!r} is no network of PyTorch's, and clients of {name} need one; nodes"
+                f" with other models take part in {', '.join(_taking_any_model())}"
+            )
+        if found.architecture in self.base.architectures:
+            known = self._networks.named(found)
+            return _difference(known, self._networks.network(known), found.network)
+        if method.builds_clients_models:
+            return (
+                f"its network {found.architecture!r} is not in the experiment, and with {name} the server builds every"
+                " client's network; add it to federation.models, or use a method that does not, such as fedmd"
             )
         return None
 
@@ -291,6 +308,11 @@ class _Networks:
     def builders(self) -> dict[str, Builder]:
         """By name, those of the experiment, and of networks that have been named."""
         return {**self._base.architectures, **self._heads.builders}
+
+
+def _taking_any_model() -> list[str]:
+    """Potluck's own methods whose clients may have models that are no networks."""
+    return [name for name in module_names(methods.__name__) if not methods.get_method(name).needs_networks]
 
 
 def _difference(name: str, ours: Network, theirs: Network) -> str | None:
