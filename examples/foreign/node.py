@@ -31,10 +31,9 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from safetensors.numpy import load, save
 
 VERSION = 4  # of the wire
-OPTIONS = {  # of each method: those that this node heeds, with the values that it knows; None for all
-    **{"local": {}, "fedmd": {"pretrain": None, "public_labels": [False]}},
-    **{"dsfl": {"average": ["probabilities"]}, "fd": {"gamma": None, "exchanged": ["probabilities"]}},
-}
+METHODS = ("dsfl", "fd", "fedmd", "local")
+HEEDED = {"pretrain", "gamma"}  # options of theirs, at any value
+ONLY = {"public_labels": False, "average": "probabilities", "exchanged": "probabilities"}  # at this value alone
 REPLACED = {"training", "digestion", "digest_loss", "distillation", "public_training"}  # by the model's own `fit`
 OF_SERVERS = {"name", "public_examples", "combine", "aggregation", "temperature", "averaged", "server_training"}
 SMALL, KEPT = 1e-4, 8  # what is added to probabilities before their logarithm; states, of which a round has two at most
@@ -145,12 +144,11 @@ class Client:
 def check(header, digest):
     """Refuse what this node could not do as it is asked, before anything is learned."""
     method, federation = header["experiment"]["method"], header["experiment"]["federation"]
-    if method["name"] not in OPTIONS or header["task"] != "classification" or header["classes"]["count"] > 100:
-        raise ValueError(f"this node knows {', '.join(OPTIONS)}, and classification of up to 100 classes")
-    known = OPTIONS[method["name"]]
-    for name in method.keys() - REPLACED - OF_SERVERS:
-        if name not in known or method[name] not in (known[name] or [method[name]]):
-            raise ValueError(f"method.{name} = {method[name]!r}: this node does not know it; leave it at its default")
+    if method["name"] not in METHODS or header["task"] != "classification" or header["classes"]["count"] > 100:
+        raise ValueError(f"this node knows {', '.join(METHODS)}, and classification of up to 100 classes")
+    for name, value in method.items():
+        if name not in REPLACED | OF_SERVERS | HEEDED and (name not in ONLY or value != ONLY[name]):
+            raise ValueError(f"method.{name} = {value!r}: this node does not know it; leave it at its default")
     if federation.get("metrics") or "scores" in (federation.get("task") or ()):
         raise ValueError("this node counts a confusion matrix; leave out federation.metrics and federation.task.scores")
     if method["name"] in ("fedmd", "dsfl") and header["public"] != digest:

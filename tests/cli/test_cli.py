@@ -172,7 +172,11 @@ def test_lists_show_every_method_with_its_title(potluck):
     assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == list_methods()
     assert max(map(len, lines)) <= 120  # columns of the tests' terminal
     assert "federated averaging" in outcome.out
-    for name, networks in (("fml", "with any network"), ("fedavg", "with networks of the experiment")):
+    for name, networks in (
+        ("fml", "with any network"),
+        ("fedmd", "with any model"),
+        ("fedavg", "with networks of the experiment"),
+    ):
         assert f"nodes      {networks}" in potluck(f"list methods {name} --long").out
     everything = potluck("list").out
     for name in ("fedin", "resnet26", "cifar10", "balanced_dirichlet"):

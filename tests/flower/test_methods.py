@@ -1,5 +1,6 @@
 """Every method over Flower's messages, with clients that keep their own data and state, gives the same bytes."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from potluck.flower.wire.envelope import unwrap, wrap
 from potluck.flower.wire.schemas import from_outcome, to_job
 from potluck.methods import get_method, list_methods
 from potluck.testing.loopback import Loopback
+from potluck.testing.wire import documented
 from potluck.testing.worlds import World, assigned, packed_state, quick, run_rounds, toy_federation
 
 ROUNDS = 2
@@ -38,10 +40,11 @@ def at_home(subject, federation, client, folder):
     return answer
 
 
-def as_the_server_sees(federation, builds):
+def as_the_server_sees(federation, builds, networks=True):
     """The same clients, with as many examples and nothing in them.
 
-    Their networks are known if the method says that it builds them; that of the common or global model always is.
+    Their networks are known if the method says that it builds them; that of the common or global model always is. If
+    clients have no `networks`, their shapes are none.
     """
 
     def empty(examples):
@@ -59,9 +62,14 @@ def as_the_server_sees(federation, builds):
         num_classes=federation.num_classes,
         public=federation.public,
         test=federation.test,
-        members=federation.roster,
+        members=federation.roster if networks else {id: no_network(of) for id, of in federation.roster.items()},
         shape=federation.input_shape,
     )
+
+
+def no_network(member):
+    """The member as a node without a network introduces itself."""
+    return replace(member, architecture="forest", shapes={}, parameters=frozenset(), frozen=frozenset())
 
 
 BUILT = "the server has built a client's network"
@@ -111,6 +119,27 @@ def test_a_method_says_whether_the_server_builds_clients_networks(name, tmp_path
     assert method.builds_clients_models == builds
 
 
+ANY_MODEL = [name for name in list_methods() if not get_method(name).needs_networks]
+PREDICTIONS = {"public", "integer", "|z|", "classes", "present", "flag", "nothing"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ANY_MODEL)
+def test_the_server_of_a_method_for_any_model_asks_nothing_about_networks(name, tmp_path):
+    method = get_method(name)
+    assert not method.builds_clients_models
+    compare_here_and_there(quick(method), False, tmp_path, networks=False)
+    for variant, options in method.variants.items():
+        compare_here_and_there(quick(method, assigned(options)), False, tmp_path / variant, networks=False)
+
+
+@pytest.mark.parametrize("name", ANY_MODEL)
+def test_a_method_for_any_model_sends_predictions_classes_and_rows_alone(name):
+    for wire in documented(get_method(name)):
+        formulas = " ".join([*wire.down.values(), *wire.up.values()])
+        assert {*re.findall(r"[^\s()*+]+", formulas)} <= PREDICTIONS, name
+
+
 def asks_about_networks(subject):
     """Whether something that a method needs can only be found in clients' networks."""
     names = ("one", "other")
@@ -128,10 +157,11 @@ def asks_about_networks(subject):
         return True
 
 
-def compare_here_and_there(subject, frozen, tmp_path, builds=None):
+def compare_here_and_there(subject, frozen, tmp_path, builds=None, networks=True):
     """A run in one process and one over messages have the same states, evaluations and clients' stores.
 
-    In the second one the server knows clients' networks if it `builds` them; None for what the method says.
+    In the second one the server knows clients' networks if it `builds` them; None for what the method says. It knows
+    their shapes if there are `networks`.
     """
     federation = toy_federation(World(batchnorm=True, frozen=frozen).fit_for(subject))
     here = Engine(subject, federation)
@@ -140,7 +170,7 @@ def compare_here_and_there(subject, frozen, tmp_path, builds=None):
     }
     names = Nodes(Loopback(nodes), {client: f"node{client}" for client in federation.sites})
     executor = GridExecutor(names, {}, RoundsClose(), poll=0.0)
-    seen = as_the_server_sees(federation, subject.builds_clients_models if builds is None else builds)
+    seen = as_the_server_sees(federation, subject.builds_clients_models if builds is None else builds, networks)
     there = Engine(subject, seen, store=KeptElsewhere(), executor=executor)
     states = [run_rounds(engine, ROUNDS) for engine in (here, there)]
     assert packed_state(states[0]) == packed_state(states[1])
