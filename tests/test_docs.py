@@ -110,6 +110,9 @@ def other_command_exists(words: list[str]) -> bool:
         case ["pip", "install", package]:
             name, _, extra = package.removesuffix("]").partition("[")
             return name == project["name"] and extra in project["optional-dependencies"]
+        case ["python", script, *rest] if script.startswith("examples/foreign/"):
+            options = (ROOT / "examples/foreign/node.py").read_text()
+            return (ROOT / script).exists() and all(f'"{word}"' in options for word in rest if word.startswith("--"))
         case ["python" | "sudo", *rest]:
             files = [word for word in rest if re.search(r"^(?!/)[\w/-]+\.\w+$", word)]
             return all((ROOT / file).exists() for file in files) and (bool(files) or rest[:1] == ["systemctl"])
@@ -129,6 +132,7 @@ def test_commands_that_do_not_exist_are_noticed():
     assert not other_command_exists(["make", "coffee"])
     assert not other_command_exists(["pip", "install", "potluck[coffee]"])
     assert not other_command_exists(["python", "benchmarks/coffee.py"])
+    assert not other_command_exists(["python", "examples/foreign/forest.py", "--coffee"])
     assert not other_command_exists(["coffee"])
     with pytest.raises(Exception, match="No such option"):
         parsed(["run", "--fast"])

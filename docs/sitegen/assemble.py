@@ -67,7 +67,7 @@ OUTSIDE = {
 NAMED = {"readme": "README <readme>", "security": "Security <security>"}
 """Entries of the side bar whose titles are too long for it, or say too little there."""
 
-REFERENCE = ("configuration", "command-line", "models", "datasets", "partitions", "tasks", "recipes", "wire", "python/index")
+REFERENCE = ("configuration", "command-line", "models", "datasets", "partitions", "tasks", "recipes", "python/index")
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -171,7 +171,7 @@ def _indexes(found: Mapping[str, str]) -> dict[str, str]:
     python = Section("Python", "What `potluck` and `potluck.fl` give, and the public modules beside them.")
     made["reference/python/index.md"] = _index(found, "reference/python", python, [*reference.PAGES, "modules"])
     links = "\n".join(f"- [{_title(found | made, f'reference/{name}.md')}]({name}.md)" for name in REFERENCE)
-    made["reference/index.md"] = f"# Reference\n\nAll but the wire is made from the package itself.\n\n{links}\n\n{toctree([*REFERENCE])}\n"
+    made["reference/index.md"] = f"# Reference\n\nMade from the package itself.\n\n{links}\n\n{toctree([*REFERENCE])}\n"
     return made
 
 
@@ -200,7 +200,7 @@ def _look_up(found: Mapping[str, str]) -> str:
 - [Every key of a configuration](reference/configuration.md) and [every command](reference/command-line.md)
 - [Models](reference/models.md), [data sets](reference/datasets.md), [partitions](reference/partitions.md), [tasks and
   metrics](reference/tasks.md)
-- [The wire](reference/wire.md), for nodes in other languages
+- [The wire](concepts/wire.md), for nodes in other languages
 - [The names in Python](reference/python/index.md)
 """
 

@@ -1,6 +1,6 @@
 """A node of a Potluck federation without PyTorch and without Potluck, for any model that fits and predicts.
 
-It needs flwr, cryptography, numpy and safetensors. The files beside this one give it models. docs/reference/wire.md
+It needs flwr, cryptography, numpy and safetensors. The files beside this one give it models. docs/concepts/wire.md
 specifies what it says and hears; docs/guides/without-pytorch.md shows its use.
 
 A model has `fit(x, targets, weight)`, where targets (n, classes) are distributions and weight (n,) is how much each
