@@ -13,7 +13,7 @@ from potluck.api.export import preparation_of
 from potluck.core.ground.errors import ConfigError, StorageError
 from potluck.core.ground.inputs import shown
 from potluck.core.requests.examples import Examples
-from potluck.experiment.federation.assemble import assemble_server, public_digest
+from potluck.experiment.federation.assemble import common_classes, common_of, public_digest
 from potluck.experiment.settings.presets import experiment_for
 
 
@@ -31,16 +31,16 @@ def write_public(target: str | None, assignments: Sequence[str], to: Path) -> No
     """
     if to.suffix != ".npz":
         raise ConfigError(f"--to {to}: expected a file whose name ends in .npz")
-    server = assemble_server(experiment_for(target, assignments))
-    examples = {
-        name: found for name, found in (("public", server.public), ("common", server.test)) if found is not None
-    }
+    experiment = experiment_for(target, assignments)
+    public, test = common_of(experiment, common_classes(experiment))
+    examples = {name: found for name, found in (("public", public), ("common", test)) if found is not None}
     if not examples:
-        raise ConfigError("public: the federation has neither public examples nor a common test set: nothing to write")
+        found = f"neither public examples nor the data set {experiment.federation.dataset}, whose test part is common"
+        raise ConfigError(f"public: found {found}; set federation.public, or bring the data here")
     arrays = {f"x_{name}": _prepared(found, name) for name, found in examples.items()}
-    if server.test is not None:
-        arrays["y_common"] = server.test.labels.numpy()
-    if (digest := public_digest(server.public)) is not None:
+    if test is not None:
+        arrays["y_common"] = test.labels.numpy()
+    if (digest := public_digest(public)) is not None:
         arrays["digest"] = np.array(digest)
     arrays["preparation"] = np.array(json.dumps([preparation_of(found) for found in examples.values()][-1]))
     try:
