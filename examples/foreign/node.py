@@ -36,7 +36,7 @@ HEEDED = {"pretrain", "gamma"}  # options of theirs, at any value
 ONLY = {"public_labels": False, "average": "probabilities", "exchanged": "probabilities"}  # at this value alone
 REPLACED = {"training", "digestion", "digest_loss", "distillation", "public_training"}  # by the model's own `fit`
 OF_SERVERS = {"name", "public_examples", "combine", "aggregation", "temperature", "averaged", "server_training"}
-SMALL, KEPT = 1e-4, 8  # what is added to probabilities before their logarithm; states, of which a round has two at most
+SMALL, KEPT = 0.01, 8  # what is added to probabilities for logits; states, of which a round has two at most
 
 
 def pack(tree):
@@ -105,7 +105,7 @@ class Client:
             given = [np.concatenate(pair) for pair in zip(taught, given, strict=True)]
         self.model.fit(*given)
         self.fitted = True
-        return [float(-np.log(self.predict(x)[np.arange(len(y)), y] + SMALL).mean())]
+        return [float(-np.log(self.predict(x)[np.arange(len(y)), y] + 1e-9).mean())]
 
     def local_update(self, message):
         """The only handler of local training, DS-FL and FD."""
