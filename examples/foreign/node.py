@@ -183,11 +183,11 @@ class Node:
     def answer(self, kind, header, payload):
         """Header and payload of the answer to a message of this kind."""
         if kind == "query.refusal":
-            print(f"this node takes no part: {header['why']}", file=sys.stderr)
+            print(f"this node takes no part: {header['why']!r}", file=sys.stderr)
             return {}, b""
         try:
             check(header, str(self.common.get("digest")))
-            data = self.data(header["classes"]["names"])
+            data = self.data(header["classes"])
             return self.work(header, payload, data) if kind == "train.job" else (self.introduction(header, data), b"")
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -195,11 +195,12 @@ class Node:
             refusing = {"client": header["client"], "failure": failure} if kind == "train.job" else {"refusal": why}
             return refusing, b""
 
-    def data(self, names):
-        """All arrays, with the federation's numbers for the classes, which have these names or None."""
-        if strange := [name for name in self.names or () if name not in (names or ())]:
-            raise ValueError(f"class {strange[0]!r} is none of the server's: {names}")
-        number = np.array([names.index(name) for name in self.names] if self.names else range(len(names or ()) or 100))
+    def data(self, classes):
+        """All arrays, with the federation's numbers for its classes."""
+        names, own = classes["names"] or (), self.names or ()
+        if strange := [name for name in own if name not in names]:
+            raise ValueError(f"class {strange[0]!r} is none of the server's: {', '.join(names) or 'they have numbers'}")
+        number = np.array([names.index(name) for name in own] or range(classes["count"]))
         y_train, y_own = (number[self.own[part]] for part in ("y_train", "y_test"))
         arrays = {"x_train": self.own["x_train"], "y_train": y_train, "x_own": self.own["x_test"], "y_own": y_own}
         return {**self.common, **arrays}
@@ -271,8 +272,8 @@ def main(label, make):
     words.add_argument("--state", type=Path, default=Path("node"), help="folder for states, nobody else's to write")
     given = words.parse_args()
     own, common = (dict(np.load(place)) if place else {} for place in (given.data, given.public))
-    node = Node(label, make, own, common, given.state)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server hears that this node leaves
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, lambda *_: sys.exit())  # so that the server hears that this node leaves
     while True:
-        take_part(given.address, given.keys, node)
+        take_part(given.address, given.keys, Node(label, make, own, common, given.state))
         time.sleep(10.0)  # the connection has ended, and Flower said why

@@ -33,7 +33,7 @@ sys.path.insert(0, sys.argv[1])
 sys.argv = sys.argv[2:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
-except KeyboardInterrupt:
+finally:
     print("imported:", sorted({"torch", "potluck"} & sys.modules.keys()))
 """
 BROKEN = """

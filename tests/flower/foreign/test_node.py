@@ -125,7 +125,7 @@ def test_a_method_whose_clients_need_networks_refuses_a_forest_by_name(tree_of, 
     class Eager(node.Node):
         def answer(self, kind, header, payload):
             if kind == "query.hello":
-                return self.introduction(header, self.data(header["classes"]["names"])), b""
+                return self.introduction(header, self.data(header["classes"])), b""
             return super().answer(kind, header, payload)
 
     grid = Loopback({"node": Eager("forest", forest.Forest, own, common_of(tree), tmp_path).reply})
@@ -200,10 +200,15 @@ def test_classes_are_matched_by_name(header, at_home):
     told = {"count": 10, "names": list("abcdefghij")}
     said, _ = at_home.answer("query.hello", {**header(), "classes": told}, b"")
     assert said["classes"] == ["c", "a", "b"]
-    assert at_home.data(told["names"])["y_train"][:3].tolist() == [2, 0, 1]
+    assert at_home.data(told)["y_train"][:3].tolist() == [2, 0, 1]
     at_home.names = ["c", "a", "z"]
     said, _ = at_home.answer("query.hello", {**header(), "classes": told}, b"")
     assert "class 'z' is none of the server's" in said["refusal"]
+    said, _ = at_home.answer("query.hello", header(), b"")
+    assert "class 'c' is none of the server's: they have numbers" in said["refusal"]
+    at_home.names = None
+    said, _ = at_home.answer("query.hello", {**header(), "classes": {"count": 2, "names": None}}, b"")
+    assert "index 2 is out of bounds" in said["refusal"]
 
 
 def test_it_goes_on_from_the_state_that_the_server_names(header, at_home):
@@ -236,12 +241,13 @@ def test_a_handler_is_one_of_the_methods_own(header, at_home):
     assert "there is no handler '__init__'" in said["failure"]["reason"]
 
 
-def test_old_states_are_removed(header, at_home):
+def test_old_states_are_removed(header, at_home, monkeypatch):
+    monkeypatch.setattr(at_home, "make", Remembering)
     record = None
     for _ in range(node.KEPT + 3):
         said, _ = at_home.answer("train.job", asked(header("local"), record=record), node.pack({}))
         record = said["answer"]["record"]
-        at_home.own["x_train"] = at_home.own["x_train"] + 0.1  # another forest
+        at_home.own["x_train"] = at_home.own["x_train"] + 0.1  # another model
     assert len(list((at_home.folder / "run-1").iterdir())) == node.KEPT
     assert (at_home.folder / "run-1" / record).is_file()
 
@@ -276,7 +282,7 @@ def client(at_home, header):
     """The client's half of a method, with a model that remembers."""
 
     def of(method, **options):
-        data = at_home.data(None)
+        data = at_home.data({"count": 10, "names": None})
         return node.Client(header(method, **options)["experiment"]["method"], 10, data, Remembering(10), False, None)
 
     return of
@@ -349,3 +355,8 @@ def in_docstrings(text):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
     owners = [one for one in ast.walk(ast.parse(text)) if isinstance(one, kinds) and ast.get_docstring(one)]
     return {line for one in owners for line in range(one.body[0].lineno, one.body[0].end_lineno + 1)}
+
+
+def test_what_a_server_says_does_not_steer_the_owners_terminal(at_home, capsys):
+    assert at_home.answer("query.refusal", {"run": "x", "why": "\x1b[2Jgone"}, b"") == ({}, b"")
+    assert "\x1b" not in capsys.readouterr().err
