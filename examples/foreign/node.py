@@ -30,7 +30,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supernode.fleet_http_connection import http_request_response
 from safetensors.numpy import load, save
 
-VERSION = 4  # of the wire
+VERSION = 5  # of the wire
 METHODS = ("dsfl", "fd", "fedmd", "local")
 HEEDED = {"pretrain", "gamma"}  # options of theirs, at any value
 ONLY = {"public_labels": False, "average": "probabilities", "exchanged": "probabilities"}  # at this value alone
@@ -208,7 +208,7 @@ class Node:
 
     def introduction(self, header, data):
         """What the server is told of this node: no tensors, since there is no network."""
-        network = {"shapes": {}, "dtypes": {}, "parameters": [], "frozen": []}
+        network = {"shapes": {}, "dtypes": {}, "parameters": [], "frozen": [], "outputs": None}
         counts = {"train": len(data["y_train"]), "validation": 0, "test": len(data["y_own"])}
         form = {"input_shape": list(data["x_train"].shape[1:]), "num_classes": header["classes"]["count"]}
         return {"architecture": self.label, "capacity": 1.0, **network, **counts, **form, "classes": self.names}

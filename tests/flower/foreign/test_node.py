@@ -260,7 +260,10 @@ def test_a_server_of_another_version_is_refused_by_flowers_error(at_home, monkey
     heard = []
     monkeypatch.setattr(node, "Message", lambda content, reply_to: heard.append(content))
     at_home.reply(SimpleNamespace(content=records, metadata=metadata))
-    assert heard[0].reason == f"ValueError: the server speaks version {node.VERSION - 1} of the wire, this node 5"
+    assert (
+        heard[0].reason
+        == f"ValueError: the server speaks version {node.VERSION - 1} of the wire, this node {node.VERSION}"
+    )
 
 
 class Remembering:

@@ -322,5 +322,5 @@ def test_a_nodes_service_answers_whatever_it_is_sent(tmp_path):
 
 
 def test_words_of_another_version_are_refused_by_name():
-    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 4"):
+    with pytest.raises(WireError, match="the other side speaks version 1 of the wire, this one 5"):
         unwrap(RecordDict({"potluck": ConfigRecord({"version": 1, "words": "{}"})}))

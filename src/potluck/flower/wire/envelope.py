@@ -31,7 +31,7 @@ MOST_BESIDE_PARTS = 16
 """The most objects of a message beside the parts of its payload: its records, its header, itself."""
 
 _HEADER, _PAYLOAD, _KIND = "potluck", "payload", "packed"
-VERSION = 4
+VERSION = 5
 """Of the header and of what a job and its outcome hold; sides of different versions refuse each other."""
 
 
